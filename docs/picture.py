@@ -1,7 +1,8 @@
 """Makes docs/page.png, the picture of a run's page in the README: trains the job below under a budget and photographs its report.
 
-    python docs/picture.py        some minutes on two cores; needs scikit-learn, playwright and Chromium
+python docs/picture.py        some minutes on two cores; needs scikit-learn, playwright and Chromium
 """
+
 from __future__ import annotations
 
 import shutil
@@ -52,6 +53,19 @@ def photographed(page: Path, picture: Path, width: int = 1280, height: int = 800
 with tempfile.TemporaryDirectory() as folder:
     place = Path(folder)
     (place / "digits.py").write_text(JOB)
-    subprocess.run([sys.executable, "-m", "shoestring", "train", place / "digits.py", "--memory", "475MiB", "--run", place / "run"],
-                   check=True, cwd=ROOT)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shoestring",
+            "train",
+            place / "digits.py",
+            "--memory",
+            "475MiB",
+            "--run",
+            place / "run",
+        ],
+        check=True,
+        cwd=ROOT,
+    )
     photographed(place / "run" / "report.html", ROOT / "docs" / "page.png")

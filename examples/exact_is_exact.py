@@ -1,4 +1,5 @@
 """The same bits with half the activations: plain training and a plan side by side."""
+
 import torch
 from torch import nn
 
@@ -8,8 +9,10 @@ from shoestring.training.memory.step_in_backward import StepInBackward
 
 x, y = torch.randn(64, 128), torch.randint(10, (64,))
 job = Job(
-    model=lambda: nn.Sequential(*(nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128))
-                                  for _ in range(8)), nn.Linear(128, 10)),
+    model=lambda: nn.Sequential(
+        *(nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, 128)) for _ in range(8)),
+        nn.Linear(128, 10),
+    ),
     data=lambda: [(x, y)] * 10,
 )
 same_bits, difference = verify(job, (Checkpoint(every=2), StepInBackward()), 10)

@@ -1,4 +1,5 @@
 """A model that a million phones train together: each keeps its own records, and only updates leave it."""
+
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -19,7 +20,7 @@ def records(number: int) -> TensorDataset:
 job = Job(
     model=lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
     data=lambda: records(0),
-    clients=lambda: Numbered(1_000_000, records),     # made when a phone is chosen, so a million cost nothing
+    clients=lambda: Numbered(1_000_000, records),  # made when a phone is chosen, so a million cost nothing
     local=Local(epochs=2, batch=10, lr=0.1, held_out=0.2),
     metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},
 )

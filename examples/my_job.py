@@ -1,4 +1,5 @@
 """A job file: shoestring plan examples/my_job.py --width 512 --memory 600MiB"""
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -9,8 +10,9 @@ from shoestring import Job
 class Net(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-                                    for _ in range(6))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(6)
+        )
         self.head = nn.Linear(width, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -34,5 +36,6 @@ def job(width: int = 256, batch: int = 256, steps: int = 20) -> Job:
         loss=lambda output, batch: cross_entropy(output, batch["y"]),
         weight=lambda batch: len(batch["y"]),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
-        batch=batch, steps=steps,
+        batch=batch,
+        steps=steps,
     )

@@ -12,9 +12,10 @@
 
 Each has a docstring with an example: help(shoestring.plan). On the command line: shoestring --help.
 """
+
 from __future__ import annotations
 
-TYPE_CHECKING = False   # importing typing would cost more than all the rest of this file
+TYPE_CHECKING = False  # importing typing would cost more than all the rest of this file
 if TYPE_CHECKING:
     from typing import Any
 
@@ -34,17 +35,70 @@ if TYPE_CHECKING:
     from shoestring.training.plan import Plan
 
 __version__ = "0.1.0"
-__all__ = ["ByColumn", "Dirichlet", "Federated", "FitResult", "Iid", "Job", "Lamb", "Lars", "Local", "Mistake", "Numbered", "Outcome",
-           "OverBudget", "PerEpoch", "Plan", "QuantitySkew", "Smaller", "Step", "Weights", "__version__", "compress", "decay_groups",
-           "federate", "fit", "load", "plan", "train", "verify", "warmup_cosine", "warmup_linear"]
+__all__ = [
+    "ByColumn",
+    "Dirichlet",
+    "Federated",
+    "FitResult",
+    "Iid",
+    "Job",
+    "Lamb",
+    "Lars",
+    "Local",
+    "Mistake",
+    "Numbered",
+    "Outcome",
+    "OverBudget",
+    "PerEpoch",
+    "Plan",
+    "QuantitySkew",
+    "Smaller",
+    "Step",
+    "Weights",
+    "__version__",
+    "compress",
+    "decay_groups",
+    "federate",
+    "fit",
+    "load",
+    "plan",
+    "train",
+    "verify",
+    "warmup_cosine",
+    "warmup_linear",
+]
 
-HOMES = {"ByColumn": "data.partition", "Dirichlet": "data.partition", "Iid": "data.partition", "QuantitySkew": "data.partition",
-         "Federated": "federated.library", "federate": "federated.library", "Local": "core.local", "Numbered": "core.clients",
-         "Job": "core.job", "Lamb": "training.optimizers", "Lars": "training.optimizers", "Mistake": "core.errors", "OverBudget": "core.errors",
-         "Outcome": "training.outcome", "PerEpoch": "core.schedule", "Plan": "training.plan", "Step": "api", "FitResult": "api",
-         "Weights": "core.weights", "Smaller": "compression.library", "compress": "compression.library", "load": "compression.load",
-         "decay_groups": "training.optimizers", "fit": "api", "plan": "api", "train": "api", "verify": "api",
-         "warmup_cosine": "core.schedule", "warmup_linear": "core.schedule"}
+HOMES = {
+    "ByColumn": "data.partition",
+    "Dirichlet": "data.partition",
+    "Iid": "data.partition",
+    "QuantitySkew": "data.partition",
+    "Federated": "federated.library",
+    "federate": "federated.library",
+    "Local": "core.local",
+    "Numbered": "core.clients",
+    "Job": "core.job",
+    "Lamb": "training.optimizers",
+    "Lars": "training.optimizers",
+    "Mistake": "core.errors",
+    "OverBudget": "core.errors",
+    "Outcome": "training.outcome",
+    "PerEpoch": "core.schedule",
+    "Plan": "training.plan",
+    "Step": "api",
+    "FitResult": "api",
+    "Weights": "core.weights",
+    "Smaller": "compression.library",
+    "compress": "compression.library",
+    "load": "compression.load",
+    "decay_groups": "training.optimizers",
+    "fit": "api",
+    "plan": "api",
+    "train": "api",
+    "verify": "api",
+    "warmup_cosine": "core.schedule",
+    "warmup_linear": "core.schedule",
+}
 
 
 def __dir__() -> list[str]:

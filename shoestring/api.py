@@ -3,6 +3,7 @@
 `plan`, `train` and `verify` take the same job: a Job, the path of a job file or the name of a built-in one with its flags; and `steps`,
 `epochs` and `seed` in place of the job's. What they raise speaks of arguments; the commands, which speak of flags, call `planned`.
 """
+
 from __future__ import annotations
 
 import sys
@@ -48,24 +49,38 @@ from shoestring.training.plan import Plan
 from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique as Technique
 
-SHORT = {dtype: name for name, dtype in DTYPES.items()}   # of dtypes whose products may kill a process
+SHORT = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes whose products may kill a process
 
 
 class Step(NamedTuple):
     """One step of training, as `train` gives it: `for step in shoestring.train(job, plan): print(step.number, step.loss)`."""
 
-    number: int                         # from 1
+    number: int  # from 1
     loss: float
-    metrics: Mapping[str, float] = {}   # of the validation after it, if there was one
+    metrics: Mapping[str, float] = {}  # of the validation after it, if there was one
 
 
-Jobs = Job | str | Path   # a Job, the path of a job file, or the name of a built-in job
+Jobs = Job | str | Path  # a Job, the path of a job file, or the name of a built-in job
 
 
-def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
-         model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
-         exact: str | None = None, *, fresh: bool = False, tell: Tell = silent, steps: int | None = None, epochs: int | None = None,
-         seed: int | None = None, **flags: Any) -> Outcome:
+def plan(
+    job: Jobs,
+    memory: str | int | None = None,
+    use: Iterable[Technique | str] | None = None,
+    inexact: bool = False,
+    model: nn.Module | None = None,
+    devices: int = 1,
+    here: int | None = None,
+    hardware: str | Path | None = None,
+    exact: str | None = None,
+    *,
+    fresh: bool = False,
+    tell: Tell = silent,
+    steps: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    **flags: Any,
+) -> Outcome:
     """The best plan for a job and a memory budget; `print` it to see it as a table.
 
         outcome = shoestring.plan("my.py", memory="600MiB", width=512)
@@ -88,8 +103,19 @@ def plan(job: Jobs, memory: str | int | None = None, use: Iterable[Technique | s
     """
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("plan")
-        outcome = planned(made_job(job, steps, epochs, seed, flags), memory, use, inexact, model, devices, here, hardware, exact, fresh,
-                          lambda doing, expected: tell(doing))
+        outcome = planned(
+            made_job(job, steps, epochs, seed, flags),
+            memory,
+            use,
+            inexact,
+            model,
+            devices,
+            here,
+            hardware,
+            exact,
+            fresh,
+            lambda doing, expected: tell(doing),
+        )
     return for_script(outcome)
 
 
@@ -100,11 +126,15 @@ def for_script(outcome: Outcome) -> Outcome:
 
 def made_job(job: Jobs, steps: int | None, epochs: int | None, seed: int | None, flags: Mapping[str, Any]) -> Job:
     """The job that a caller means."""
-    course = {name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None}
+    course = {
+        name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
+    }
     if not isinstance(job, Job):
         return loaded_job(job_path(str(job)), {**flags, **course})
     if flags:
-        raise Mistake(f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them")
+        raise Mistake(
+            f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them"
+        )
     return with_course(job, course)
 
 
@@ -124,9 +154,21 @@ class Shown(Outcome):
         printer.text(str(self))
 
 
-def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.Module | None = None, *, run: str | Path | None = None,
-          save_every: int | str = "60s", fresh: bool = False, adopt: bool = False, devices: int = 1, steps: int | None = None,
-          epochs: int | None = None, seed: int | None = None, **flags: Any) -> Iterator[Step]:
+def train(
+    job: Jobs,
+    plan: Plan | Outcome | Iterable[Technique] = (),
+    model: nn.Module | None = None,
+    *,
+    run: str | Path | None = None,
+    save_every: int | str = "60s",
+    fresh: bool = False,
+    adopt: bool = False,
+    devices: int = 1,
+    steps: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    **flags: Any,
+) -> Iterator[Step]:
     """Train in this process, step by step: each is done when it is asked for, and `break` ends it.
 
         for step in shoestring.train(job, shoestring.plan(job, memory="600MiB")):
@@ -151,24 +193,49 @@ def train(job: Jobs, plan: Plan | Outcome | Iterable[Technique] = (), model: nn.
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
     if devices > 1:
         return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
-    return spoken(trained_here(made, plan, model) if run is None else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt))
+    return spoken(
+        trained_here(made, plan, model)
+        if run is None
+        else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt)
+    )
 
 
-def steps_of_group(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: str | Path | None,
-                   save_every: int | str, fresh: bool, adopt: bool, devices: int) -> Generator[Step, None, None]:
+def steps_of_group(
+    job: Job,
+    plan: Plan | Outcome | Iterable[Technique],
+    model: nn.Module | None,
+    run: str | Path | None,
+    save_every: int | str,
+    fresh: bool,
+    adopt: bool,
+    devices: int,
+) -> Generator[Step, None, None]:
     """Train by processes of their own."""
     with temporary_folder() as folder:
         sent_job = sent(job, model, folder, devices)
         if isinstance(plan, (Plan, Outcome)):
             check_named(sent_job, unchecked(plan, job), model, workers(devices), devices=devices)
-        outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(sent_job, use=tuple(plan), model=model, devices=devices)
-        group = group_of(job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices)
+        outcome = (
+            plan
+            if isinstance(plan, (Plan, Outcome))
+            else planned(sent_job, use=tuple(plan), model=model, devices=devices)
+        )
+        group = group_of(
+            job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices
+        )
         for number, loss, metrics in group.steps():
             yield Step(number, loss, metrics)
 
 
-def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, run: Path, save_every: int | str,
-               fresh: bool, adopt: bool) -> Generator[Step, None, None]:
+def kept_steps(
+    job: Job,
+    plan: Plan | Outcome | Iterable[Technique],
+    model: nn.Module | None,
+    run: Path,
+    save_every: int | str,
+    fresh: bool,
+    adopt: bool,
+) -> Generator[Step, None, None]:
     """Train in this process, in a run folder."""
     cadence, worker = cadence_of(save_every), worker_of(job, model)
     if isinstance(plan, (Plan, Outcome)):
@@ -186,7 +253,7 @@ def kept_steps(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.M
 def cadence_of(save_every: int | str) -> Cadence:
     every = interval(save_every)
     if every.unit == "epochs":
-        raise Mistake(f"save_every={save_every!r}: write a number of steps (50) or a time (\"90s\", \"5m\")")
+        raise Mistake(f'save_every={save_every!r}: write a number of steps (50) or a time ("90s", "5m")')
     return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
@@ -201,7 +268,9 @@ def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
     return workers(1) if job.origin is not None and model is None else None
 
 
-def trained_here(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None) -> Generator[Step, None, None]:
+def trained_here(
+    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None
+) -> Generator[Step, None, None]:
     check_held_out(job)
     yield from steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model)
 
@@ -215,7 +284,7 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
             warnings.warn(f"the job's weights: {found.note}", stacklevel=5)
     random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
-        if dtype in SHORT:   # Precision asks for itself
+        if dtype in SHORT:  # Precision asks for itself
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
@@ -234,9 +303,9 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
 class FitResult:
     """What `fit` did; `print` it to see the plan as a table, and how the loss went."""
 
-    outcome: Outcome                # of planning: the chosen plan, plain training, runners-up
-    losses: tuple[float, ...]       # of every step
-    report: Report | None = None    # of a run by several devices: what was measured, and who did what when
+    outcome: Outcome  # of planning: the chosen plan, plain training, runners-up
+    losses: tuple[float, ...]  # of every step
+    report: Report | None = None  # of a run by several devices: what was measured, and who did what when
 
     def __str__(self) -> str:
         from shoestring.show.cut import cut_in
@@ -248,13 +317,28 @@ class FitResult:
     @property
     def course(self) -> str:
         """How the loss went."""
-        return f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps" if self.losses else "no step was done"
+        return (
+            f"loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f} in {len(self.losses)} steps"
+            if self.losses
+            else "no step was done"
+        )
 
 
-def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterable[Batch], memory: str | int | None = None, *,
-        steps: int | None = None, optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
-        forward: Callable[[nn.Module, Batch], Any] = default_forward, inexact: bool = False, clip: float = 0.0,
-        exact: str | None = None, run: str | Path | None = None, devices: int = 1) -> FitResult:
+def fit(
+    model: nn.Module,
+    loss: Callable[[Any, Batch], Tensor],
+    batches: Iterable[Batch],
+    memory: str | int | None = None,
+    *,
+    steps: int | None = None,
+    optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
+    forward: Callable[[nn.Module, Batch], Any] = default_forward,
+    inexact: bool = False,
+    clip: float = 0.0,
+    exact: str | None = None,
+    run: str | Path | None = None,
+    devices: int = 1,
+) -> FitResult:
     """Plan for a model, then train it in place, within a memory budget.
 
         fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
@@ -271,10 +355,12 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
     if isinstance(batches, Iterator):
-        raise Mistake("fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
-                      "DataLoader, or a Job with data=lambda: ...")
+        raise Mistake(
+            "fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
+            "DataLoader, or a Job with data=lambda: ..."
+        )
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    data = GivenData(batches, checked=run is None)   # who keeps no run may want batches that differ from round to round
+    data = GivenData(batches, checked=run is None)  # who keeps no run may want batches that differ from round to round
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
@@ -283,16 +369,32 @@ def fit(model: nn.Module, loss: Callable[[Any, Batch], Tensor], batches: Iterabl
     return FitResult(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
 
 
-def fitted_by_group(job: Job, model: nn.Module, memory: str | int | None, inexact: bool, exact: str | None, run: str | Path, devices: int,
-                    folder: Path) -> FitResult:
+def fitted_by_group(
+    job: Job,
+    model: nn.Module,
+    memory: str | int | None,
+    inexact: bool,
+    exact: str | None,
+    run: str | Path,
+    devices: int,
+    folder: Path,
+) -> FitResult:
     sent_job = sent(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
     report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
     return FitResult(for_script(found), tuple(report.losses), report)
 
 
-def verify(job: Jobs, plan: Plan | Outcome | Iterable[Technique], count: int = 5, *, steps: int | None = None, epochs: int | None = None,
-           seed: int | None = None, **flags: Any) -> Verified:
+def verify(
+    job: Jobs,
+    plan: Plan | Outcome | Iterable[Technique],
+    count: int = 5,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+    **flags: Any,
+) -> Verified:
     """Train `count` steps plainly and by the plan, from the same seed, in this process: the same weights?
 
         same_bits, largest_difference = shoestring.verify(job, (Checkpoint(every=2),))

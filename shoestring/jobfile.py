@@ -6,6 +6,7 @@ answer in 50 ms, pathlib and typing are heavy.
 `steps`, `epochs` and `seed` are flags of every job. One that is no argument of `job` is set in the Job that it gives; they are kept and
 passed on among the job's own flags, so a run, its workers and whoever goes on with it make the same job again.
 """
+
 from __future__ import annotations
 
 import ast
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
 
-BUILT_IN = {"gpt": "a byte-level transformer on the source of Python's standard library", "digits": "a conv net on 8x8 digits",
-            "authors": "a byte-level transformer of many authors' text, for federate"}
+BUILT_IN = {
+    "gpt": "a byte-level transformer on the source of Python's standard library",
+    "digits": "a conv net on 8x8 digits",
+    "authors": "a byte-level transformer of many authors' text, for federate",
+}
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 # kind: "int", "float", "str" or "bool"; default: None if the function has none, or one that only running the file would tell
 Flag = namedtuple("Flag", ["name", "kind", "default"])
 
-OF_EVERY_JOB = {   # flag -> what it does
+OF_EVERY_JOB = {  # flag -> what it does
     "steps": "end after so many steps, whatever the job says; unless --epochs is given too, the job's epochs do not count",
     "epochs": "end after so many rounds of the data; unless --steps is given too, the job's steps do not count",
     "seed": "what every random number follows from, instead of the job's",
@@ -45,8 +49,10 @@ def job_path(name: str) -> str:
     if os.path.isdir(name) or not os.path.exists(name):
         known = ", ".join(BUILT_IN)
         what = "is a directory, not a job file" if os.path.isdir(name) else "is neither a file nor a built-in job"
-        raise Mistake(f"{name!r} {what}: give a Python file with `def job(...) -> Job`, or one of {known}"
-                      f"{did_you_mean(name, [*BUILT_IN, *files_near(name)])}")
+        raise Mistake(
+            f"{name!r} {what}: give a Python file with `def job(...) -> Job`, or one of {known}"
+            f"{did_you_mean(name, [*BUILT_IN, *files_near(name)])}"
+        )
     return os.path.realpath(name)
 
 
@@ -63,7 +69,7 @@ def flags_of(path: str | Path) -> list[Flag]:
     """The flags of a job file, by its source."""
     try:
         with open(path, "rb") as file:
-            tree = ast.parse(file.read(), str(path))   # of bytes, in the encoding that they name, UTF-8 else
+            tree = ast.parse(file.read(), str(path))  # of bytes, in the encoding that they name, UTF-8 else
     except (SyntaxError, ValueError) as error:
         raise Mistake(f"{path} is not Python: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "job"]
@@ -83,24 +89,39 @@ def flag(path: str | Path, argument: ast.arg, default: ast.expr | None) -> Flag:
     kind = ast.unparse(argument.annotation) if argument.annotation is not None else type(value).__name__
     kind = kind.replace(" | None", "").strip("'\"")
     if argument.annotation is None and value is None:
-        raise Mistake(f"{path}: the argument {argument.arg!r} of job needs a type, because its flag --{argument.arg} has to be read as "
-                      f"something: write {argument.arg}: int (or {', '.join(list(TYPES)[1:])})")
+        raise Mistake(
+            f"{path}: the argument {argument.arg!r} of job needs a type, because its flag --{argument.arg} has to be read as "
+            f"something: write {argument.arg}: int (or {', '.join(list(TYPES)[1:])})"
+        )
     if kind not in TYPES:
-        raise Mistake(f"{path}: the argument {argument.arg!r} of job has the type {kind}; flags can be {', '.join(TYPES)}")
+        raise Mistake(
+            f"{path}: the argument {argument.arg!r} of job has the type {kind}; flags can be {', '.join(TYPES)}"
+        )
     return Flag(argument.arg, kind, value)
 
 
 def value_of(flag: Flag, text: str) -> Any:
     """What the user typed for a flag, as its type."""
     if flag.kind == "bool":
-        words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
+        words = {
+            "true": True,
+            "yes": True,
+            "1": True,
+            "on": True,
+            "false": False,
+            "no": False,
+            "0": False,
+            "off": False,
+        }
         if text.lower() not in words:
             raise Mistake(f"--{flag.name} {text}: this flag is true or false")
         return words[text.lower()]
     try:
         return TYPES[flag.kind](text)
     except ValueError:
-        raise Mistake(f"--{flag.name} {text}: this flag takes {'a whole number' if flag.kind == 'int' else 'a number'}") from None
+        raise Mistake(
+            f"--{flag.name} {text}: this flag takes {'a whole number' if flag.kind == 'int' else 'a number'}"
+        ) from None
 
 
 def flags_known(path: str | Path) -> list[Flag]:
@@ -125,8 +146,10 @@ def parsed_flags(path: str | Path, words: list[str], others: Iterable[str] = ())
         found = known.get(name.removeprefix("no-") if negated else name)
         if not word.startswith("--") or found is None:
             offered = ", ".join(f"--{flag.name}" for flag in flags)
-            raise Mistake(f"{word!r} is no option of this command nor of the job {os.path.basename(path)}; the job's own are {offered}"
-                          f"{did_you_mean(word.partition('=')[0], [*(f'--{name}' for name in known), *others])}")
+            raise Mistake(
+                f"{word!r} is no option of this command nor of the job {os.path.basename(path)}; the job's own are {offered}"
+                f"{did_you_mean(word.partition('=')[0], [*(f'--{name}' for name in known), *others])}"
+            )
         if found.kind == "bool" and not text:
             values[found.name] = not negated
         elif not text and (not rest or rest[0].startswith("--")):
@@ -161,14 +184,17 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
     from dataclasses import replace
 
     check_course(values)
-    dropped = {name: 0 for name, other in (("steps", "epochs"), ("epochs", "steps"))
-               if other in values and name not in values and name not in given}
+    dropped = {
+        name: 0
+        for name, other in (("steps", "epochs"), ("epochs", "steps"))
+        if other in values and name not in values and name not in given
+    }
     flags = {name: value for name, value in job.origin.flags if name not in dropped} if job.origin else {}
     origin = job.origin and replace(job.origin, flags=tuple({**flags, **values}.items()))
     return replace(job, **{**dropped, **values}, origin=origin)
 
 
-IMPORTED: set[str] = set()   # names of the modules that job files have imported in this process
+IMPORTED: set[str] = set()  # names of the modules that job files have imported in this process
 
 
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
@@ -182,7 +208,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     from shoestring.core.job import Job, Origin
     from shoestring.measure.instructions import cap_this_process
 
-    cap_this_process()   # the file may multiply matrices, and after that it is too late
+    cap_this_process()  # the file may multiply matrices, and after that it is too late
     folder, file = os.path.split(path)
     before = set(sys.modules)
     name = f"shoestring_job_{file.removesuffix('.py')}"
@@ -192,15 +218,18 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     sys.modules[name] = module
     with suppress(ValueError):
         sys.path.remove(folder or ".")
-    sys.path.insert(0, folder or ".")   # and there it stays: functions of the job may import what lies beside it when they are called
+    sys.path.insert(
+        0, folder or "."
+    )  # and there it stays: functions of the job may import what lies beside it when they are called
     try:
         spec.loader.exec_module(module)
         own = inspect.signature(module.job).parameters
         anything = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values())
         for given in () if anything else set(values) - set(own) - set(OF_EVERY_JOB):
             raise Mistake(f"the job {file} has no argument {given!r}{did_you_mean(given, [*own, *OF_EVERY_JOB])}")
-        bound = inspect.signature(module.job).bind(**{name: value for name, value in values.items()
-                                                      if name in own or name not in OF_EVERY_JOB})
+        bound = inspect.signature(module.job).bind(
+            **{name: value for name, value in values.items() if name in own or name not in OF_EVERY_JOB}
+        )
         job = module.job(*bound.args, **bound.kwargs)
     except Mistake:
         raise
@@ -209,15 +238,20 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     IMPORTED.update(set(sys.modules) - before)
     if not isinstance(job, Job):
         raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")
-    job = with_course(job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values)
+    job = with_course(
+        job, {name: value for name, value in values.items() if name in OF_EVERY_JOB and name not in own}, values
+    )
     bound.apply_defaults()
     return replace(job, origin=Origin(str(path), tuple(values.items()), tuple(spread(bound.arguments, own).items())))
 
 
 def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments by name, with what `**` took among them."""
-    return {key: value for name, one in arguments.items()
-            for key, value in (one.items() if parameters[name].kind is parameters[name].VAR_KEYWORD else ((name, one),))}
+    return {
+        key: value
+        for name, one in arguments.items()
+        for key, value in (one.items() if parameters[name].kind is parameters[name].VAR_KEYWORD else ((name, one),))
+    }
 
 
 def resolved_arguments(job: Job) -> dict[str, Any]:

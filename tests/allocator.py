@@ -3,6 +3,7 @@
 torch's profiler notes every allocation and every free of the CPU allocator, whoever asks for it: an operation, a kernel for itself, Python.
 Between operations no kernel runs, so what is alive at the moments that the tracker marks must be what its log says, to the byte.
 """
+
 from __future__ import annotations
 
 import gc
@@ -28,14 +29,17 @@ class Account:
     """Bytes alive when each moment begins, by the allocator and by the log; and the most that ever were."""
 
     moments: tuple[tuple[Moment, int, int], ...]
-    allocated: int   # the most, with what kernels take for themselves while they run
-    tracked: int     # the peak of the log
+    allocated: int  # the most, with what kernels take for themselves while they run
+    tracked: int  # the peak of the log
 
     @property
     def unseen(self) -> dict[str, int]:
         """Bytes that the log does not have, or has too many, by moment; beside what no operation makes."""
-        return {f"{number} {' '.join(moment)}": allocated - logged for number, (moment, allocated, logged) in enumerate(self.moments)
-                if (allocated - logged) % STATE > NUMBERS or not 0 <= allocated - logged < 40 * STATE}
+        return {
+            f"{number} {' '.join(moment)}": allocated - logged
+            for number, (moment, allocated, logged) in enumerate(self.moments)
+            if (allocated - logged) % STATE > NUMBERS or not 0 <= allocated - logged < 40 * STATE
+        }
 
 
 def account(work: Callable[[], Log]) -> Account:
@@ -56,5 +60,11 @@ def account(work: Callable[[], Log]) -> Account:
     alive, times = [0, *accumulate(size for _, size in changes)], [time for time, _ in changes]
     marks = sorted(one.start_ns() for one in events if one.name() == MARK)
     logged = [stretch.end for stretch in stretches(log)][:-1]
-    return Account(tuple((moment, alive[bisect_right(times, time)], size)
-                         for time, size, (_, moment) in zip(marks, logged, log.marks, strict=True)), max(alive), peak(log).bytes)
+    return Account(
+        tuple(
+            (moment, alive[bisect_right(times, time)], size)
+            for time, size, (_, moment) in zip(marks, logged, log.marks, strict=True)
+        ),
+        max(alive),
+        peak(log).bytes,
+    )

@@ -1,4 +1,5 @@
 """Awkward models: small, one trait each. What people write and techniques trip over."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -24,15 +25,25 @@ class Awkward:
     batch: Callable[[torch.Generator], Any] = lambda chance: torch.randn(SAMPLES, WIDTH, generator=chance)
     loss: Callable[[Any, Any], Tensor] = lambda output, batch: output.square().mean()
     forward: Callable[[nn.Module, Any], Any] = lambda model, batch: model(batch)
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)
-    more: dict[str, Any] = field(default_factory=dict)   # of the Job
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] = lambda p: torch.optim.SGD(
+        p, lr=0.05, momentum=0.9
+    )
+    more: dict[str, Any] = field(default_factory=dict)  # of the Job
 
     def job(self) -> Job:
         def data() -> list[Any]:
             chance = torch.Generator().manual_seed(0)
             return [self.batch(chance) for _ in range(4)]
 
-        return Job(model=self.model, data=data, loss=self.loss, forward=self.forward, optimizer=self.optimizer, steps=4, **self.more)
+        return Job(
+            model=self.model,
+            data=data,
+            loss=self.loss,
+            forward=self.forward,
+            optimizer=self.optimizer,
+            steps=4,
+            **self.more,
+        )
 
 
 def chain(block: Callable[[], nn.Module], count: int = 3) -> Callable[[], nn.Module]:
@@ -70,10 +81,12 @@ class Nested(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([Work(), nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))]) for _ in range(3))
+        self.layers = nn.ModuleList(
+            nn.ModuleList([Work(), nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH))]) for _ in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        for work, norm in self.layers:   # type: ignore[misc]
+        for work, norm in self.layers:  # type: ignore[misc]
             x = x + norm(work(x))
         return x
 
@@ -100,7 +113,7 @@ class Flow(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for step in reversed(self.steps):
-            x = step.inverse(x)   # type: ignore[operator]
+            x = step.inverse(x)  # type: ignore[operator]
         return x
 
 
@@ -134,7 +147,7 @@ class Tied(nn.Module):
         x = self.words(ids)
         for part in self.body:
             x = part(x)
-        return self.head(x)   # type: ignore[no-any-return]
+        return self.head(x)  # type: ignore[no-any-return]
 
 
 class Sparse(nn.Module):
@@ -207,14 +220,14 @@ class Own(torch.autograd.Function):
 
 class OwnFunction(Work):
     def forward(self, x: Tensor) -> Tensor:
-        return Own.apply(super().forward(x), torch.sigmoid(x))   # type: ignore[no-any-return, no-untyped-call]
+        return Own.apply(super().forward(x), torch.sigmoid(x))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Checkpointed(Work):
     """Is recomputed by its author already."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=False)   # type: ignore[no-any-return]
+        return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 class Pair(NamedTuple):
@@ -226,7 +239,7 @@ class Pair(NamedTuple):
 class Structured(Work):
     """Takes and gives tensors in a named tuple with other things."""
 
-    def forward(self, pair: Pair) -> Pair:   # type: ignore[override]
+    def forward(self, pair: Pair) -> Pair:  # type: ignore[override]
         assert type(pair) is Pair
         return Pair(super().forward(pair.x), pair.note + "!", {"last": pair.x, "none": None})
 
@@ -240,11 +253,11 @@ class OfPairs(nn.Module):
         pair = Pair(self.first(x), "", {})
         for part in self.body:
             pair = part(pair)
-        return pair.x + pair.extra["last"]   # type: ignore[no-any-return]
+        return pair.x + pair.extra["last"]  # type: ignore[no-any-return]
 
 
 class Named(Work):
-    def forward(self, *, states: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> dict[str, Any]:   # type: ignore[override]
+    def forward(self, *, states: Tensor, scale: float = 1.0, mask: Tensor | None = None) -> dict[str, Any]:  # type: ignore[override]
         return {"states": super().forward(states) * scale, "mask": mask}
 
 
@@ -259,13 +272,13 @@ class OfNamed(nn.Module):
         told: dict[str, Any] = {"states": x, "mask": None}
         for number, part in enumerate(self.body):
             told = part(**told, scale=0.5 + number)
-        return told["states"]   # type: ignore[no-any-return]
+        return told["states"]  # type: ignore[no-any-return]
 
 
 class Listing(Work):
     """Writes down what it did in a list that it is given."""
 
-    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:   # type: ignore[override]
+    def forward(self, x: Tensor, seen: list[Tensor]) -> Tensor:  # type: ignore[override]
         seen.append(x)
         return super().forward(x)
 
@@ -355,7 +368,9 @@ class Weighted(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.ModuleList(nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()) for _ in range(3))
+        self.body = nn.ModuleList(
+            nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)), nn.Tanh()) for _ in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for part in self.body:
@@ -453,8 +468,12 @@ AWKWARD: dict[str, Awkward] = {
     "a ModuleDict": Awkward(Dictionary),
     "another method than forward": Awkward(Flow),
     "weights used without their module": Awkward(Bare),
-    "a value that steers": Awkward(steered.Steered, lambda chance: torch.randn(SAMPLES, steered.WIDTH, generator=chance)),
-    "a buffer that steers": Awkward(steered.ByBuffer, lambda chance: torch.randn(SAMPLES, steered.WIDTH, generator=chance)),
+    "a value that steers": Awkward(
+        steered.Steered, lambda chance: torch.randn(SAMPLES, steered.WIDTH, generator=chance)
+    ),
+    "a buffer that steers": Awkward(
+        steered.ByBuffer, lambda chance: torch.randn(SAMPLES, steered.WIDTH, generator=chance)
+    ),
     "experts": Awkward(steered.Experts, lambda chance: torch.randn(SAMPLES, steered.WIDTH, generator=chance)),
     "tied weights": Awkward(Tied, ids),
     "sparse gradients": Awkward(Sparse, ids, optimizer=lambda p: torch.optim.SGD(p, lr=0.05)),
@@ -468,7 +487,9 @@ AWKWARD: dict[str, Awkward] = {
     "parts without gradients": Awkward(chain(Half)),
     "an autograd function of its own": Awkward(chain(OwnFunction)),
     "torch's own checkpoint inside": Awkward(chain(Checkpointed)),
-    "second derivatives": Awkward(chain(Work), forward=penalised, loss=lambda output, batch: torch.cat(output).square().mean()),
+    "second derivatives": Awkward(
+        chain(Work), forward=penalised, loss=lambda output, batch: torch.cat(output).square().mean()
+    ),
     "blocks that give back their input": Awkward(chain(Skipping)),
     "frozen weights": Awkward(Frozen),
     "a part that never runs": Awkward(Unused),
@@ -476,8 +497,11 @@ AWKWARD: dict[str, Awkward] = {
     "a ParameterList": Awkward(Parameters),
     "float64 in between": Awkward(chain(Doubles)),
     "weight norm": Awkward(Weighted),
-    "an LSTM": Awkward(lambda: nn.LSTM(WIDTH, WIDTH, 2), lambda chance: torch.randn(5, SAMPLES, WIDTH, generator=chance),
-                       forward=lambda model, batch: model(batch)[0]),
+    "an LSTM": Awkward(
+        lambda: nn.LSTM(WIDTH, WIDTH, 2),
+        lambda chance: torch.randn(5, SAMPLES, WIDTH, generator=chance),
+        forward=lambda model, batch: model(batch)[0],
+    ),
     "varying lengths": Awkward(chain(Work), varying),
     "a graph": Awkward(Graph, graph, forward=lambda model, batch: model(**batch)),
 }

@@ -13,6 +13,7 @@ second, and give up drawing where that is slow: neither here. It draws the same 
 A shell ignores SIGINT for what it starts in the background, and `nohup` ignores SIGHUP. Commands keep to that, so tests that stop them
 would wait for ever: here no signal is ignored.
 """
+
 from __future__ import annotations
 
 import os
@@ -26,16 +27,22 @@ from hypothesis import HealthCheck, settings
 from shoestring.measure.instructions import cap_this_process
 
 cap_this_process()
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL)):
+for number, handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.pop("XDG_CACHE_HOME", None)   # a test that wants an empty cache sets HOME
+os.environ.pop("XDG_CACHE_HOME", None)  # a test that wants an empty cache sets HOME
 
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
-settings.register_profile("shoestring", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None)
+settings.register_profile(
+    "shoestring", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
+)
 settings.load_profile("shoestring")
 
 

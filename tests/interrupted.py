@@ -1,4 +1,5 @@
 """Training in this process, stopped after some steps and gone on with from a checkpoint by a run that knows nothing of the first."""
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
@@ -23,7 +24,7 @@ from tests.models import seeded
 
 @dataclass(frozen=True)
 class Trained:
-    weights: Tensor            # all numbers of the model's state
+    weights: Tensor  # all numbers of the model's state
     rates: list[float | None]  # of every step
     run: Run
     losses: list[float]
@@ -49,10 +50,12 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
         if course.over(len(losses)):
             break
         save(run, course, folder, len(losses))
-        torch.manual_seed(123)   # nothing of this process must matter
+        torch.manual_seed(123)  # nothing of this process must matter
         run, course = begun(job, techniques, folder, True)
     brought_home(run)
-    return Trained(torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()]), rates, run, losses)
+    return Trained(
+        torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()]), rates, run, losses
+    )
 
 
 def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:

@@ -1,4 +1,5 @@
 """A ledger with other findings, or of more workers."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,5 +1,6 @@
 """JSON that says something else: one place of a document is anything at all. For files that are sealed as ours are, and that no run of
 ours has written."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -7,11 +8,40 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-ODD = [0, -1, 1 << 31, 1 << 63, 10**400, 1e308, -0.0, float("inf"), float("nan"), True, None, "", "../x", "/etc/passwd", "float32", "\0",
-       "\ud800", [], {}, [[]] * 3, {"": {}}]
-NUMBERS = st.one_of(st.integers(), st.integers(-10**400, 10**400), st.floats(), st.sampled_from([0, -1, 1 << 63, 10**400, 1e308, -0.0]))
-JSON = st.recursive(st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=5)),
-                    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=5), inside, max_size=4), max_leaves=6)
+ODD = [
+    0,
+    -1,
+    1 << 31,
+    1 << 63,
+    10**400,
+    1e308,
+    -0.0,
+    float("inf"),
+    float("nan"),
+    True,
+    None,
+    "",
+    "../x",
+    "/etc/passwd",
+    "float32",
+    "\0",
+    "\ud800",
+    [],
+    {},
+    [[]] * 3,
+    {"": {}},
+]
+NUMBERS = st.one_of(
+    st.integers(),
+    st.integers(-(10**400), 10**400),
+    st.floats(),
+    st.sampled_from([0, -1, 1 << 63, 10**400, 1e308, -0.0]),
+)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=5)),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=5), inside, max_size=4),
+    max_leaves=6,
+)
 
 
 def changed(draw: Callable[..., Any], whole: Any) -> Any:
@@ -29,8 +59,13 @@ def changed(draw: Callable[..., Any], whole: Any) -> Any:
 
 def places(whole: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where something stands in a document, from the outside in; of lists, the first and the last entry."""
-    inside = whole.items() if isinstance(whole, dict) else [(number, whole[number]) for number in sorted({0, len(whole) - 1})] if (
-        isinstance(whole, list) and whole) else ()
+    inside = (
+        whole.items()
+        if isinstance(whole, dict)
+        else [(number, whole[number]) for number in sorted({0, len(whole) - 1})]
+        if (isinstance(whole, list) and whole)
+        else ()
+    )
     return [path, *(one for key, value in inside for one in places(value, (*path, key)))]
 
 
@@ -48,8 +83,16 @@ def without(whole: Any, path: tuple[Any, ...]) -> Any:
     """A copy of a document that lacks one place."""
     key, *rest = path
     if isinstance(whole, dict):
-        return {name: without(one, tuple(rest)) if name == key and rest else one for name, one in whole.items() if name != key or rest}
-    return [without(one, tuple(rest)) if number == key and rest else one for number, one in enumerate(whole) if number != key or rest]
+        return {
+            name: without(one, tuple(rest)) if name == key and rest else one
+            for name, one in whole.items()
+            if name != key or rest
+        }
+    return [
+        without(one, tuple(rest)) if number == key and rest else one
+        for number, one in enumerate(whole)
+        if number != key or rest
+    ]
 
 
 def variants(whole: Any, each: int = 7) -> list[Any]:

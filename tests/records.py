@@ -1,4 +1,5 @@
 """What a run's events.jsonl says, as the JSON that stands there: tests are about what is on the disk."""
+
 from __future__ import annotations
 
 from pathlib import Path

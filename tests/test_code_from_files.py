@@ -1,4 +1,5 @@
 """Folders that somebody sent us: whatever they name, sealed as we seal it, is not run and not opened. It is shown, with what to give."""
+
 from __future__ import annotations
 
 import json
@@ -68,34 +69,58 @@ def reseal(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 def names_of(sent: Sent, folder: Path) -> list[str]:
     """How a folder may name code, each of which would be found."""
     (folder.parent / "linked.py").symlink_to(sent.canary)
-    return [str(sent.canary), str(folder / "job.py"), f"/proc/self/cwd/{folder.name}/job.py", f"{folder.name}/job.py",
-            f"{folder}/../{folder.name}/job.py", str(folder.parent / "linked.py"), "/dev/stdin", "job.py"]
+    return [
+        str(sent.canary),
+        str(folder / "job.py"),
+        f"/proc/self/cwd/{folder.name}/job.py",
+        f"{folder.name}/job.py",
+        f"{folder}/../{folder.name}/job.py",
+        str(folder.parent / "linked.py"),
+        "/dev/stdin",
+        "job.py",
+    ]
 
 
-def test_no_job_that_a_compressed_model_names_is_run(sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_job_that_a_compressed_model_names_is_run(
+    sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = sent.copied(sent.small, tmp_path / "downloaded")
     monkeypatch.chdir(tmp_path)
     for name in names_of(sent, folder):
-        reseal(folder / "manifest.json", lambda data, name=name: data["job"].update(file=name, sha256="0" * 64))   # type: ignore[misc]
+        reseal(folder / "manifest.json", lambda data, name=name: data["job"].update(file=name, sha256="0" * 64))  # type: ignore[misc]
         with pytest.raises(Mistake, match="only if you name it") as told:
             shoestring.load("downloaded")
         assert name in str(told.value) and sent.quiet
     with pytest.warns(UserWarning, match="not as it was"):
         assert shoestring.load("downloaded", job=sent.net)(torch.zeros(2, 8)).shape == (2, 2)
-    assert shoestring.load("downloaded", model=lambda: torch.nn.Sequential(
-        torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)))(torch.zeros(2, 8)).shape == (2, 2) and sent.quiet
+    assert (
+        shoestring.load(
+            "downloaded",
+            model=lambda: torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)),
+        )(torch.zeros(2, 8)).shape
+        == (2, 2)
+        and sent.quiet
+    )
 
 
-@pytest.mark.parametrize("words", [["compress", "downloaded", "--use", "Half()"], ["export", "downloaded", "--to", "hf"],
-                                   ["export", "downloaded", "--to", "peft"], ["distill", "net.py", "--teacher", "downloaded"]],
-                         ids=lambda words: f"{words[0]} {words[-1]}")
-def test_no_job_that_a_run_names_is_run(words: list[str], sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                        capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["compress", "downloaded", "--use", "Half()"],
+        ["export", "downloaded", "--to", "hf"],
+        ["export", "downloaded", "--to", "peft"],
+        ["distill", "net.py", "--teacher", "downloaded"],
+    ],
+    ids=lambda words: f"{words[0]} {words[-1]}",
+)
+def test_no_job_that_a_run_names_is_run(
+    words: list[str], sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = sent.copied(sent.run, tmp_path / "downloaded")
     shutil.copy(sent.net, tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
-    for name in [one for one in names_of(sent, folder) if one.startswith("/")]:   # others are names of scripts
-        reseal(folder / "run.json", lambda data, name=name: data.update(job=name, source="0" * 64))   # type: ignore[misc]
+    for name in [one for one in names_of(sent, folder) if one.startswith("/")]:  # others are names of scripts
+        reseal(folder / "run.json", lambda data, name=name: data.update(job=name, source="0" * 64))  # type: ignore[misc]
         assert command(words) == 2
         told = capsys.readouterr().err
         assert "only if you name it" in told and name in told and sent.quiet
@@ -103,8 +128,9 @@ def test_no_job_that_a_run_names_is_run(words: list[str], sent: Sent, tmp_path: 
     assert command(words) == 2 and "script" in capsys.readouterr().err and sent.quiet
 
 
-def test_a_compressed_teacher_and_its_job_are_named_by_the_user(sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                                capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_compressed_teacher_and_its_job_are_named_by_the_user(
+    sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from shoestring.compression.distillation.sources import opener
 
     folder = sent.copied(sent.small, tmp_path / "downloaded")

@@ -1,4 +1,5 @@
 """The job of every chapter of docs/coming_from.md is made as it is written there, and it trains."""
+
 from __future__ import annotations
 
 import re
@@ -26,7 +27,10 @@ def test_every_chapter_has_a_job() -> None:
 @pytest.mark.parametrize("chapter", ["Hugging", "Lightning"])
 def test_the_job_trains_and_measures_what_it_says(chapter: str) -> None:
     steps = list(shoestring.train(made(chapter), ()))
-    assert {"loss", "accuracy"} <= set(steps[-1].metrics or {}) and steps[-1].number == {"Hugging": 12, "Lightning": 20}[chapter]
+    assert {"loss", "accuracy"} <= set(steps[-1].metrics or {}) and steps[-1].number == {
+        "Hugging": 12,
+        "Lightning": 20,
+    }[chapter]
 
 
 def test_the_federated_job_plays_a_round(tmp_path: Path) -> None:

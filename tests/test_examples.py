@@ -1,4 +1,5 @@
 """Examples run as they are, and are short."""
+
 from __future__ import annotations
 
 import subprocess
@@ -9,8 +10,10 @@ import pytest
 
 from tests.waiting import HUNG
 
-RECIPES = {"fine_tune"}   # job files that have a test of their own (test_recipe.py)
-EXAMPLES = [path for path in sorted((Path(__file__).parent.parent / "examples").glob("*.py")) if path.stem not in RECIPES]
+RECIPES = {"fine_tune"}  # job files that have a test of their own (test_recipe.py)
+EXAMPLES = [
+    path for path in sorted((Path(__file__).parent.parent / "examples").glob("*.py")) if path.stem not in RECIPES
+]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)

@@ -1,4 +1,5 @@
 """What a user gives to a Job is called, and never hashed, compared or asked whether it is true. Data may be given as objects."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -57,15 +58,23 @@ def put_together(samples: list[Any]) -> Any:
 
 def untouchable(**more: Any) -> Job:
     functions: dict[str, Any] = {
-        "model": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)), "data": Data, "held_out": Data,
-        "loss": lambda output, batch: nn.functional.cross_entropy(output, batch[1]), "forward": lambda model, batch: model(batch[0]),
-        "weight": lambda batch: len(batch[0]), "collate": put_together, "show": lambda model: "shown",
+        "model": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)),
+        "data": Data,
+        "held_out": Data,
+        "loss": lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+        "forward": lambda model, batch: model(batch[0]),
+        "weight": lambda batch: len(batch[0]),
+        "collate": put_together,
+        "show": lambda model: "shown",
         "split": lambda batch, pieces: list(zip(*(one.chunk(pieces) for one in batch), strict=True)),
         "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
         "schedule": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
         "metrics": lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},
-        "largest": lambda: put_together([Data()[number] for number in range(4)])}
-    return Job(**{name: Called(function) for name, function in functions.items()}, sampler=Order(), batch=4, steps=4, **more)
+        "largest": lambda: put_together([Data()[number] for number in range(4)]),
+    }
+    return Job(
+        **{name: Called(function) for name, function in functions.items()}, sampler=Order(), batch=4, steps=4, **more
+    )
 
 
 def test_objects_that_can_not_be_hashed_or_compared_are_planned_and_trained(tmp_path: Path) -> None:
@@ -77,14 +86,25 @@ def test_objects_that_can_not_be_hashed_or_compared_are_planned_and_trained(tmp_
 
 
 def test_the_job_s_own_validation_and_data_as_objects_are_not_touched_either() -> None:
-    own = replace(untouchable(), held_out=None, metrics=None, validate=Called(lambda model: {"good": 1.0}), goal="max good",
-                  data=Data())
+    own = replace(
+        untouchable(),
+        held_out=None,
+        metrics=None,
+        validate=Called(lambda model: {"good": 1.0}),
+        goal="max good",
+        data=Data(),
+    )
     assert list(shoestring.train(own, shoestring.plan(own, use=[])))[-1].metrics == {"good": 1.0}
 
 
 def test_a_federation_does_not_touch_them_either() -> None:
     records = {f"device {number}": [Data()[sample] for sample in range(number, number + 4)] for number in range(4)}
-    job = replace(untouchable(clients=Called(lambda: records), group=Called(lambda name: "all")), split=None, sampler=None, largest=None)
+    job = replace(
+        untouchable(clients=Called(lambda: records), group=Called(lambda name: "all")),
+        split=None,
+        sampler=None,
+        largest=None,
+    )
     assert len(shoestring.federate(job, rounds=2, per_round=2, processes=1, use=[]).losses) == 2
 
 
@@ -123,16 +143,32 @@ class Stateful:
 
 
 def made(data: Any, **more: Any) -> Job:
-    return Job(**{"model": lambda: nn.Linear(8, 3), "data": data, "optimizer": lambda own: torch.optim.SGD(own, lr=1e-3), "batch": 4,
-                  "steps": 7, "every": 2} | more)
+    return Job(
+        **{
+            "model": lambda: nn.Linear(8, 3),
+            "data": data,
+            "optimizer": lambda own: torch.optim.SGD(own, lr=1e-3),
+            "batch": 4,
+            "steps": 7,
+            "every": 2,
+        }
+        | more
+    )
 
 
 def shuffled() -> DataLoader[Any]:
     return DataLoader(SET, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3))
 
 
-KINDS: dict[str, Any] = {"list": lambda: BATCHES, "tuple": lambda: tuple(BATCHES), "data set": lambda: SET, "callable": Counting,
-                         "loader": lambda: DataLoader(SET, batch_size=4, shuffle=True), "own generator": shuffled, "stateful": Stateful}
+KINDS: dict[str, Any] = {
+    "list": lambda: BATCHES,
+    "tuple": lambda: tuple(BATCHES),
+    "data set": lambda: SET,
+    "callable": Counting,
+    "loader": lambda: DataLoader(SET, batch_size=4, shuffle=True),
+    "own generator": shuffled,
+    "stateful": Stateful,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +188,7 @@ def test_given_data_are_trained_on_as_those_of_a_factory(kind: str, tmp_path: Pa
     data = make()
     whole = weights(made(data, held_out=data if kind != "stateful" else make), tmp_path / "given")
     assert all(torch.equal(value, whole[name]) for name, value in expected.items())
-    weights(made(make(), held_out=make()), tmp_path / "stopped", stop=3)   # another process has another object
+    weights(made(make(), held_out=make()), tmp_path / "stopped", stop=3)  # another process has another object
     resumed = weights(made(make(), held_out=make()), tmp_path / "stopped")
     assert all(torch.equal(value, resumed[name]) for name, value in expected.items())
 
@@ -169,17 +205,25 @@ class Moving:
 
 
 @pytest.mark.parametrize("name", ["data", "held_out"])
-@pytest.mark.parametrize(("value", "said"), [
-    (iter(BATCHES), "iterator, which can be gone through once.*=lambda: ..."), ((one for one in BATCHES), "generator, an iterator"),
-    ("batches.pt", "str: give batches"), (3, "int: give batches")])
-def test_what_is_no_data_or_can_not_be_gone_through_again_is_refused_when_the_job_is_made(name: str, value: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (iter(BATCHES), "iterator, which can be gone through once.*=lambda: ..."),
+        ((one for one in BATCHES), "generator, an iterator"),
+        ("batches.pt", "str: give batches"),
+        (3, "int: give batches"),
+    ],
+)
+def test_what_is_no_data_or_can_not_be_gone_through_again_is_refused_when_the_job_is_made(
+    name: str, value: Any, said: str
+) -> None:
     with pytest.raises(Mistake, match=f"{name} in the Job is a .*{said}"):
         made(**{"data": BATCHES, name: value})
 
 
 def test_given_data_that_differ_from_round_to_round_are_refused_before_planning() -> None:
-    with pytest.raises(Mistake, match="data in the Job is a Moving that gives other batches when it is gone through again"):
+    with pytest.raises(
+        Mistake, match="data in the Job is a Moving that gives other batches when it is gone through again"
+    ):
         shoestring.plan(made(Moving()), use=[])
-    assert Feed(made(Moving)).steps_in_all == 7   # a function that makes it is fine
-
-
+    assert Feed(made(Moving)).steps_in_all == 7  # a function that makes it is fine

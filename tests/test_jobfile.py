@@ -1,4 +1,5 @@
 """Flags of a job file are read from its source."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_flags_have_the_types_and_defaults_of_the_arguments(path: Path) -> None:
     assert [(flag.name, flag.kind, flag.default) for flag in flags_of(path)] == [
-        ("width", "int", 4), ("rate", "float", 0.1), ("name", "str", "a"), ("fast", "bool", False), ("some_more", "int", 3)]
+        ("width", "int", 4),
+        ("rate", "float", 0.1),
+        ("name", "str", "a"),
+        ("fast", "bool", False),
+        ("some_more", "int", 3),
+    ]
 
 
 def test_values_are_parsed_in_every_way_people_write_them(path: Path) -> None:
@@ -29,9 +35,15 @@ def test_values_are_parsed_in_every_way_people_write_them(path: Path) -> None:
     assert parsed_flags(path, ["--no-fast", "--name", "b c"]) == {"fast": False, "name": "b c"}
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--width"], "needs a value"), (["--width", "x"], "whole number"), (["extra"], "no option"), (["--fast=maybe"], "true or false"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--width"], "needs a value"),
+        (["--width", "x"], "whole number"),
+        (["extra"], "no option"),
+        (["--fast=maybe"], "true or false"),
+    ],
+)
 def test_a_wrong_flag_is_told(path: Path, words: list[str], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         parsed_flags(path, words)
@@ -55,17 +67,21 @@ def job(ARGUMENTS) -> Job:
 """
 
 
-@pytest.mark.parametrize(("arguments", "settings", "words", "found"), [
-    ("", "steps=7, epochs=2", [], (7, 2, 0)),
-    ("", "steps=7, epochs=2", ["--steps", "5"], (5, 0, 0)),
-    ("", "steps=7, epochs=2", ["--epochs", "5", "--seed", "3"], (0, 5, 3)),
-    ("", "steps=7, epochs=2", ["--epochs", "5", "--steps=3"], (3, 5, 0)),
-    ("steps: int = 7", "steps=2 * steps", ["--steps", "5"], (10, 0, 0)),
-    ("steps: int = 7", "steps=2 * steps", ["--epochs", "5"], (0, 5, 0)),
-    ("steps: int = 7", "steps=2 * steps", ["--epochs", "5", "--steps", "4"], (8, 5, 0)),
-])
-def test_steps_epochs_and_seed_are_flags_of_every_job(tmp_path: Path, arguments: str, settings: str, words: list[str],
-                                                      found: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words", "found"),
+    [
+        ("", "steps=7, epochs=2", [], (7, 2, 0)),
+        ("", "steps=7, epochs=2", ["--steps", "5"], (5, 0, 0)),
+        ("", "steps=7, epochs=2", ["--epochs", "5", "--seed", "3"], (0, 5, 3)),
+        ("", "steps=7, epochs=2", ["--epochs", "5", "--steps=3"], (3, 5, 0)),
+        ("steps: int = 7", "steps=2 * steps", ["--steps", "5"], (10, 0, 0)),
+        ("steps: int = 7", "steps=2 * steps", ["--epochs", "5"], (0, 5, 0)),
+        ("steps: int = 7", "steps=2 * steps", ["--epochs", "5", "--steps", "4"], (8, 5, 0)),
+    ],
+)
+def test_steps_epochs_and_seed_are_flags_of_every_job(
+    tmp_path: Path, arguments: str, settings: str, words: list[str], found: tuple[int, int, int]
+) -> None:
     path = tmp_path / "mine.py"
     path.write_text(JOB.replace("ARGUMENTS", arguments).replace("SETTINGS", settings))
     flags = parsed_flags(path, words)
@@ -75,7 +91,9 @@ def test_steps_epochs_and_seed_are_flags_of_every_job(tmp_path: Path, arguments:
     assert loaded_job(path, dict(job.origin.flags)).steps == job.steps
 
 
-@pytest.mark.parametrize(("written", "said"), [("b", "needs a type"), ("b=None", "needs a type"), ("b: list = 3", "has the type list")])
+@pytest.mark.parametrize(
+    ("written", "said"), [("b", "needs a type"), ("b=None", "needs a type"), ("b: list = 3", "has the type list")]
+)
 def test_an_argument_that_is_no_flag_is_told(tmp_path: Path, written: str, said: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(f"def job({written}): ...")

@@ -1,4 +1,5 @@
 """The library as a script or a notebook meets it: names, docstrings, what is printed, and messages that speak of arguments."""
+
 from __future__ import annotations
 
 import subprocess
@@ -68,17 +69,26 @@ def test_train_and_verify_take_a_job_a_file_and_their_flags(file: Path) -> None:
     assert found == (True, 0.0) and found.same_bits and str(found) == "the same bits"
 
 
-@pytest.mark.parametrize(("call", "said"), [
-    (lambda: shoestring.plan(job(), memory=600), r"^memory=600: that is 600 bytes, and no process is that small; did you mean 600MiB\?"),
-    (lambda: shoestring.plan(job(), memory="600"), "^memory=600: that is 600 bytes"),
-    (lambda: shoestring.plan(job(), exact="bits", inexact=True), '^exact="bits" asks for same bits and inexact=True allows changed'),
-    (lambda: shoestring.plan(job(), exact="bits", devices=2), 'give exact="rounding", or train with one worker'),
-    (lambda: shoestring.plan(job(), width=3), "^width: arguments of a job file, and this is a Job"),
-    (lambda: shoestring.train(job(), steps=0), "^steps=0: give 1 or more"),
-    (lambda: shoestring.train("gtp"), "did you mean gpt?"),
-    (lambda: shoestring.plan("gpt", width=64), "^a width of 64 can't be divided among 5 heads"),
-    (lambda: shoestring.verify(job(), (), 0), "^count=0: compare at least one step"),
-])
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: shoestring.plan(job(), memory=600),
+            r"^memory=600: that is 600 bytes, and no process is that small; did you mean 600MiB\?",
+        ),
+        (lambda: shoestring.plan(job(), memory="600"), "^memory=600: that is 600 bytes"),
+        (
+            lambda: shoestring.plan(job(), exact="bits", inexact=True),
+            '^exact="bits" asks for same bits and inexact=True allows changed',
+        ),
+        (lambda: shoestring.plan(job(), exact="bits", devices=2), 'give exact="rounding", or train with one worker'),
+        (lambda: shoestring.plan(job(), width=3), "^width: arguments of a job file, and this is a Job"),
+        (lambda: shoestring.train(job(), steps=0), "^steps=0: give 1 or more"),
+        (lambda: shoestring.train("gtp"), "did you mean gpt?"),
+        (lambda: shoestring.plan("gpt", width=64), "^a width of 64 can't be divided among 5 heads"),
+        (lambda: shoestring.verify(job(), (), 0), "^count=0: compare at least one step"),
+    ],
+)
 def test_messages_speak_of_arguments(call: Any, said: str) -> None:
     with pytest.raises(Mistake, match=said):
         call()
@@ -94,15 +104,27 @@ def test_what_is_raised_keeps_its_kind() -> None:
     with pytest.raises(OverBudget, match=r"^nothing fits: inexact=True allows more$") as found, speaking_of_arguments():
         raise OverBudget("nothing fits: --inexact allows more", plan)
     assert found.value.nearest is plan
-    assert as_arguments("the job failed in its model: oh; add --traceback to see more") == "the job failed in its model: oh"
+    assert (
+        as_arguments("the job failed in its model: oh; add --traceback to see more")
+        == "the job failed in its model: oh"
+    )
 
 
 def test_an_outcome_is_printed_as_the_table_and_a_fit_with_its_loss() -> None:
-    figures = {"peak_bytes": 1 << 20, "process_bytes": 300 << 20, "step_seconds": 0.5, "parts": (("parameters", 1 << 20),)}
+    figures = {
+        "peak_bytes": 1 << 20,
+        "process_bytes": 300 << 20,
+        "step_seconds": 0.5,
+        "parts": (("parameters", 1 << 20),),
+    }
     refused = (("Precision", "inexact=True allows it"),)
     outcome = Shown(Plan((Checkpoint(every=2),), **figures), Plan(**figures), (), 1, 1, 0.5, 600 << 20, (), refused)
     text = str(outcome)
-    assert text.startswith("plan for 600 MiB, same bits: Checkpoint(every=2)") and "300 MiB" in text and "1 combination tried" in text
+    assert (
+        text.startswith("plan for 600 MiB, same bits: Checkpoint(every=2)")
+        and "300 MiB" in text
+        and "1 combination tried" in text
+    )
     assert str(shoestring.Fitted(outcome, (2.0, 1.0))).endswith("loss 2.000 -> 1.000 in 2 steps")
 
 
@@ -110,7 +132,7 @@ def test_a_thread_and_a_notebook_have_no_signals_and_no_file(monkeypatch: pytest
     found: list[object] = []
 
     def work() -> None:
-        with stopping_gently(None, [], lambda: None):   # type: ignore[arg-type]
+        with stopping_gently(None, [], lambda: None):  # type: ignore[arg-type]
             found.append("inside")
 
     thread = threading.Thread(target=work)

@@ -1,4 +1,5 @@
 """A call of the library leaves the process as it found it, and what a script draws between steps changes nothing of a training."""
+
 from __future__ import annotations
 
 import gc
@@ -61,7 +62,10 @@ def made_net() -> nn.Module:
 
 def job(**settings: Any) -> Job:
     held_out = [(torch.ones(4, 8), torch.zeros(4, dtype=torch.long))]
-    return Job(**{"model": made_net, "data": Samples, "held_out": lambda: held_out, "every": 2, "batch": 4, "steps": 6} | settings)
+    return Job(
+        **{"model": made_net, "data": Samples, "held_out": lambda: held_out, "every": 2, "batch": 4, "steps": 6}
+        | settings
+    )
 
 
 def loss(output: Tensor, batch: Any) -> Tensor:
@@ -84,8 +88,12 @@ def failed() -> None:
 
 def compressed(folder: Path) -> None:
     vectors = [(torch.randn(16, 8, generator=torch.Generator()), torch.zeros(16, dtype=torch.long)) for _ in range(8)]
-    shoestring.compress(job(data=lambda: vectors, model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))),
-                        folder / "small", use=["Quantize(bits=8)"], samples=32)
+    shoestring.compress(
+        job(data=lambda: vectors, model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3))),
+        folder / "small",
+        use=["Quantize(bits=8)"],
+        samples=32,
+    )
     shoestring.load(folder / "small", model=lambda: nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 3)))
 
 
@@ -119,33 +127,61 @@ def own_files() -> dict[str, str]:
     for name in os.listdir("/proc/self/fd"):
         try:
             found[name] = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:   # of the listing itself
+        except OSError:  # of the listing itself
             continue
     return found
 
 
 def children() -> list[str]:
-    return [pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text(encoding="utf-8").split()]
+    return [
+        pid
+        for task in Path("/proc/self/task").iterdir()
+        for pid in (task / "children").read_text(encoding="utf-8").split()
+    ]
 
 
 def state() -> dict[str, Any]:
     """Everything of a process that a call could change for those after it."""
-    loggers = {name: logging.getLogger(name) for name in ("", "torch", "torch.distributed.elastic", "shoestring", "py.warnings")}
+    loggers = {
+        name: logging.getLogger(name)
+        for name in ("", "torch", "torch.distributed.elastic", "shoestring", "py.warnings")
+    }
     return {
         "open files": own_files(),
         "threads": [one.name for one in threading.enumerate()],
         "child processes": children(),
         "signals": {number: signal.getsignal(number) for number in signal.valid_signals()},
-        "hooks": (sys.excepthook, threading.excepthook, sys.unraisablehook, sys.displayhook, sys.gettrace(), sys.getprofile()),
+        "hooks": (
+            sys.excepthook,
+            threading.excepthook,
+            sys.unraisablehook,
+            sys.displayhook,
+            sys.gettrace(),
+            sys.getprofile(),
+        ),
         "streams": (sys.stdin, sys.stdout, sys.stderr),
         "warnings": (list(warnings.filters), warnings.showwarning),
-        "logging": {name: (list(one.handlers), one.level, one.propagate, one.disabled) for name, one in loggers.items()},
-        "torch": (torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.is_grad_enabled(),
-                  torch.is_autocast_enabled("cpu"), torch.get_default_device(), torch.get_float32_matmul_precision(),
-                  torch.is_anomaly_enabled(), torch.distributed.is_initialized()),
-        "environment": {name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_CURRENT_TEST")},
+        "logging": {
+            name: (list(one.handlers), one.level, one.propagate, one.disabled) for name, one in loggers.items()
+        },
+        "torch": (
+            torch.get_default_dtype(),
+            torch.get_num_threads(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_default_device(),
+            torch.get_float32_matmul_precision(),
+            torch.is_anomaly_enabled(),
+            torch.distributed.is_initialized(),
+        ),
+        "environment": {
+            name: value for name, value in os.environ.items() if name not in (VARIABLE, "PYTEST_CURRENT_TEST")
+        },
         "folder": os.getcwd(),
-        "path": [one for one in sys.path if not one.startswith(str(Path(tempfile.gettempdir()).parent))],   # job files stay
+        "path": [
+            one for one in sys.path if not one.startswith(str(Path(tempfile.gettempdir()).parent))
+        ],  # job files stay
         "collector": (gc.isenabled(), gc.get_threshold(), list(gc.callbacks)),
         "files here": sorted(os.listdir()),
         "temporary files": sorted(name for name in os.listdir(tempfile.gettempdir())),
@@ -161,7 +197,10 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setattr(sys, "excepthook", lambda *error: None)
-    threads, before = torch.get_num_threads(), {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    threads, before = (
+        torch.get_num_threads(),
+        {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)},
+    )
     for number in before:
         signal.signal(number, lambda number, frame: None)
     torch.set_num_threads(2)
@@ -180,7 +219,7 @@ def test_a_call_leaves_the_process_as_it_found_it(name: str, script: Path) -> No
     for folder in (first, again):
         folder.mkdir()
         (folder / "mine.py").write_text(FILE, encoding="utf-8")
-    CALLS[name](first)   # what is imported then stays
+    CALLS[name](first)  # what is imported then stays
     gc.collect()
     random.seed(1), np.random.seed(1), torch.manual_seed(1)
     torch.set_num_threads(2)
@@ -194,7 +233,9 @@ def test_a_call_leaves_the_process_as_it_found_it(name: str, script: Path) -> No
 
 @pytest.mark.parametrize("kept", [False, True], ids=["in memory", "in a run"])
 @pytest.mark.parametrize("own_model", [False, True], ids=["the job's model", "the script's model"])
-def test_what_a_script_draws_between_steps_and_what_training_draws_are_apart(kept: bool, own_model: bool, tmp_path: Path) -> None:
+def test_what_a_script_draws_between_steps_and_what_training_draws_are_apart(
+    kept: bool, own_model: bool, tmp_path: Path
+) -> None:
     def losses(name: str, between: Callable[[], object]) -> list[float]:
         found = []
         for step in shoestring.train(job(), (), half() if own_model else None, run=tmp_path / name if kept else None):

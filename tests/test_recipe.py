@@ -1,6 +1,7 @@
 """The recipe of the README, as somebody does it: fine-tuned with all it has, killed twice at random, resumed, exported, and loaded by other
 people's tools. With MiniLM where its package is installed, else with a small encoder made from a config.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,8 +33,23 @@ PRETRAINED = ["--batch", "8", "--steps", "40", "--every", "8"]
 
 
 def train(run: Path, flags: list[str]) -> list[str]:
-    return [sys.executable, "-m", "shoestring", "train", str(RECIPE), "--memory", "1500MiB", "--use", "Checkpoint(every=2)",
-            "--save-every", "7", "--run", str(run), "--json", *flags]
+    return [
+        sys.executable,
+        "-m",
+        "shoestring",
+        "train",
+        str(RECIPE),
+        "--memory",
+        "1500MiB",
+        "--use",
+        "Checkpoint(every=2)",
+        "--save-every",
+        "7",
+        "--run",
+        str(run),
+        "--json",
+        *flags,
+    ]
 
 
 def trained(run: Path, flags: list[str]) -> dict[str, Any]:
@@ -46,18 +62,33 @@ def killed_after(run: Path, step: int, flags: list[str]) -> None:
     """Begin or go on, and kill the worker and its launcher after this step."""
     launcher = subprocess.Popen(train(run, flags), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     until(lambda: len(History().read(run).steps) >= step or launcher.poll() is not None, f"step {step}")
-    assert launcher.poll() is None, launcher.stderr.read()   # type: ignore[union-attr]
+    assert launcher.poll() is None, launcher.stderr.read()  # type: ignore[union-attr]
     worker = holder(run)
     launcher.kill()
     if worker is not None and worker > 0:
         os.kill(worker, signal.SIGKILL)
     launcher.wait()
-    until(lambda: holder(run) is None, "the end of all of them")   # the kernel frees the lock when the last is gone
+    until(lambda: holder(run) is None, "the end of all of them")  # the kernel frees the lock when the last is gone
 
 
 def exported(run: Path, kind: str, out: Path) -> Path:
-    subprocess.run([sys.executable, "-m", "shoestring", "export", str(run), "--job", str(RECIPE), "--best", "--to", kind, "--out",
-                    str(out)], check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shoestring",
+            "export",
+            str(run),
+            "--job",
+            str(RECIPE),
+            "--best",
+            "--to",
+            kind,
+            "--out",
+            str(out),
+        ],
+        check=True,
+    )
     return out
 
 
@@ -82,7 +113,9 @@ def test_the_recipe_survives_and_ends_in_other_peoples_tools(flags: list[str], t
 
     tuned = BertForSequenceClassification.from_pretrained(exported(tmp_path / "b", "hf", tmp_path / "tuned"))
     plain = BertForSequenceClassification(BertConfig.from_pretrained(tmp_path / "tuned"))
-    plain.load_state_dict(load_file(exported(tmp_path / "b", "safetensors", tmp_path / "best.safetensors")), strict=True)
+    plain.load_state_dict(
+        load_file(exported(tmp_path / "b", "safetensors", tmp_path / "best.safetensors")), strict=True
+    )
     other = BertForSequenceClassification.from_pretrained(exported(tmp_path / "a", "hf", tmp_path / "other"))
     first, *others = (logits(model, {"small": "--small" in flags}) for model in (tuned, plain, other))
     assert all(torch.equal(first, one) for one in others)

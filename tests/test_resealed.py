@@ -1,4 +1,5 @@
 """Files that are sealed as ours are and say what can't be: in every room they are used or refused in a sentence, and nothing is lost."""
+
 from __future__ import annotations
 
 import json
@@ -75,8 +76,12 @@ class Room:
     def compressed(self, name: str, *use: str) -> Path:
         folder = self.place / name
         if not folder.exists():
-            shoestring.compress(Job(model=net, data=[(torch.randn(16, 8), torch.arange(16) % 2) for _ in range(12)]), folder, use=list(use),
-                                samples=16)
+            shoestring.compress(
+                Job(model=net, data=[(torch.randn(16, 8), torch.arange(16) % 2) for _ in range(12)]),
+                folder,
+                use=list(use),
+                samples=16,
+            )
         return folder
 
 
@@ -106,7 +111,7 @@ def resealed(path: Path, whole: Any, use: Callable[[], object], each: int = 5) -
     """Use a file with one thing after another in every place of it; what was there is put back."""
     before = path.read_bytes()
     try:
-        use()   # as it was written it is used
+        use()  # as it was written it is used
         for one in variants(whole, each):
             if isinstance(one, dict):
                 path.write_bytes(sealed({key: value for key, value in one.items() if key != "sha256"}))
@@ -116,9 +121,15 @@ def resealed(path: Path, whole: Any, use: Callable[[], object], each: int = 5) -
         path.write_bytes(before)
 
 
-WAYS = {"grid": ("Quantize(bits=4)",), "half": ("Half()",), "codebook": ("Codebook(bits=3)",), "sparse": ("Sparsify(share=0.5)",),
-        "seeded": ("Sparsify(share=0.5, by='random')",), "pruned": ("Prune(channels=0.5)", "Half()"),
-        "factorized": ("Factorize(share=0.5)", "Half()")}
+WAYS = {
+    "grid": ("Quantize(bits=4)",),
+    "half": ("Half()",),
+    "codebook": ("Codebook(bits=3)",),
+    "sparse": ("Sparsify(share=0.5)",),
+    "seeded": ("Sparsify(share=0.5, by='random')",),
+    "pruned": ("Prune(channels=0.5)", "Half()"),
+    "factorized": ("Factorize(share=0.5)", "Half()"),
+}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -143,7 +154,7 @@ def test_what_a_manifest_says_of_its_job(room: Room, tmp_path: Path) -> None:
 def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
-    return json.loads(data[8:8 + length]), data[8 + length:]
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
 def with_header(path: Path, header: Any, rest: bytes) -> None:
@@ -202,7 +213,9 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
     from shoestring.training.memory.checkpoint import RunCheckpoint as Recompute
 
     folder = Folder(room.run)
-    whole = json.loads(json.dumps(plan_file(Plan((Accumulate(pieces=2), Recompute(every=2)), 10, 20, 3.0, blocks=(("0", 5),)), {})))
+    whole = json.loads(
+        json.dumps(plan_file(Plan((Accumulate(pieces=2), Recompute(every=2)), 10, 20, 3.0, blocks=(("0", 5),)), {}))
+    )
 
     def use() -> None:
         plan = kept_plan(folder, False)
@@ -220,8 +233,14 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
 
 def test_the_plan_of_a_federation(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    whole = {"chosen": {"techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}], "exactness": "changed",
-                        "up_bytes": 3.0}, "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1}}
+    whole = {
+        "chosen": {
+            "techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}],
+            "exactness": "changed",
+            "up_bytes": 3.0,
+        },
+        "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1},
+    }
     folder.write("plan.json", whole)
     resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder, offered()), 6)
 
@@ -229,12 +248,32 @@ def test_the_plan_of_a_federation(tmp_path: Path) -> None:
 def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     folder = Folder(room.run)
     whole: dict[str, Any] = {
-        "losses": [1.0], "predicted": {"peak_bytes": 3}, "measured": {"peak_bytes": 4}, "techniques": [], "steps": 2, "shown": "",
-        "run": "a", "weights_sha256": "0" * 64, "exactness": "the same bits", "sure": "", "warnings": [], "metrics": {}, "best": None,
+        "losses": [1.0],
+        "predicted": {"peak_bytes": 3},
+        "measured": {"peak_bytes": 4},
+        "techniques": [],
+        "steps": 2,
+        "shown": "",
+        "run": "a",
+        "weights_sha256": "0" * 64,
+        "exactness": "the same bits",
+        "sure": "",
+        "warnings": [],
+        "metrics": {},
+        "best": None,
         "epochs": 0,
-        "ended": "steps", "budget": {"memory": None}, "world": 1, "asked": {"steps": 2, "epochs": 0}}
+        "ended": "steps",
+        "budget": {"memory": None},
+        "world": 1,
+        "asked": {"steps": 2, "epochs": 0},
+    }
     folder.write("report.json", whole)
-    resealed(room.run / "report.json", whole, lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), room.run), 3)
+    resealed(
+        room.run / "report.json",
+        whole,
+        lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), room.run),
+        3,
+    )
 
 
 def test_events(room: Room, tmp_path: Path) -> None:
@@ -245,7 +284,7 @@ def test_events(room: Room, tmp_path: Path) -> None:
         record.pop("crc", None)
         for one in variants(record, 2):
             text = event_line(one) if isinstance(one, dict) and one else json.dumps(one).encode()
-            (tmp_path / "run" / NAME).write_bytes(b"\n".join([*lines[:number], text, *lines[number + 1:]]) + b"\n")
+            (tmp_path / "run" / NAME).write_bytes(b"\n".join([*lines[:number], text, *lines[number + 1 :]]) + b"\n")
             with told(one):
                 page(report_of(tmp_path / "run", History().read(tmp_path / "run")).as_json())
 
@@ -290,7 +329,9 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
     shutil.copytree(room.run, tmp_path / "run")
     checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
     header, rest = header_of(checkpoint.path / "weights.safetensors")
-    for number, one in enumerate(variants(header | {"__metadata__": {"format": "pt", "alias a": "0.weight", "alias b": "nowhere"}}, 3)):
+    for number, one in enumerate(
+        variants(header | {"__metadata__": {"format": "pt", "alias a": "0.weight", "alias b": "nowhere"}}, 3)
+    ):
         text = json.dumps(one).encode()
         written_again(checkpoint, "weights.safetensors", len(text).to_bytes(8, "little") + text + rest)
         with told(one):
@@ -300,8 +341,11 @@ def test_the_aliases_of_a_checkpoint_and_its_header(room: Room, tmp_path: Path) 
 
 def test_tasks_and_messages(room: Room) -> None:
     read: Callable[[str], object]
-    for text, read in [(written_task(TrainTask(file="a.py", steps=3)), read_task), (written_task(DoctorTask()), read_task),
-                       (written_message(Failure(Cause.JOB, "no")), read_message)]:
+    for text, read in [
+        (written_task(TrainTask(file="a.py", steps=3)), read_task),
+        (written_task(DoctorTask()), read_task),
+        (written_message(Failure(Cause.JOB, "no")), read_message),
+    ]:
         read(text)
         for one in variants(json.loads(text), 6):
             with told(one):

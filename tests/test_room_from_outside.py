@@ -2,6 +2,7 @@
 
 No file of ours is edited for it. The room shortens texts: what counts is their size in bytes, and how many letters are lost.
 """
+
 from __future__ import annotations
 
 import json
@@ -152,15 +153,24 @@ def package(tmp_path: Path) -> Path:
 
 def shoestring(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=package, capture_output=True, text=True, timeout=HUNG,
-                          env=os.environ | {"PYTHONPATH": path})
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", *words],
+        cwd=package,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        env=os.environ | {"PYTHONPATH": path},
+    )
 
 
 def test_its_budget_is_met_by_the_same_chooser_and_its_figures_are_shown(package: Path) -> None:
     done = shoestring(package, "shorten", "long.txt", "--size", "95B", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["plan"]["techniques"] == [{"name": "Strip", "knobs": {}}] and told["measured"] == {"size_bytes": 91, "lost": 9}
+    assert told["plan"]["techniques"] == [{"name": "Strip", "knobs": {}}] and told["measured"] == {
+        "size_bytes": 91,
+        "lost": 9,
+    }
     assert told["plan"]["size_bytes"] == 91.0, "confirmed by the real thing; by arithmetic it would be 90"
     shown = shoestring(package, "shorten", "long.txt", "--size", "50B", "--report", "page.html").stdout
     assert shown.split()[:2] == ["predicted", "measured"] and "letters lost" in shown
@@ -174,7 +184,10 @@ def test_a_budget_that_it_can_not_meet_is_refused_as_ours_are(package: Path) -> 
 
 def test_its_techniques_are_written_as_ours_are_and_a_mistake_gets_the_same_words(package: Path) -> None:
     forced = json.loads(shoestring(package, "shorten", "long.txt", "--use", "Cut(to=75)", "--json").stdout)
-    assert forced["plan"]["techniques"] == [{"name": "Cut", "knobs": {"to": 75}}] and forced["measured"]["size_bytes"] == 75
+    assert (
+        forced["plan"]["techniques"] == [{"name": "Cut", "knobs": {"to": 75}}]
+        and forced["measured"]["size_bytes"] == 75
+    )
     done = shoestring(package, "shorten", "long.txt", "--use", "Cut(too=75)")
     assert done.returncode == 2 and "Cut has no knob 'too'; it has to" in done.stderr and "Traceback" not in done.stderr
 

@@ -1,4 +1,5 @@
 """The warm Python behaves as a cold one, for whoever starts it."""
+
 from __future__ import annotations
 
 import signal
@@ -12,10 +13,20 @@ from tests.waiting import HUNG, until, until_gone
 from tests.warm import python
 
 
-@pytest.mark.parametrize("words", [["-m", "shoestring", "--help"], ["-m", "shoestring", "plan", "nothing.py"],
-                                   ["-m", "shoestring", "dance"], ["-c", "import sys; print(sys.argv); sys.exit(7)", "a", "b c"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "shoestring", "--help"],
+        ["-m", "shoestring", "plan", "nothing.py"],
+        ["-m", "shoestring", "dance"],
+        ["-c", "import sys; print(sys.argv); sys.exit(7)", "a", "b c"],
+    ],
+)
 def test_it_says_the_same_and_ends_the_same(words: list[str], tmp_path: Path) -> None:
-    cold, warm = (subprocess.run([one, *words], cwd=tmp_path, capture_output=True, text=True) for one in (sys.executable, python()))
+    cold, warm = (
+        subprocess.run([one, *words], cwd=tmp_path, capture_output=True, text=True)
+        for one in (sys.executable, python())
+    )
     assert (warm.returncode, warm.stdout, warm.stderr) == (cold.returncode, cold.stdout, cold.stderr)
 
 
@@ -42,5 +53,7 @@ def test_a_signal_reaches_the_command(number: int, tmp_path: Path) -> None:
 def test_under_a_limit_a_process_is_a_cold_one(limit: str, cold: bool, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys\ndef job():\n    raise KeyError(sys.executable)\n")
     words = [python(), "-m", "shoestring", "plan", "job.py"]
-    done = subprocess.run(["sh", "-c", f'{limit}; exec "$@"', "sh", *words], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-c", f'{limit}; exec "$@"', "sh", *words], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 2 and (sys.executable if cold else python()) in done.stderr, done.stderr

@@ -6,6 +6,7 @@ Gates stop a job in another process where a test wants it, for as long as it wan
     job file    PASS_GATE + "... pass_gate(folder, number) ..."    stands still while the test holds the gate of that number
     test        with Gates(folder, 9) as gates: ...; gates.open(9)
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -23,8 +24,8 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
-HUNG = 300.0    # seconds after which whatever a test waits for will not come any more
-LOOK = 0.01     # seconds between two looks
+HUNG = 300.0  # seconds after which whatever a test waits for will not come any more
+LOOK = 0.01  # seconds between two looks
 
 
 def pass_gate(folder: str, number: int) -> None:
@@ -33,8 +34,8 @@ def pass_gate(folder: str, number: int) -> None:
     path = os.path.join(folder, f"gate-{number}")
     if folder and os.path.exists(path):
         events = [name for place in ("", "*") for name in glob.glob(os.path.join(folder, place, "events.jsonl"))]
-        if any('"begun"' in open(name).read() for name in events):   # noqa: SIM115
-            with contextlib.suppress(FileNotFoundError), open(path) as file:   # it was opened since we looked
+        if any('"begun"' in open(name).read() for name in events):  # noqa: SIM115
+            with contextlib.suppress(FileNotFoundError), open(path) as file:  # it was opened since we looked
                 fcntl.flock(file, fcntl.LOCK_SH)
 
 
@@ -44,7 +45,7 @@ def until_exists(path: str) -> None:
         time.sleep(0.01)
 
 
-PASS_GATE = f"import contextlib, fcntl, glob, os\n\n{getsource(pass_gate)}\n"   # for job files, which can't import tests
+PASS_GATE = f"import contextlib, fcntl, glob, os\n\n{getsource(pass_gate)}\n"  # for job files, which can't import tests
 UNTIL_EXISTS = f"import os, time\n\n{getsource(until_exists)}\n"
 
 
@@ -81,19 +82,21 @@ class Gates:
             self.close(number)
 
     def close(self, number: int) -> None:
-        file = open(self.folder / f"gate-{number}", "w")   # noqa: SIM115
+        file = open(self.folder / f"gate-{number}", "w")  # noqa: SIM115
         fcntl.flock(file, fcntl.LOCK_EX)
         self.held[number] = file
 
     def open(self, number: int) -> None:
-        os.unlink(self.folder / f"gate-{number}")   # who comes later finds none
+        os.unlink(self.folder / f"gate-{number}")  # who comes later finds none
         with self.held.pop(number) as file:
-            fcntl.flock(file, fcntl.LOCK_UN)        # also where a fork of this process has the file open
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a fork of this process has the file open
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number in list(self.held):
             self.open(number)
 

@@ -12,6 +12,7 @@ a preloaded library, limits of its own) run in the ordinary interpreter.
 
 Not for tests of a process's bytes or of what is imported when: there a process must be real. Settings of malloc have no effect here.
 """
+
 from __future__ import annotations
 
 import array
@@ -35,9 +36,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 FORK_SERVER = "shoestring.processes.group.fork_server_main"
-MODULES = ("shoestring", "shoestring.processes.worker", FORK_SERVER, "tests.training.pipeline.trying")   # what is started warm
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)                           # passed on
-KINDS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)   # limits that make a process cold
+MODULES = (
+    "shoestring",
+    "shoestring.processes.worker",
+    FORK_SERVER,
+    "tests.training.pipeline.trying",
+)  # what is started warm
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # passed on
+KINDS = (
+    resource.RLIMIT_AS,
+    resource.RLIMIT_FSIZE,
+    resource.RLIMIT_NOFILE,
+    resource.RLIMIT_NPROC,
+)  # limits that make a process cold
 
 # The program. It imports little, so it is there in some 20 ms; 32 bytes of a message's length come first.
 PROGRAM = r"""#!{real} -IS
@@ -79,14 +90,27 @@ def python() -> str:
     """The path of the warm Python of this test process; its server starts with the first use and ends with us."""
     folder = Path(tempfile.mkdtemp(prefix="warm"))
     address, program = str(folder / "socket"), folder / "python"
-    program.write_text(PROGRAM.format(real=sys.executable, modules=MODULES, address=address, signals=tuple(map(int, SIGNALS)), kinds=KINDS,
-                                      limits=[resource.getrlimit(kind) for kind in KINDS]))
+    program.write_text(
+        PROGRAM.format(
+            real=sys.executable,
+            modules=MODULES,
+            address=address,
+            signals=tuple(map(int, SIGNALS)),
+            kinds=KINDS,
+            limits=[resource.getrlimit(kind) for kind in KINDS],
+        )
+    )
     program.chmod(0o700)
     root = str(Path(__file__).parents[1])
-    server = subprocess.Popen([sys.executable, "-m", "tests.warm", address, str(program)], cwd=root, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, start_new_session=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.warm", address, str(program)],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
     assert server.stdout is not None, "the pipe was asked for"
-    server.stdout.readline()   # it listens
+    server.stdout.readline()  # it listens
 
     def end() -> None:
         server.kill()
@@ -106,7 +130,7 @@ def serve(address: str, program: str) -> None:
     prepare()
     import tests.training.pipeline.trying  # noqa: F401
 
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # minders are not waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # minders are not waited for
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(address)
         listener.listen(64)
@@ -158,7 +182,7 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
     os.setsid() if task["group"] else None
     spare = 1 + max((*given, *task["files"]))
     high = array.array("i")
-    for file in given:   # out of the way of the numbers that they are to have
+    for file in given:  # out of the way of the numbers that they are to have
         os.dup2(file, spare)
         high.append(spare)
         os.close(file)
@@ -169,9 +193,9 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
     os.chdir(task["folder"])
     os.environ.clear()
     os.environ.update(task["environment"])
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)    # type: ignore[misc]  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)    # type: ignore[misc]  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)    # type: ignore[misc]  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", buffering=1, closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.executable = program
     sys.path[0] = task["folder"]
     tempfile.tempdir = None
@@ -182,11 +206,12 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
     threads = task["environment"].get("OMP_NUM_THREADS")
     if threads:
         import torch
+
         torch.set_num_threads(int(threads))
     code = 1
     try:
         sys.argv = task["words"][1:]
-        if sys.argv[0] == FORK_SERVER:   # it ends with its launcher, which for it is the minder
+        if sys.argv[0] == FORK_SERVER:  # it ends with its launcher, which for it is the minder
             sys.argv[2] = str(os.getppid())
         runpy.run_module(task["words"][1], run_name="__main__", alter_sys=True)
         code = 0
@@ -197,7 +222,7 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        threading._shutdown()        # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()

@@ -6,6 +6,7 @@ One model trains all the time. After every so many steps the next way of saving 
 training stood still, plus how much longer the steps until the next turn took than those after a turn in which nothing was saved.
 Then the same run with `shoestring watch` and a listening browser tab, and without, in turns.
 """
+
 from __future__ import annotations
 
 import platform
@@ -71,7 +72,9 @@ def main(between: int = 10) -> None:
     ways: dict[str, Callable[[], object]] = {
         "nothing": lambda: None,
         "shoestring": lambda: saver.save(lambda: snapshot_of(run, feed, feed.taken, None)),
-        "torch.save": lambda: torch.save({name: part.state_dict() for name, part in whole.items()}, folder / "plain.pt"),
+        "torch.save": lambda: torch.save(
+            {name: part.state_dict() for name, part in whole.items()}, folder / "plain.pt"
+        ),
         "Lightning Fabric": lambda: fabric.save(folder / "fabric.pt", dict(whole)),
     }
     stood: dict[str, list[float]] = defaultdict(list)
@@ -108,7 +111,9 @@ def watching(folder: Path, trained: Callable[[int], list[float]], count: int) ->
 @contextmanager
 def watcher(folder: Path) -> Iterator[None]:
     """`shoestring watch` on a folder and a tab that listens."""
-    server = subprocess.Popen([sys.executable, "-m", "shoestring", "watch", str(folder)], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "shoestring", "watch", str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert server.stdout is not None, "the pipe was asked for"
     url = next(word for word in server.stdout.readline().split() if word.startswith("http"))
     tab = urllib.request.urlopen(url + "events", timeout=60)
@@ -121,28 +126,42 @@ def watcher(folder: Path) -> Iterator[None]:
         server.wait()
 
 
-def written(stood: dict[str, list[float]], after: dict[str, list[float]], between: int, size: int, alone: list[float],
-            watched: list[float]) -> str:
+def written(
+    stood: dict[str, list[float]],
+    after: dict[str, list[float]],
+    between: int,
+    size: int,
+    alone: list[float],
+    watched: list[float],
+) -> str:
     calm = median(after["nothing"])
     lines = [
-        "# What saving and watching cost", "",
+        "# What saving and watching cost",
+        "",
         f"Written by `python benchmarks/checkpointing/run.py`: the `gpt` job with {bytes_text(size)} of weights and moments, steps of "
         f"{seconds_text(calm / between)}, {ROUNDS} saves a way in turns, {between} steps after each. {platform.machine()}, "
-        f"{torch.get_num_threads()} threads, torch {torch.__version__}.", "",
+        f"{torch.get_num_threads()} threads, torch {torch.__version__}.",
+        "",
         "| way | training stood still | the steps after took longer by | together, of a step | of the time, one save a minute |",
         "|---|---|---|---|---|",
     ]
     for name, pauses in stood.items():
         still = median(pauses)
         slower = median(after[name]) - calm
-        lines.append(f"| {name} | {seconds_text(still)} | {slower * 1e3:+.0f} ms | {(still + slower) / (calm / between):.0%} | "
-                     f"{(still + slower) / OFTEN:.2%} |")
+        lines.append(
+            f"| {name} | {seconds_text(still)} | {slower * 1e3:+.0f} ms | {(still + slower) / (calm / between):.0%} | "
+            f"{(still + slower) / OFTEN:.2%} |"
+        )
     spread = (max(after["nothing"]) - min(after["nothing"])) / 2
-    lines += ["", f"Where nothing was saved, {between} steps took {seconds_text(calm)} ± {spread * 1e3:.0f} ms: differences in "
-                  f"the second column below that are noise. Ours hashes every byte and syncs the disk, in the background; the others "
-                  f"do neither.", "",
-              f"A step took {seconds_text(median(alone))} alone and {seconds_text(median(watched))} while `shoestring watch` showed it to "
-              f"a tab: {median(watched) / median(alone) - 1:+.2%} (medians of {len(alone)} steps each, in turns)."]
+    lines += [
+        "",
+        f"Where nothing was saved, {between} steps took {seconds_text(calm)} ± {spread * 1e3:.0f} ms: differences in "
+        f"the second column below that are noise. Ours hashes every byte and syncs the disk, in the background; the others "
+        f"do neither.",
+        "",
+        f"A step took {seconds_text(median(alone))} alone and {seconds_text(median(watched))} while `shoestring watch` showed it to "
+        f"a tab: {median(watched) / median(alone) - 1:+.2%} (medians of {len(alone)} steps each, in turns).",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ FOLDER of the model: all-MiniLM-L6-v2 as transformers loads it; of the texts: St
 1 - cosine of sentence embeddings (mean pooling, normed) to the original model's, mean and worst, on texts that calibration never saw. What
 was measured is kept in codebooks.json by its name, and not measured again: delete it to begin anew.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -30,7 +31,7 @@ from shoestring.compression.quantization.scalar_codes import fitted_codebook
 HERE = Path(__file__).parent
 KEPT = HERE / "codebooks.json"
 CALIBRATION, FIRST_TEST = 128, 1000
-Stored = tuple[Tensor, int]          # the weight as it comes back, and its bytes
+Stored = tuple[Tensor, int]  # the weight as it comes back, and its bytes
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Subject:
     model: nn.Module
     tests: list[Any]
     expected: Tensor
-    moments: dict[str, Tensor]       # of the inputs of linear layers, by weight
-    counts: Tensor                   # how often each word was in the calibration
+    moments: dict[str, Tensor]  # of the inputs of linear layers, by weight
+    counts: Tensor  # how often each word was in the calibration
 
     @torch.no_grad()
     def damage(self) -> tuple[float, float]:
@@ -48,7 +49,9 @@ class Subject:
 
     def weights(self, part: str) -> dict[str, Tensor]:
         if part == "embedding":
-            return {"embeddings.word_embeddings.weight": self.model.get_submodule("embeddings.word_embeddings").weight.data}
+            return {
+                "embeddings.word_embeddings.weight": self.model.get_submodule("embeddings.word_embeddings").weight.data
+            }
         return {name: self.model.get_parameter(name).data for name in self.moments}
 
 
@@ -70,10 +73,10 @@ def subject(folder: str, texts: str, count: int) -> Subject:
     random.Random(0).shuffle(found)
 
     def batches(some: list[str]) -> list[Any]:
-        parts = [sorted(some, key=len)[first:first + 32] for first in range(0, len(some), 32)]
+        parts = [sorted(some, key=len)[first : first + 32] for first in range(0, len(some), 32)]
         return [tokenizer(part, padding=True, truncation=True, max_length=128, return_tensors="pt") for part in parts]
 
-    calibration, tests = batches(found[:CALIBRATION]), batches(found[FIRST_TEST:FIRST_TEST + count])
+    calibration, tests = batches(found[:CALIBRATION]), batches(found[FIRST_TEST : FIRST_TEST + count])
     moments: dict[str, Tensor] = {}
     mask = torch.ones(0)
 
@@ -81,6 +84,7 @@ def subject(folder: str, texts: str, count: int) -> Subject:
         def note(module: nn.Module, inputs: Any, output: Any) -> None:
             rows = inputs[0].reshape(-1, inputs[0].shape[-1])[mask.reshape(-1)]
             moments[name] = moments.get(name, torch.zeros(1)) + rows.T @ rows
+
         return note
 
     linears = {name: one for name, one in model.named_modules() if isinstance(one, nn.Linear) and "pooler" not in name}
@@ -95,7 +99,9 @@ def subject(folder: str, texts: str, count: int) -> Subject:
     return Subject(model, tests, sentences(model, tests), moments, counts)
 
 
-Way = Callable[[Tensor, "Tensor | None"], Stored]   # of a weight, and its second moment (of an embedding: counts of its rows)
+Way = Callable[
+    [Tensor, "Tensor | None"], Stored
+]  # of a weight, and its second moment (of an embedding: counts of its rows)
 
 
 def importance(weight: Tensor, moment: Tensor | None) -> Tensor | None:
@@ -108,9 +114,10 @@ def importance(weight: Tensor, moment: Tensor | None) -> Tensor | None:
 def by_grid(bits: int, group: int, compensated: bool = False) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         metric = moment if compensated and moment is not None and moment.dim() == 2 else None
-        one, = rounded(weight, [GridSetting(bits, group)], metric)
+        (one,) = rounded(weight, [GridSetting(bits, group)], metric)
         form = GridFormat.of(one.codes, one.scales, one.zeros, bits, group, tuple(weight.shape), weight.dtype)
         return form.dense(), form.stored_bytes
+
     return stored
 
 
@@ -118,6 +125,7 @@ def by_codebook(bits: int, group: int, method: str, weighted: bool) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         form = fitted_codebook(weight, bits, group, importance(weight, moment) if weighted else None, method)
         return form.dense(), form.stored_bytes
+
     return stored
 
 
@@ -125,11 +133,13 @@ def by_product(recipe: VectorCoding, weighted: bool) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         form = fitted_product(weight, recipe, importance(weight, moment) if weighted else None)
         return form.dense(), form.stored_bytes
+
     return stored
 
 
 def by_faiss(length: int, bits: int, stages: int) -> Way:
     """faiss alone: vectors of neighbours, or (stages 0) a product quantizer of whole rows; tables are float32 there."""
+
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         import faiss
 
@@ -138,14 +148,15 @@ def by_faiss(length: int, bits: int, stages: int) -> Way:
         if stages:
             quantizer = faiss.ResidualQuantizer(length, stages, bits)
             quantizer.train_type = faiss.ResidualQuantizer.Train_default
-            tables, points = 4 * stages * 2 ** bits * length, weight.reshape(-1, length)
+            tables, points = 4 * stages * 2**bits * length, weight.reshape(-1, length)
         else:
             quantizer = faiss.ProductQuantizer(columns, columns // length, bits)
-            tables, points = 4 * 2 ** bits * columns, weight
+            tables, points = 4 * 2**bits * columns, weight
         given = np.ascontiguousarray(points.numpy())
-        quantizer.train(given[np.random.default_rng(0).permutation(len(given))[:1 << 15]])
+        quantizer.train(given[np.random.default_rng(0).permutation(len(given))[: 1 << 15]])
         codes = quantizer.compute_codes(given)
         return torch.from_numpy(quantizer.decode(codes)).view(weight.shape), codes.nbytes + tables
+
     return stored
 
 
@@ -156,7 +167,11 @@ def scalar_ways() -> Iterator[tuple[str, Way]]:
         yield f"k-means, {bits} bits", by_codebook(bits, 64, "kmeans", False)
         yield f"weighted k-means, {bits} bits", by_codebook(bits, 64, "kmeans", True)
     yield "grid, nearest, 8 bits", by_grid(8, 384)
-    for name, method, weighted in (("percentile", "percentile", False), ("k-means", "kmeans", False), ("weighted k-means", "kmeans", True)):
+    for name, method, weighted in (
+        ("percentile", "percentile", False),
+        ("k-means", "kmeans", False),
+        ("weighted k-means", "kmeans", True),
+    ):
         yield f"{name}, 8 bits, no scales", by_codebook(8, 0, method, weighted)
         yield f"{name}, 4 bits, no scales", by_codebook(4, 0, method, weighted)
 
@@ -166,14 +181,23 @@ def ways(part: str) -> Iterator[tuple[str, Way]]:
     if part == "linear":
         yield from ((f"grid, GPTQ, {bits} bits", by_grid(bits, 64, True)) for bits in (4, 3, 2))
     pairs, fours = VectorCoding(2, 8), VectorCoding(4, 8)
-    books = 0 if part == "embedding" else 32   # a codebook a place is larger than a linear layer: there, one for every 64 columns' places
+    books = (
+        0 if part == "embedding" else 32
+    )  # a codebook a place is larger than a linear layer: there, one for every 64 columns' places
     product = VectorCoding(2, 6, books=books)
     turn = 384 if part == "embedding" else 64
-    for name, recipe in (("vector k-means, 2 x 8 bits", pairs), ("vector k-means, 4 x 8 bits", fours), ("PQ, 2 x 6 bits", product)):
+    for name, recipe in (
+        ("vector k-means, 2 x 8 bits", pairs),
+        ("vector k-means, 4 x 8 bits", fours),
+        ("PQ, 2 x 6 bits", product),
+    ):
         yield name, by_product(replace(recipe, rounds=0), False)
         yield f"{name}, weighted", by_product(recipe, True)
-    scale = part == "linear"   # a scale is a column's, and rows are what differs in an embedding
-    yield "OPQ, 2 x 6 bits, weighted" if scale else "OPQ, 2 x 6 bits", by_product(replace(product, rotation=turn, scaled=scale), scale)
+    scale = part == "linear"  # a scale is a column's, and rows are what differs in an embedding
+    yield (
+        "OPQ, 2 x 6 bits, weighted" if scale else "OPQ, 2 x 6 bits",
+        by_product(replace(product, rotation=turn, scaled=scale), scale),
+    )
     for name, method in (("RQ", "residual"), ("LSQ", "local search")):
         recipe = VectorCoding(4, 8, stages=2, method=method)
         yield f"{name}, 2 codes of 8 bits for 4", by_product(replace(recipe, rounds=0), False)
@@ -203,9 +227,14 @@ def table(results: dict[str, Any]) -> str:
     for part in ("linear", "embedding"):
         rows = sorted(results.get(part, {}).items(), key=lambda row: -row[1]["bits"])
         title = {"linear": "all linear layers", "embedding": "the word embedding"}[part]
-        lines += [f"| {title}: stored as | bits a number, all counted | 1 - cosine | worst | seconds to fit |", "|---|--:|--:|--:|--:|"]
-        lines += [f"| {name} | {one['bits']:.2f} | {one['mean']:.5f} | {one['worst']:.4f} | {one['cpu_seconds']:.0f} |"
-                  for name, one in rows]
+        lines += [
+            f"| {title}: stored as | bits a number, all counted | 1 - cosine | worst | seconds to fit |",
+            "|---|--:|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {name} | {one['bits']:.2f} | {one['mean']:.5f} | {one['worst']:.4f} | {one['cpu_seconds']:.0f} |"
+            for name, one in rows
+        ]
         lines.append("")
     return "\n".join(lines) + f"{results.get('texts', 0)} texts that calibration ({CALIBRATION} others) never saw."
 

@@ -4,7 +4,8 @@
 
 In each split 100 digits have labels, 600 others are there without, and 1,097 are for the test. The single models, the members of the
 ensemble and the students are MLPs of one kind (64-16-16-10), trained with the same optimizer for as many steps. Every way with a teacher is
-one call of `taught`, with the objectives of shoestring.compression.distillation.losses; accuracies of singles and students are means over several
+one call of `taught`, with the objectives of shoestring.compression.distillation.losses; accuracies of singles and
+students are means over several
 models of other seeds, so that what is compared is the method and not its luck. `kept` is (student - single) / (ensemble - single), of the
 means over splits; its standard error is by the jackknife over splits (Efron, Stein: The Jackknife Estimate of Variance, 1981, doi
 10.1214/aos/1176345462). All splits are trained at once: models are rows of a stack, (model, sample, number).
@@ -16,6 +17,7 @@ one line (plain, T = 1) because it was slow: 3,000 steps became 2,000, and the s
 models learned the labels for 400 steps and students for 2,000; on these same splits 2,000 steps made singles 0.9 points better, so students
 had been given a part of their gain by their length. Since then all are trained as long. Nothing else was changed after that.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -46,7 +48,7 @@ class Stack:
     """Several MLPs, the same number for each split: weights (splits x models, in, out) and biases (splits x models, 1, out)."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
-    models: int          # of each split
+    models: int  # of each split
     dropout: float = 0.0
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -65,10 +67,17 @@ class Stack:
         return list(out.unflatten(0, (-1, self.models)).unbind(1))
 
 
-def new_stack(splits: int, models: int, generator: torch.Generator, sizes: Sequence[int] = SIZES, dropout: float = 0.0) -> Stack:
+def new_stack(
+    splits: int, models: int, generator: torch.Generator, sizes: Sequence[int] = SIZES, dropout: float = 0.0
+) -> Stack:
     """He initialisation (He, Zhang, Ren, Sun 2015, arXiv 1502.01852)."""
-    layers = [((torch.randn(splits * models, a, b, generator=generator) * math.sqrt(2 / a)).requires_grad_(),
-               torch.zeros(splits * models, 1, b).requires_grad_()) for a, b in pairwise(sizes)]
+    layers = [
+        (
+            (torch.randn(splits * models, a, b, generator=generator) * math.sqrt(2 / a)).requires_grad_(),
+            torch.zeros(splits * models, 1, b).requires_grad_(),
+        )
+        for a, b in pairwise(sizes)
+    ]
     return Stack(tuple(layers), models, dropout)
 
 
@@ -78,7 +87,7 @@ class Splits:
 
     labelled: Tensor
     labels: Tensor
-    pool: Tensor        # without labels
+    pool: Tensor  # without labels
     test: Tensor
     answers: Tensor
 
@@ -90,9 +99,13 @@ def splits_of(seeds: Sequence[int]) -> Splits:
     x, y = torch.tensor(found.data, dtype=torch.float32) / 16, torch.tensor(found.target)
     orders = [torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     cut = LABELLED + POOL
-    return Splits(torch.stack([x[o[:LABELLED]] for o in orders]), torch.stack([y[o[:LABELLED]] for o in orders]),
-                  torch.stack([x[o[LABELLED:cut]] for o in orders]), torch.stack([x[o[cut:]] for o in orders]),
-                  torch.stack([y[o[cut:]] for o in orders]))
+    return Splits(
+        torch.stack([x[o[:LABELLED]] for o in orders]),
+        torch.stack([y[o[:LABELLED]] for o in orders]),
+        torch.stack([x[o[LABELLED:cut]] for o in orders]),
+        torch.stack([x[o[cut:]] for o in orders]),
+        torch.stack([y[o[cut:]] for o in orders]),
+    )
 
 
 def fitted(stack: Stack, loss: Callable[[], Tensor], steps: int) -> Stack:
@@ -119,31 +132,50 @@ def made_up(pool: Tensor, generator: torch.Generator) -> Tensor:
     one, other = drawn(pool, generator)[0], drawn(pool, generator)[0]
     share = torch.rand(len(pool), BATCH, 1, generator=generator)
     mixed = share * one + (1 - share) * other
-    return mixed + 0.1 * torch.randn(mixed.shape, generator=generator) * (torch.rand(share.shape, generator=generator) < 0.7)
+    return mixed + 0.1 * torch.randn(mixed.shape, generator=generator) * (
+        torch.rand(share.shape, generator=generator) < 0.7
+    )
 
 
-def supervised(data: Splits, models: int, generator: torch.Generator, dropout: float = 0.0, sizes: Sequence[int] = SIZES) -> Stack:
+def supervised(
+    data: Splits, models: int, generator: torch.Generator, dropout: float = 0.0, sizes: Sequence[int] = SIZES
+) -> Stack:
     """Models trained with the labels alone."""
     stack = new_stack(len(data.labels), models, generator, sizes, dropout)
     each, labels = data.labelled.repeat_interleave(models, 0), data.labels.repeat_interleave(models, 0)
 
     def loss() -> Tensor:
         x, chosen = drawn(each, generator)
-        return functional.cross_entropy(stack(x, generator).flatten(0, 1), labels.gather(1, chosen).flatten()) * len(labels)
+        return functional.cross_entropy(stack(x, generator).flatten(0, 1), labels.gather(1, chosen).flatten()) * len(
+            labels
+        )
 
     return fitted(stack, loss, STEPS)
 
 
-def taught(data: Splits, teacher: Callable[[Tensor], list[Tensor]], generator: torch.Generator, *, unlabelled: str = "made up",
-           temperature: float = 3.0, steps: int = STEPS, objective: str = "kl", dropout: float = 0.0, noise: float = 0.0,
-           sizes: Sequence[int] = SIZES, students: int = STUDENTS) -> Stack:
+def taught(
+    data: Splits,
+    teacher: Callable[[Tensor], list[Tensor]],
+    generator: torch.Generator,
+    *,
+    unlabelled: str = "made up",
+    temperature: float = 3.0,
+    steps: int = STEPS,
+    objective: str = "kl",
+    dropout: float = 0.0,
+    noise: float = 0.0,
+    sizes: Sequence[int] = SIZES,
+    students: int = STUDENTS,
+) -> Stack:
     """Students that learn what the teacher says, without labels. `teacher`: samples -> what each of its members says of them;
     `unlabelled`: "" (the labelled digits), "pool" (and the others), "made up" (of both), "made up of few" (of the labelled ones)."""
     stack = new_stack(len(data.labels), students, generator, sizes, dropout)
     pool = data.labelled if unlabelled in ("", "made up of few") else torch.cat([data.labelled, data.pool], 1)
 
     def loss() -> Tensor:
-        x = made_up(pool, generator) if unlabelled.startswith("made up") else drawn(pool, generator)[0]   # all students of a split see it
+        x = (
+            made_up(pool, generator) if unlabelled.startswith("made up") else drawn(pool, generator)[0]
+        )  # all students of a split see it
         with torch.no_grad():
             said = [one.repeat_interleave(students, 0) for one in teacher(x)]
         each = x.repeat_interleave(students, 0)
@@ -153,8 +185,14 @@ def taught(data: Splits, teacher: Callable[[Tensor], list[Tensor]], generator: t
     return fitted(stack, loss, steps)
 
 
-def codistilled(data: Splits, generator: torch.Generator, peers: int = 2, alpha: float = 0.5, temperature: float = 3.0,
-                steps: int = STEPS) -> Stack:
+def codistilled(
+    data: Splits,
+    generator: torch.Generator,
+    peers: int = 2,
+    alpha: float = 0.5,
+    temperature: float = 3.0,
+    steps: int = STEPS,
+) -> Stack:
     """Peers that learn the labels and, of made-up digits, what the others say."""
     stack = new_stack(len(data.labels), peers, generator)
     each, labels = data.labelled.repeat_interleave(peers, 0), data.labels.repeat_interleave(peers, 0)
@@ -164,8 +202,15 @@ def codistilled(data: Splits, generator: torch.Generator, peers: int = 2, alpha:
         x, chosen = drawn(each, generator)
         own = functional.cross_entropy(stack(x).flatten(0, 1), labels.gather(1, chosen).flatten()) * len(labels)
         said = stack.say(made_up(pool, generator))
-        agreed = sum((OBJECTIVES["kl"](said[i], [one.detach() for j, one in enumerate(said) if j != i], temperature).mean(1).sum()
-                      for i in range(peers)), torch.zeros(()))
+        agreed = sum(
+            (
+                OBJECTIVES["kl"](said[i], [one.detach() for j, one in enumerate(said) if j != i], temperature)
+                .mean(1)
+                .sum()
+                for i in range(peers)
+            ),
+            torch.zeros(()),
+        )
         return (1 - alpha) * own + alpha * agreed
 
     return fitted(stack, loss, steps)
@@ -189,22 +234,29 @@ def measured(seeds: Sequence[int], quick: bool = False) -> dict[str, Any]:
     dropped = supervised(data, STUDENTS, generator, dropout=0.2)
     one_dropped = replace(dropped, layers=tuple((w[::STUDENTS], b[::STUDENTS]) for w, b in dropped.layers), models=1)
     middle = taught(data, ensemble.say, generator, sizes=WIDE, students=1, **length)
-    found = {"single model": accuracy(data, supervised(data, STUDENTS * 3, generator)),
-             "ensemble of 10": right(data, ensemble.say(data.test)),
-             "single model with dropout": accuracy(data, dropped),
-             "its dropout ensemble, 30 passes": right(data, [one_dropped.say(data.test, generator)[0] for _ in range(30)])}
+    found = {
+        "single model": accuracy(data, supervised(data, STUDENTS * 3, generator)),
+        "ensemble of 10": right(data, ensemble.say(data.test)),
+        "single model with dropout": accuracy(data, dropped),
+        "its dropout ensemble, 30 passes": right(data, [one_dropped.say(data.test, generator)[0] for _ in range(30)]),
+    }
     ways: dict[str, Callable[[], Stack]] = {
-        "plain: KL, T = 1, the labelled digits": lambda: taught(data, ensemble.say, generator, unlabelled="", temperature=1.0, **length),
+        "plain: KL, T = 1, the labelled digits": lambda: taught(
+            data, ensemble.say, generator, unlabelled="", temperature=1.0, **length
+        ),
         "plain: KL, T = 3, the labelled digits": lambda: taught(data, ensemble.say, generator, unlabelled="", **length),
         "MSE of logits, unlabelled": lambda: taught(data, ensemble.say, generator, objective="mse", **length),
         "unlabelled digits, T = 3": lambda: taught(data, ensemble.say, generator, unlabelled="pool", **length),
         "unlabelled, made-up digits, T = 1": lambda: taught(data, ensemble.say, generator, temperature=1.0, **length),
         "unlabelled, made-up digits, T = 3": lambda: taught(data, ensemble.say, generator, **length),
-        "made up of the labelled digits alone": lambda: taught(data, ensemble.say, generator, unlabelled="made up of few", **length),
+        "made up of the labelled digits alone": lambda: taught(
+            data, ensemble.say, generator, unlabelled="made up of few", **length
+        ),
         "noisy student": lambda: taught(data, ensemble.say, generator, noise=0.1, dropout=0.1, **length),
         "two stages, through a wide student": lambda: taught(data, middle.say, generator, **length),
         "of the dropout ensemble, 10 passes": lambda: taught(
-            data, lambda x: [one_dropped.say(x, generator)[0] for _ in range(10)], generator, **length),
+            data, lambda x: [one_dropped.say(x, generator)[0] for _ in range(10)], generator, **length
+        ),
         "co-distillation, 2 peers": lambda: codistilled(data, generator, 2, **length),
         "co-distillation, 10 peers": lambda: codistilled(data, generator, 10, **length),
     }
@@ -217,7 +269,9 @@ def measured(seeds: Sequence[int], quick: bool = False) -> dict[str, Any]:
 
 def kept(accuracies: dict[str, list[float]], name: str) -> tuple[float, float]:
     """The share of the ensemble's gain that a way keeps, and its standard error by the jackknife."""
-    single, whole, mine = (torch.tensor(accuracies[one], dtype=torch.float64) for one in ("single model", "ensemble of 10", name))
+    single, whole, mine = (
+        torch.tensor(accuracies[one], dtype=torch.float64) for one in ("single model", "ensemble of 10", name)
+    )
     share = (mine - single).sum() / (whole - single).sum()
     n = len(mine)
     without = ((mine - single).sum() - (mine - single)) / ((whole - single).sum() - (whole - single))
@@ -228,22 +282,33 @@ def table(results: dict[str, Any]) -> str:
     """Markdown."""
     accuracies = results["accuracies"]
     single = torch.tensor(accuracies["single model"])
-    lines = [f"{LABELLED} labelled digits, {POOL} without labels, {len(single)} splits; ± is one standard error over splits.", "",
-             "| | accuracy | gain over single models | kept of the ensemble's gain |", "|---|---|---|---|"]
+    lines = [
+        f"{LABELLED} labelled digits, {POOL} without labels, {len(single)} splits; ± is one standard error over splits.",
+        "",
+        "| | accuracy | gain over single models | kept of the ensemble's gain |",
+        "|---|---|---|---|",
+    ]
     for name, values in accuracies.items():
         gain = torch.tensor(values) - single
         error = float(gain.std()) / math.sqrt(len(gain))
         share, spread = kept(accuracies, name)
         last = "" if name == "single model" else f"{100 * share:.0f} ± {100 * spread:.0f} %"
-        lines.append(f"| {name} | {100 * sum(values) / len(values):.2f} % | "
-                     + ("" if name == "single model" else f"{100 * float(gain.mean()):+.2f} ± {100 * error:.2f} points") + f" | {last} |")
+        lines.append(
+            f"| {name} | {100 * sum(values) / len(values):.2f} % | "
+            + ("" if name == "single model" else f"{100 * float(gain.mean()):+.2f} ± {100 * error:.2f} points")
+            + f" | {last} |"
+        )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="two splits and few steps, to see that it runs; nothing is written")
-    parser.add_argument("--tune", action="store_true", help="the splits that settings are chosen on; nothing is written")
+    parser.add_argument(
+        "--quick", action="store_true", help="two splits and few steps, to see that it runs; nothing is written"
+    )
+    parser.add_argument(
+        "--tune", action="store_true", help="the splits that settings are chosen on; nothing is written"
+    )
     options = parser.parse_args()
     seeds = range(100, 102) if options.quick else range(100, 104) if options.tune else range(10)
     results = {"splits": list(seeds), "accuracies": measured(seeds, options.quick), "torch": torch.__version__}

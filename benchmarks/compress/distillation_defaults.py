@@ -13,6 +13,7 @@ Teacher and student are MLPs; the teacher is wider, and was trained to the end w
 Every setting, and plain labels, is trained on the same splits with the same seeds and batches, as rows of a stack, once for few steps and
 once to the end: SEEDS splits each, of which the first half choose and the second half are in the table.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -43,18 +44,20 @@ class Task(NamedTuple):
     name: str
     x: Tensor
     y: Tensor
-    labelled: int       # samples that are learned from; the others are for the test
-    student: int        # width of its hidden layer
+    labelled: int  # samples that are learned from; the others are for the test
+    student: int  # width of its hidden layer
     teacher: int
     steps: int
-    short: bool = False   # trained for a quarter of the steps
+    short: bool = False  # trained for a quarter of the steps
 
 
 def tasks() -> list[Task]:
-    return [scaled("digits", *load_digits(return_X_y=True), labelled=400, student=12, teacher=128, steps=600),
-            scaled("wine", *load_wine(return_X_y=True), labelled=60, student=3, teacher=64, steps=300),
-            scaled("breast cancer", *load_breast_cancer(return_X_y=True), labelled=150, student=3, teacher=64, steps=300),
-            scaled("sources", *sources(), labelled=800, student=8, teacher=128, steps=600)]
+    return [
+        scaled("digits", *load_digits(return_X_y=True), labelled=400, student=12, teacher=128, steps=600),
+        scaled("wine", *load_wine(return_X_y=True), labelled=60, student=3, teacher=64, steps=300),
+        scaled("breast cancer", *load_breast_cancer(return_X_y=True), labelled=150, student=3, teacher=64, steps=300),
+        scaled("sources", *sources(), labelled=800, student=8, teacher=128, steps=600),
+    ]
 
 
 def scaled(name: str, x: Any, y: Any, **sizes: int) -> Task:
@@ -71,7 +74,7 @@ def sources(each: int = 400, length: int = 160) -> tuple[Tensor, Tensor]:
             begin = drawn.randrange(len(text) - length)
             row = torch.zeros(FEATURES)
             for place in range(begin, begin + length - 2):
-                row[crc32(text[place:place + 3].encode()) % FEATURES] += 1
+                row[crc32(text[place : place + 3].encode()) % FEATURES] += 1
             rows.append(row.sqrt())
             labels.append(label)
     return torch.stack(rows), torch.tensor(labels)
@@ -82,15 +85,19 @@ def made(models: int, sizes: Sequence[int], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for inputs, outputs in pairwise(sizes):
-        found += [(torch.rand(inputs, outputs, generator=generator) * 2 - 1) / inputs ** 0.5, torch.zeros(1, outputs)]
+        found += [(torch.rand(inputs, outputs, generator=generator) * 2 - 1) / inputs**0.5, torch.zeros(1, outputs)]
     return [one.repeat(models, 1, 1).requires_grad_() for one in found]
 
 
 def said(stack: Sequence[Tensor], x: Tensor) -> Tensor:
-    return torch.baddbmm(stack[3], torch.baddbmm(stack[1], x.expand(len(stack[0]), *x.shape[-2:]), stack[0]).relu(), stack[2])
+    return torch.baddbmm(
+        stack[3], torch.baddbmm(stack[1], x.expand(len(stack[0]), *x.shape[-2:]), stack[0]).relu(), stack[2]
+    )
 
 
-def trained(stack: list[Tensor], x: Tensor, y: Tensor, steps: int, loss: Callable[[Tensor, Tensor, Tensor], Tensor], seed: int) -> None:
+def trained(
+    stack: list[Tensor], x: Tensor, y: Tensor, steps: int, loss: Callable[[Tensor, Tensor, Tensor], Tensor], seed: int
+) -> None:
     """`loss` of outputs (models, samples, classes): a sum over models, so that each is trained as it would be alone."""
     optimizer, generator = torch.optim.Adam(stack, RATE), torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -107,10 +114,17 @@ def own_loss(output: Tensor, y: Tensor) -> Tensor:
 def split_accuracies(task: Task, seed: int, quick: bool) -> tuple[float, list[float]]:
     """Of the teacher; and of students by plain labels and by every setting."""
     order = torch.randperm(len(task.x), generator=torch.Generator().manual_seed(seed))
-    here, more, test = order[:task.labelled], order[:2 * task.labelled], order[2 * task.labelled:]
+    here, more, test = order[: task.labelled], order[: 2 * task.labelled], order[2 * task.labelled :]
     classes, steps = int(task.y.max()) + 1, task.steps // 10 if quick else task.steps
     teacher = made(1, (task.x.shape[1], task.teacher, classes), seed)
-    trained(teacher, task.x[more], task.y[more], 4 * steps if task.short else steps, lambda output, x, y: own_loss(output, y).sum(), seed)
+    trained(
+        teacher,
+        task.x[more],
+        task.y[more],
+        4 * steps if task.short else steps,
+        lambda output, x, y: own_loss(output, y).sum(),
+        seed,
+    )
     students = made(1 + len(SETTINGS), (task.x.shape[1], task.student, classes), seed + 1000)
     alphas = torch.tensor([0.0, *(alpha for _, alpha in SETTINGS)])
 
@@ -120,20 +134,24 @@ def split_accuracies(task: Task, seed: int, quick: bool) -> tuple[float, list[fl
         own, per = own_loss(output, y), len(ALPHAS)
         taught = [torch.zeros(1)]
         for number, temperature in enumerate(TEMPERATURES):
-            mine = output[1 + number * per:1 + (number + 1) * per]
+            mine = output[1 + number * per : 1 + (number + 1) * per]
             taught.append(OBJECTIVES["kl"](mine, [wanted], temperature).mean(1))
         return ((1 - alphas) * own + alphas * torch.cat(taught)).sum()
 
     trained(students, task.x[here], task.y[here], steps, loss, seed)
     with torch.no_grad():
-        right = [(said(stack, task.x[test]).argmax(-1) == task.y[test]).float().mean(1) for stack in (teacher, students)]
+        right = [
+            (said(stack, task.x[test]).argmax(-1) == task.y[test]).float().mean(1) for stack in (teacher, students)
+        ]
     return float(right[0][0]), right[1].tolist()
 
 
 def measured(seeds: int, quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {}
     lengths = [(task, task.steps // (4 if short else 1), short) for task in tasks() for short in (True, False)]
-    for task in (one._replace(name=f"{one.name}, {steps} steps", steps=steps, short=short) for one, steps, short in lengths):
+    for task in (
+        one._replace(name=f"{one.name}, {steps} steps", steps=steps, short=short) for one, steps, short in lengths
+    ):
         rows = [split_accuracies(task, seed, quick) for seed in range(seeds)]
         found[task.name] = {"teacher": [one for one, _ in rows], "students": [some for _, some in rows]}
         print(task.name, flush=True)
@@ -148,7 +166,9 @@ def gains(students: list[list[float]]) -> Tensor:
 
 def best_setting(found: dict[str, Any]) -> tuple[float, float]:
     """The setting with the largest mean gain over tasks and lengths, on the first half of the splits."""
-    score = torch.stack([gains(task["students"][:len(task["students"]) // 2]).mean(0) for task in found.values()]).mean(0)
+    score = torch.stack(
+        [gains(task["students"][: len(task["students"]) // 2]).mean(0) for task in found.values()]
+    ).mean(0)
     return SETTINGS[int(score.argmax())]
 
 
@@ -170,14 +190,22 @@ def table(results: dict[str, Any]) -> str:
     half = results["splits"] // 2
     score = torch.stack([gains(task["students"][half:]).mean(0) for task in found.values()]).mean(0)
     best = SETTINGS[int(score.argmax())]
-    lines = [f"Points of test accuracy over plain labels, ± one standard error over {results['splits'] - half} splits; chosen on {half} "
-             f"others: **temperature {chosen[0]:g}, alpha {chosen[1]:g}**, the defaults. Their mean over all columns is "
-             f"{score[SETTINGS.index(chosen)]:+.2f} points; the largest of the {len(SETTINGS)} here is {score.max():+.2f}, of temperature "
-             f"{best[0]:g} and alpha {best[1]:g}.", "", HOW, f"| T | alpha | {' | '.join(found)} |", "|---" * (2 + len(found)) + "|"]
+    lines = [
+        f"Points of test accuracy over plain labels, ± one standard error over {results['splits'] - half} splits; chosen on {half} "
+        f"others: **temperature {chosen[0]:g}, alpha {chosen[1]:g}**, the defaults. Their mean over all columns is "
+        f"{score[SETTINGS.index(chosen)]:+.2f} points; the largest of the {len(SETTINGS)} here is {score.max():+.2f}, of temperature "
+        f"{best[0]:g} and alpha {best[1]:g}.",
+        "",
+        HOW,
+        f"| T | alpha | {' | '.join(found)} |",
+        "|---" * (2 + len(found)) + "|",
+    ]
     plain = [100 * torch.tensor(task["students"])[half:, 0].mean() for task in found.values()]
     teacher = [100 * torch.tensor(task["teacher"])[half:].mean() for task in found.values()]
-    lines += [f"| the teacher | | {' | '.join(f'{one:.1f} %' for one in teacher)} |",
-              f"| plain labels | | {' | '.join(f'{one:.1f} %' for one in plain)} |"]
+    lines += [
+        f"| the teacher | | {' | '.join(f'{one:.1f} %' for one in teacher)} |",
+        f"| plain labels | | {' | '.join(f'{one:.1f} %' for one in plain)} |",
+    ]
     for number, (temperature, alpha) in enumerate(SETTINGS):
         each = [gains(task["students"][half:])[:, number] for task in found.values()]
         cells = " | ".join(f"{one.mean():+.2f} ± {one.std() / len(one) ** 0.5:.2f}" for one in each)
@@ -188,7 +216,9 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="few splits and steps, to see that it runs; nothing is written")
+    parser.add_argument(
+        "--quick", action="store_true", help="few splits and steps, to see that it runs; nothing is written"
+    )
     quick = parser.parse_args().quick
     results = {"splits": 4 if quick else SEEDS, "torch": torch.__version__}
     results["tasks"] = measured(results["splits"], quick)

@@ -5,6 +5,7 @@
 Damage is as in codebooks.py; of the net for digits (scikit-learn's 8 x 8 digits, a third held out), accuracy. What was measured
 is kept in factorization.json, and not measured again: delete it to begin anew.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -61,8 +62,18 @@ def digits(seed: int, epochs: int) -> tuple[nn.Module, Tensor, Tensor, Tensor]:
     torch.manual_seed(seed)
     order = torch.randperm(len(images))
     held, used = order[:600], order[600:]
-    net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10))
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(256, 10),
+    )
     optimizer = torch.optim.AdamW(net.parameters(), 2e-3)
     for _ in range(epochs):
         for part in used[torch.randperm(len(used))].split(64):
@@ -105,9 +116,17 @@ def convolutions(shares: tuple[float, ...], seeds: int, epochs: int) -> dict[str
 
 def table(results: dict[str, Any]) -> str:
     lines = ["| MiniLM, without training after | numbers kept | 1 - cosine | worst |", "|---|--:|--:|--:|"]
-    lines += [f"| {name} | {one['kept']:.2f} | {one['mean']:.4f} | {one['worst']:.3f} |" for name, one in results["minilm"].items()]
-    lines += ["", f"{results['texts']} texts that calibration ({CALIBRATION} others) never saw.", "",
-              "| convolutional net for digits, without training after | accuracy | nets |", "|---|--:|--:|"]
+    lines += [
+        f"| {name} | {one['kept']:.2f} | {one['mean']:.4f} | {one['worst']:.3f} |"
+        for name, one in results["minilm"].items()
+    ]
+    lines += [
+        "",
+        f"{results['texts']} texts that calibration ({CALIBRATION} others) never saw.",
+        "",
+        "| convolutional net for digits, without training after | accuracy | nets |",
+        "|---|--:|--:|",
+    ]
     lines += [f"| {name} | {one['accuracy']:.3f} | {one['nets']} |" for name, one in results["digits"].items()]
     return "\n".join(lines)
 
@@ -131,7 +150,9 @@ def main() -> None:
             print(json.dumps(minilm), flush=True)
         results |= {"texts": count, "minilm": minilm}
     if "digits" not in results:
-        results["digits"] = convolutions((0.5,) if chosen.quick else (0.5, 0.25, 0.1), 1 if chosen.quick else 5, 2 if chosen.quick else 12)
+        results["digits"] = convolutions(
+            (0.5,) if chosen.quick else (0.5, 0.25, 0.1), 1 if chosen.quick else 5, 2 if chosen.quick else 12
+        )
     if not chosen.quick:
         KEPT.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))

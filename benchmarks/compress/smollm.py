@@ -8,6 +8,7 @@ neither calibration nor choice has seen; fidelity is exp(-KL) of the next token'
 `bench`.
 What is measured is kept in smollm.json, row by row; README.md has the table.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,7 +33,7 @@ from minilm_job import data_folder  # noqa: E402
 
 RESULTS = HERE / "smollm.json"
 TOKENS, PIECES, BATCH = 64, 512, 8
-SIZES = (145, 110, 95, 80, 70, 60)    # MB
+SIZES = (145, 110, 95, 80, 70, 60)  # MB
 BITS = (8, 6, 5, 4, 3)
 
 
@@ -45,8 +46,10 @@ def folder() -> Path:
 def network() -> nn.Module:
     from transformers import AutoModelForCausalLM
 
-    made: nn.Module = AutoModelForCausalLM.from_pretrained(folder(), gguf_file=next(folder().glob("*.gguf")).name, dtype=torch.float32)
-    made.config.use_cache = False   # type: ignore[union-attr, assignment]
+    made: nn.Module = AutoModelForCausalLM.from_pretrained(
+        folder(), gguf_file=next(folder().glob("*.gguf")).name, dtype=torch.float32
+    )
+    made.config.use_cache = False  # type: ignore[union-attr, assignment]
     return made.eval()
 
 
@@ -58,7 +61,7 @@ def pieces() -> list[dict[str, Tensor]]:
     found: list[list[int]] = []
     for path in sorted(data_folder().glob("*.txt")):
         tokens = tokenizer(re.sub(r"\s+", " ", path.read_text(errors="ignore"))).input_ids
-        found += [tokens[at:at + TOKENS] for at in range(0, len(tokens) - TOKENS + 1, TOKENS)]
+        found += [tokens[at : at + TOKENS] for at in range(0, len(tokens) - TOKENS + 1, TOKENS)]
     random.Random(0).shuffle(found)
     chosen = torch.tensor(found[:PIECES])
     return [{"input_ids": one} for one in chosen.split(BATCH)]
@@ -77,7 +80,11 @@ def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None
     with torch.no_grad():
         for number, batch in enumerate(batches):
             logits = called(model, batch)
-            losses.append(nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none").mean(1))
+            losses.append(
+                nn.functional.cross_entropy(
+                    logits[:, :-1].transpose(1, 2), batch["input_ids"][:, 1:], reduction="none"
+                ).mean(1)
+            )
             if wanted is not None:
                 rows = logits.reshape(-1, logits.shape[-1])
                 found = fidelity([{"logits": rows}], [{"logits": wanted[number]}], [OutputMeasure("logits", "kl")])
@@ -85,8 +92,12 @@ def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None
                 worst = max(worst, 1 - found.worst)
     each = torch.cat(losses)
     value, error = float(each.mean().exp()), float(each.std() / len(each) ** 0.5)
-    return {"perplexity": value, "relative_error": error, "tokens": len(each) * (TOKENS - 1),
-            **({"damage": sum(damages) / len(damages), "worst": worst} if damages else {})}
+    return {
+        "perplexity": value,
+        "relative_error": error,
+        "tokens": len(each) * (TOKENS - 1),
+        **({"damage": sum(damages) / len(damages), "worst": worst} if damages else {}),
+    }
 
 
 def main() -> None:
@@ -102,19 +113,32 @@ def main() -> None:
     options = asked.parse_args()
     held_out = PIECES // 2 // BATCH
     every = pieces()
-    job = Job(model=network, data=lambda: every[held_out:], held_out=lambda: every[:held_out], forward=called,
-              loss=lambda output, batch: output.square().mean())
+    job = Job(
+        model=network,
+        data=lambda: every[held_out:],
+        held_out=lambda: every[:held_out],
+        forward=called,
+        loss=lambda output, batch: output.square().mean(),
+    )
     source, given = source_of(job, None, {}), samples_of(job, PIECES // 2)
     with torch.no_grad():
         wanted = [called(source.model, batch).flatten(0, 1) for batch in given.unseen]
 
     def keep(name: str, found: dict[str, Any]) -> None:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}   # peers and ours may be measured at the same time
+        kept = (
+            json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        )  # peers and ours may be measured at the same time
         RESULTS.write_text(json.dumps(kept | {name: found}, indent=1))
         print(name, found, flush=True)
 
     if options.only != "ours":
-        keep("float32", {"bytes": sum(one.nbytes for one in source.model.parameters()), **perplexity(source.model, given.unseen, wanted)})
+        keep(
+            "float32",
+            {
+                "bytes": sum(one.nbytes for one in source.model.parameters()),
+                **perplexity(source.model, given.unseen, wanted),
+            },
+        )
         for bits in BITS:
             model, size = uniform(source, bits)
             keep(f"uniform, {bits} bits, nearest", {"bytes": size, **perplexity(model, given.unseen, wanted)})
@@ -122,7 +146,7 @@ def main() -> None:
             try:
                 model, size = make(copy.deepcopy(source.model), given)
                 keep(name, {"bytes": size, **perplexity(model, given.unseen, wanted)})
-            except Exception as error:   # a peer that does not run here is told of, in its own words
+            except Exception as error:  # a peer that does not run here is told of, in its own words
                 keep(name, {"failed": f"{type(error).__name__}: {error}"[:300]})
     if options.only != "peers":
         cost = plain_cost(source, given, Budget(), "kl")
@@ -130,23 +154,42 @@ def main() -> None:
             begun = time.process_time()
             plan = planned(replace(cost, wanted=Budget(size=int(size * 1e6))), source.model, given.checked).chosen
             taken = time.process_time() - begun
-            keep(f"shoestring, {size:g} MB", {"bytes": plan.known["size_bytes"], "predicted": plan.cost.known["damage"], "seconds": taken,
-                                              **perplexity(plan.made().model, given.unseen, wanted)})
+            keep(
+                f"shoestring, {size:g} MB",
+                {
+                    "bytes": plan.known["size_bytes"],
+                    "predicted": plan.cost.known["damage"],
+                    "seconds": taken,
+                    **perplexity(plan.made().model, given.unseen, wanted),
+                },
+            )
     print(table(json.loads(RESULTS.read_text())))
 
 
 def table(results: Mapping[str, Any]) -> str:
     rows = ["| | MB | perplexity | 1 - exp(-KL) | predicted | search, CPU |", "|---|--:|--:|--:|--:|--:|"]
-    for name, one in sorted(results.items(), key=lambda row: (row[0].startswith("shoestring"), -row[1].get("bytes", 0))):
+    for name, one in sorted(
+        results.items(), key=lambda row: (row[0].startswith("shoestring"), -row[1].get("bytes", 0))
+    ):
         if "failed" in one:
             rows.append(f"| {name} | | does not run: {one['failed']} | | | |")
             continue
-        predicted, seconds = (format(one[key], form) if key in one else "" for key, form in (("predicted", ".4f"), ("seconds", ".0f")))
-        rows.append(f"| {name} | {one['bytes'] / 1e6:.1f} | {one['perplexity']:.2f} ± {one['perplexity'] * one['relative_error']:.2f} | "
-                    f"{one.get('damage', 0.0):.4f} | {predicted} | {seconds and seconds + ' s'} |")
+        predicted, seconds = (
+            format(one[key], form) if key in one else "" for key, form in (("predicted", ".4f"), ("seconds", ".0f"))
+        )
+        rows.append(
+            f"| {name} | {one['bytes'] / 1e6:.1f} | {one['perplexity']:.2f} ± {one['perplexity'] * one['relative_error']:.2f} | "
+            f"{one.get('damage', 0.0):.4f} | {predicted} | {seconds and seconds + ' s'} |"
+        )
     tokens = next(one["tokens"] for one in results.values() if "tokens" in one)
-    return "\n".join([*rows, "", f"{tokens:,} tokens in pieces of {TOKENS} that nothing was chosen by; ± is one standard error over pieces "
-                                 f"(most of it is shared by all rows)."])
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"{tokens:,} tokens in pieces of {TOKENS} that nothing was chosen by; ± is one standard error over pieces "
+            f"(most of it is shared by all rows).",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ this task (seed 0, shares 0.9 and 0.98), in favour of L0 and variational dropout
 
 Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv 1902.09574.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -36,13 +37,16 @@ from fashion import FOLDER, fashion, mlp  # type: ignore[import-not-found]  # no
 
 KEPT, PLOT = HERE / "sparsity.json", HERE / "sparsity.png"
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.98)
-METHODS: dict[str, dict[str, Any]] = {   # what a line is called -> the arguments of its sparse_job
-    "magnitude": {"method": "magnitude"}, "magnitude, each layer": {"method": "magnitude", "scope": "layer"},
-    "random": {"method": "random"}, "l0": {"method": "l0"}, "variational": {"method": "variational"},
+METHODS: dict[str, dict[str, Any]] = {  # what a line is called -> the arguments of its sparse_job
+    "magnitude": {"method": "magnitude"},
+    "magnitude, each layer": {"method": "magnitude", "scope": "layer"},
+    "random": {"method": "random"},
+    "l0": {"method": "l0"},
+    "variational": {"method": "variational"},
 }
 COMPLEX = ("l0", "variational")
 SEEDS, STEPS, BATCH, WIDTH, RATE = (0, 1, 2), 1200, 100, 100, 1e-3
-FAR = 3.0   # standard errors of a difference from which on it is called one
+FAR = 3.0  # standard errors of a difference from which on it is called one
 
 
 def job(seed: int, steps: int) -> Job:
@@ -54,9 +58,14 @@ def job(seed: int, steps: int) -> Job:
             for chosen in torch.randperm(len(images), generator=draws).split(BATCH):
                 yield images[chosen], classes[chosen]
 
-    return Job(model=lambda: mlp(WIDTH), data=batches, steps=steps, seed=seed,
-               optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE),
-               schedule=lambda optimizer, steps: LambdaLR(optimizer, lambda step: min(1.0, (1 - step / steps) / 0.3)))
+    return Job(
+        model=lambda: mlp(WIDTH),
+        data=batches,
+        steps=steps,
+        seed=seed,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=RATE),
+        schedule=lambda optimizer, steps: LambdaLR(optimizer, lambda step: min(1.0, (1 - step / steps) / 0.3)),
+    )
 
 
 def trained(made: Job) -> nn.Module:
@@ -82,8 +91,13 @@ def measured(name: str, share: float, seed: int, steps: int) -> dict[str, Any]:
     model = trained(sparse_job(job(seed, steps), share=share, **METHODS[name]))
     masks = masks_of(model)
     found = float(model.get_buffer("sparse_found")) if name in COMPLEX else None
-    return {**told, "accuracy": accuracy(dense_of(model)), "zeros": sparsity(masks), "by_rule": found,
-            "layers": {layer: sparsity({layer: mask}) for layer, mask in masks.items()}}
+    return {
+        **told,
+        "accuracy": accuracy(dense_of(model)),
+        "zeros": sparsity(masks),
+        "by_rule": found,
+        "layers": {layer: sparsity({layer: mask}) for layer, mask in masks.items()},
+    }
 
 
 def mean_and_error(values: list[float]) -> tuple[float, float]:
@@ -92,15 +106,25 @@ def mean_and_error(values: list[float]) -> tuple[float, float]:
 
 
 def accuracies(results: list[dict[str, Any]], name: str, share: float) -> list[float]:
-    return [one["accuracy"] for one in sorted(results, key=lambda one: one["seed"]) if (one["method"], one["share"]) == (name, share)]
+    return [
+        one["accuracy"]
+        for one in sorted(results, key=lambda one: one["seed"])
+        if (one["method"], one["share"]) == (name, share)
+    ]
 
 
 def lines(results: list[dict[str, Any]]) -> dict[str, dict[float, tuple[float, float]]]:
     """Of each method, by share: accuracy and its standard error."""
     names = [name for name in METHODS if any(one["method"] == name for one in results)]
     shares = sorted({one["share"] for one in results if one["share"]})
-    return {name: {share: mean_and_error(accuracies(results, name, share)) for share in shares if accuracies(results, name, share)}
-            for name in names}
+    return {
+        name: {
+            share: mean_and_error(accuracies(results, name, share))
+            for share in shares
+            if accuracies(results, name, share)
+        }
+        for name in names
+    }
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -110,17 +134,23 @@ def table(results: list[dict[str, Any]]) -> str:
     dense, error = mean_and_error(accuracies(results, "dense", 0.0))
     rows = [f"| method | {' | '.join(f'{share:.0%} zeros' for share in shares)} |", "|---|" + "---|" * len(shares)]
     for name, line in found.items():
-        cells = [f"{100 * line[share][0]:.2f} ± {100 * line[share][1]:.2f}" if share in line else "-" for share in shares]
+        cells = [
+            f"{100 * line[share][0]:.2f} ± {100 * line[share][1]:.2f}" if share in line else "-" for share in shares
+        ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     seeds, steps = {one["seed"] for one in results}, {one["steps"] for one in results}
-    return "\n".join(rows) + (f"\n\nTest accuracy in % with its standard error over {len(seeds)} seeds; without zeros {100 * dense:.2f} ± "
-                              f"{100 * error:.2f}. {', '.join(map(str, sorted(steps)))} steps of {BATCH} images each.")
+    return "\n".join(rows) + (
+        f"\n\nTest accuracy in % with its standard error over {len(seeds)} seeds; without zeros {100 * dense:.2f} ± "
+        f"{100 * error:.2f}. {', '.join(map(str, sorted(steps)))} steps of {BATCH} images each."
+    )
 
 
 def differences(results: list[dict[str, Any]], name: str, other: str) -> dict[float, tuple[float, float]]:
     """By share: points of accuracy that one method has more than another with the same seeds, and the standard error."""
     shares = sorted({one["share"] for one in results if one["share"]})
-    pairs = {share: zip(accuracies(results, name, share), accuracies(results, other, share), strict=True) for share in shares}
+    pairs = {
+        share: zip(accuracies(results, name, share), accuracies(results, other, share), strict=True) for share in shares
+    }
     return {share: mean_and_error([100 * (mine - theirs) for mine, theirs in found]) for share, found in pairs.items()}
 
 
@@ -134,8 +164,10 @@ def conclusion(results: list[dict[str, Any]]) -> str:
             better = [share for share, (gain, error) in found.items() if gain > FAR * error]
             worse = [share for share, (gain, error) in found.items() if gain < -FAR * error]
             held &= len(better) == len(found) if other == "random" else not worse
-            rows.append(f"- minus {other}: {'; '.join(f'{share:.0%} {gain:+.2f} ± {error:.2f}' for share, (gain, error) in found.items())} "
-                        f"(better at {len(better)} of {len(found)} shares, worse at {len(worse)})")
+            rows.append(
+                f"- minus {other}: {'; '.join(f'{share:.0%} {gain:+.2f} ± {error:.2f}' for share, (gain, error) in found.items())} "
+                f"(better at {len(better)} of {len(found)} shares, worse at {len(worse)})"
+            )
         said += [f"{name}: the paper's conclusion {'holds' if held else 'does NOT hold'} here", *rows]
     return "\n".join([*said, f"In points of accuracy; better and worse are {FAR:g} standard errors and more."])
 
@@ -143,8 +175,12 @@ def conclusion(results: list[dict[str, Any]]) -> str:
 def steering(results: list[dict[str, Any]]) -> str:
     """How far from the share asked for the methods' own rules were when masks were fixed."""
     found = {name: [abs(one["by_rule"] - one["share"]) for one in results if one["method"] == name] for name in COMPLEX}
-    return "\n".join(f"- {name}: by its own rule the share was off by {100 * statistics.mean(off):.2f} points on average, "
-                     f"{100 * max(off):.2f} at most" for name, off in found.items() if off)
+    return "\n".join(
+        f"- {name}: by its own rule the share was off by {100 * statistics.mean(off):.2f} points on average, "
+        f"{100 * max(off):.2f} at most"
+        for name, off in found.items()
+        if off
+    )
 
 
 def plot(results: list[dict[str, Any]], file: Path) -> None:
@@ -156,13 +192,24 @@ def plot(results: list[dict[str, Any]], file: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 5))
     for (name, line), marker in zip(lines(results).items(), "os^Dv", strict=False):
         shares = sorted(line)
-        axes.errorbar(range(len(shares)), [100 * line[share][0] for share in shares], [100 * line[share][1] for share in shares],
-                      label=name, marker=marker, capsize=3)
-    axes.axhline(100 * mean_and_error(accuracies(results, "dense", 0.0))[0], color="grey", linestyle="--", label="no zeros")
+        axes.errorbar(
+            range(len(shares)),
+            [100 * line[share][0] for share in shares],
+            [100 * line[share][1] for share in shares],
+            label=name,
+            marker=marker,
+            capsize=3,
+        )
+    axes.axhline(
+        100 * mean_and_error(accuracies(results, "dense", 0.0))[0], color="grey", linestyle="--", label="no zeros"
+    )
     axes.set_xticks(range(len(SHARES)), [f"{share:.0%}" for share in SHARES])
     axes.set_xlabel("weights that are zero")
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"Fashion-MNIST, MLP 784-{WIDTH}-{WIDTH}-10, the same steps for all, standard errors of {len(SEEDS)} seeds", fontsize=10)
+    axes.set_title(
+        f"Fashion-MNIST, MLP 784-{WIDTH}-{WIDTH}-10, the same steps for all, standard errors of {len(SEEDS)} seeds",
+        fontsize=10,
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -184,10 +231,21 @@ def main() -> None:
     results: list[dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() and not given.quick else []
     done = {(one["method"], one["share"], one["seed"], one["steps"]) for one in results}
     with ProcessPoolExecutor(given.processes) as pool:
-        for one in pool.map(measured, *zip(*(key for key in wanted(given.quick) if key not in done), strict=True)) \
-                if set(wanted(given.quick)) - done else ():
+        for one in (
+            pool.map(measured, *zip(*(key for key in wanted(given.quick) if key not in done), strict=True))
+            if set(wanted(given.quick)) - done
+            else ()
+        ):
             results.append(one)
-            print(one["method"], one["share"], one["seed"], one["accuracy"], one.get("by_rule"), file=sys.stderr, flush=True)
+            print(
+                one["method"],
+                one["share"],
+                one["seed"],
+                one["accuracy"],
+                one.get("by_rule"),
+                file=sys.stderr,
+                flush=True,
+            )
             if not given.quick:
                 KEPT.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results), conclusion(results), steering(results), sep="\n\n")

@@ -5,6 +5,7 @@
 A run is kept in measured.json and not made again for the same number of steps. The loss of the finished model is that on text
 windows that no run was trained on in that order (another seed); the curves are those of training, each worker's own loss and their mean.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,7 +39,7 @@ from shoestring.training.technique import TrainingTechnique as Technique
 HERE = Path(__file__).parent
 KEPT = HERE / "measured.json"
 WAYS: tuple[Technique, ...] = (DataParallel(), CompressGradients("int8"), CompressGradients("topk"))
-WINDOWS, CONTEXT = 128, 128    # that a finished model is judged by
+WINDOWS, CONTEXT = 128, 128  # that a finished model is judged by
 ASKED = {"int8": 3.9, "topk": 25.0}
 CLOSE = 0.01
 
@@ -52,15 +53,23 @@ def main(steps: int = 600) -> None:
             kept[key] = trained(way, steps)
             KEPT.write_text(json.dumps(kept))
         found[text(way)] = kept[key]
-        print(key, f"judged {kept[key]['judged']:.4f}, training {lately(kept[key]['losses']):.4f}, {kept[key]['sent']:,} bytes", flush=True)
+        print(
+            key,
+            f"judged {kept[key]['judged']:.4f}, training {lately(kept[key]['losses']):.4f}, {kept[key]['sent']:,} bytes",
+            flush=True,
+        )
     drawn(found, steps)
     (HERE / "README.md").write_text(written(found, steps))
 
 
 def trained(way: Technique, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
-        task = TrainTask(file=str(job_path("gpt")), techniques=specs_of([way]), steps=steps,
-                         recording=RecordingSettings(place, Cadence(seconds=1e9)))
+        task = TrainTask(
+            file=str(job_path("gpt")),
+            techniques=specs_of([way]),
+            steps=steps,
+            recording=RecordingSettings(place, Cadence(seconds=1e9)),
+        )
         result = run_group(task, {"OMP_NUM_THREADS": "1"}, devices=2)
         saved = newest_good(Folder(Path(place)).checkpoints)[0]
         assert saved is not None, "a run that ended has a checkpoint"
@@ -75,12 +84,14 @@ def judged(weights: Any) -> float:
     model = job.model()
     model.load_state_dict(dict(weights.items()))
     draw = batches(16, CONTEXT, seed=12345)
-    return mean(float(job.loss(job.forward(model, batch), batch)) for batch, _ in zip(draw, range(WINDOWS // 16), strict=False))
+    return mean(
+        float(job.loss(job.forward(model, batch), batch)) for batch, _ in zip(draw, range(WINDOWS // 16), strict=False)
+    )
 
 
 def lately(losses: list[float]) -> float:
     """The mean of the last tenth."""
-    return mean(losses[-max(len(losses) // 10, 1):])
+    return mean(losses[-max(len(losses) // 10, 1) :])
 
 
 def drawn(found: dict[str, dict[str, Any]], steps: int) -> None:
@@ -88,10 +99,17 @@ def drawn(found: dict[str, dict[str, Any]], steps: int) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.5))
     for name, one in found.items():
         window = max(steps // 30, 1)
-        smooth = [mean(one["losses"][max(0, end - window):end]) for end in range(window, steps + 1)]
-        line, = axes.plot(range(window, steps + 1), smooth, label=name.replace("Gradients()", "Gradients(kind='int8')"), linewidth=1.2)
+        smooth = [mean(one["losses"][max(0, end - window) : end]) for end in range(window, steps + 1)]
+        (line,) = axes.plot(
+            range(window, steps + 1), smooth, label=name.replace("Gradients()", "Gradients(kind='int8')"), linewidth=1.2
+        )
         axes.plot([steps * 1.01], [one["judged"]], "o", color=line.get_color(), markersize=4)
-    axes.set(xlabel="step", ylabel="loss", ylim=(2.2, 3.4), title="Training loss (mean of a thirtieth); dots: finished model, other text")
+    axes.set(
+        xlabel="step",
+        ylabel="loss",
+        ylim=(2.2, 3.4),
+        title="Training loss (mean of a thirtieth); dots: finished model, other text",
+    )
     axes.legend()
     figure.tight_layout()
     figure.savefig(HERE / "loss.png", dpi=110)
@@ -99,27 +117,45 @@ def drawn(found: dict[str, dict[str, Any]], steps: int) -> None:
 
 def written(found: dict[str, dict[str, Any]], steps: int) -> str:
     whole = found[text(WAYS[0])]
-    rows = ["| way | bytes a worker sends a step | less | finished model's loss | against whole gradients | training loss, last tenth | |",
-            "|---|---|---|---|---|---|---|"]
+    rows = [
+        "| way | bytes a worker sends a step | less | finished model's loss | against whole gradients | training loss, last tenth | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     said = []
     for way, (name, one) in zip(WAYS, found.items(), strict=True):
         less, off = whole["sent"] / one["sent"], one["judged"] / whole["judged"] - 1
         own = lately(one["losses"]) / lately(whole["losses"]) - 1
-        rows.append(f"| {name} | {one['sent']:,} | {less:.2f} x | {one['judged']:.4f} | {off:+.2%} | {lately(one['losses']):.4f} | "
-                    f"{own:+.2%} |")
+        rows.append(
+            f"| {name} | {one['sent']:,} | {less:.2f} x | {one['judged']:.4f} | {off:+.2%} | {lately(one['losses']):.4f} | "
+            f"{own:+.2%} |"
+        )
         kind = getattr(way, "kind", "")
         if least := ASKED.get(kind):
             kept = less >= least and off <= CLOSE
-            said.append(f"- {kind}: at least {least:g} times less with a final loss within {CLOSE:.0%}: "
-                        f"{'holds' if kept else 'does not hold'} ({less:.2f} times, {off:+.2%}).")
-    return "\n".join([
-        "# What compression does to a loss", "",
-        f"Written by `python benchmarks/compression/run.py {steps}`: the `gpt` job as it is (AdamW, batches of 8), two workers, {steps} "
-        f"steps on the same batches, one run each. The finished model is judged by {WINDOWS} windows of text drawn with another seed. "
-        f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}.", "", *rows, "", *said, "",
-        "![loss](loss.png)", "",
-        "With `topk` every worker trains weights of its own, around the shared ones which are the finished model. Its training loss is "
-        "that of the workers' own weights.", ""])
+            said.append(
+                f"- {kind}: at least {least:g} times less with a final loss within {CLOSE:.0%}: "
+                f"{'holds' if kept else 'does not hold'} ({less:.2f} times, {off:+.2%})."
+            )
+    return "\n".join(
+        [
+            "# What compression does to a loss",
+            "",
+            f"Written by `python benchmarks/compression/run.py {steps}`: the `gpt` job as it is (AdamW, "
+            f"batches of 8), two workers, {steps} "
+            f"steps on the same batches, one run each. The finished model is judged by {WINDOWS} windows of text drawn with another seed. "
+            f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}.",
+            "",
+            *rows,
+            "",
+            *said,
+            "",
+            "![loss](loss.png)",
+            "",
+            "With `topk` every worker trains weights of its own, around the shared ones which are the finished model. Its training loss is "
+            "that of the workers' own weights.",
+            "",
+        ]
+    )
 
 
 if __name__ == "__main__":

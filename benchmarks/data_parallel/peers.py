@@ -4,6 +4,7 @@ The first worker prints its seconds a step.
 
 Each trains as its documentation shows, with the same model, the same batches of the same size and torch's fused AdamW.
 """
+
 from __future__ import annotations
 
 import json
@@ -20,11 +21,11 @@ from torch.nn import functional
 
 from shoestring.jobs.gpt import Gpt, batches
 
-WIDTH, DEPTH, HEADS, CONTEXT, BATCH, RATE = 320, 8, 5, 128, 8, 1e-3   # those of the job
+WIDTH, DEPTH, HEADS, CONTEXT, BATCH, RATE = 320, 8, 5, 128, 8, 1e-3  # those of the job
 
 
 def fused(parameters: object) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.98), fused=True)   # type: ignore[arg-type]
+    return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.98), fused=True)  # type: ignore[arg-type]
 
 
 def loss_of(model: nn.Module, rows: Tensor, targets: Tensor) -> Tensor:
@@ -56,9 +57,16 @@ def deepspeed() -> Callable[[Tensor, Tensor], Tensor]:
     import deepspeed as ds
 
     made = Gpt(WIDTH, DEPTH, HEADS, CONTEXT)
-    engine, *_ = ds.initialize(model=made, optimizer=fused(made.parameters()), config={
-        "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(), "zero_optimization": {"stage": 2},
-        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False})
+    engine, *_ = ds.initialize(
+        model=made,
+        optimizer=fused(made.parameters()),
+        config={
+            "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(),
+            "zero_optimization": {"stage": 2},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    )
 
     def step(rows: Tensor, targets: Tensor) -> Tensor:
         loss = loss_of(engine, rows, targets)

@@ -5,6 +5,7 @@
 In a round each has one turn: it trains the gpt job for some steps in processes of its own. A ratio is the median over the rounds of two
 turns of the same round, a turn being its median step without the first ones. The machine must be quiet.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,10 +24,15 @@ BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 STEPS, WARM = 24, 6
 ONE, OURS = "ours, one worker", "ours, DataParallel"
 CONTENDERS = {
-    ONE: ("ours", 1, ("FusedOptimizer()",)), OURS: ("ours", 2, ("FusedOptimizer()", "DataParallel()")), "torch, one process": ("plain", 1, ()),
-    "torch, two that do not talk": ("plain", 2, ()), "torch DDP, by hand": ("ddp", 2, ()), "Accelerate": ("accelerate", 2, ()),
+    ONE: ("ours", 1, ("FusedOptimizer()",)),
+    OURS: ("ours", 2, ("FusedOptimizer()", "DataParallel()")),
+    "torch, one process": ("plain", 1, ()),
+    "torch, two that do not talk": ("plain", 2, ()),
+    "torch DDP, by hand": ("ddp", 2, ()),
+    "Accelerate": ("accelerate", 2, ()),
     "DeepSpeed ZeRO 2": ("deepspeed", 2, ()),
-    "ours, Shard(stage=2)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=2)")), "ours, Shard(stage=3)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=3)")),
+    "ours, Shard(stage=2)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=2)")),
+    "ours, Shard(stage=3)": ("ours", 2, ("FusedOptimizer()", "Shard(stage=3)")),
 }
 
 
@@ -36,12 +42,38 @@ def turn(kind: str, workers: int, techniques: tuple[str, ...]) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as folder:
         if kind == "ours":
             words = [part for one in techniques for part in ("--use", one)]
-            command = [sys.executable, "-m", "shoestring", "train", "gpt", "--steps", str(STEPS), "--devices", str(workers), *words,
-                       "--run", f"{folder}/run", "--save-every", "1h", "--json"]
+            command = [
+                sys.executable,
+                "-m",
+                "shoestring",
+                "train",
+                "gpt",
+                "--steps",
+                str(STEPS),
+                "--devices",
+                str(workers),
+                *words,
+                "--run",
+                f"{folder}/run",
+                "--save-every",
+                "1h",
+                "--json",
+            ]
         else:
             script = [str(Path(__file__).with_name("peers.py")), kind, str(STEPS)]
-            command = [sys.executable, *script] if workers == 1 else [
-                sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(workers), *script]
+            command = (
+                [sys.executable, *script]
+                if workers == 1
+                else [
+                    sys.executable,
+                    "-m",
+                    "torch.distributed.run",
+                    "--standalone",
+                    "--nproc-per-node",
+                    str(workers),
+                    *script,
+                ]
+            )
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
         if kind == "ours" and done.returncode == 0:
             report = json.loads(done.stdout)
@@ -59,7 +91,7 @@ def main() -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     names = list(CONTENDERS)
     for number in range(rounds):
-        for name in names[number % len(names):] + names[:number % len(names)]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             if not any("failed" in one for one in found[name]):
                 found[name].append(turn(*CONTENDERS[name]))
                 print(name, found[name][-1].get("seconds", found[name][-1].get("failed")), flush=True)
@@ -78,21 +110,31 @@ def written(text: str, found: dict[str, list[dict[str, Any]]]) -> str:
             rows.append(f"| {name} | {CONTENDERS[name][1]} | {turns[-1].get('failed')} | | |")
             continue
         step = median(one["seconds"] for one in turns)
-        rows.append(f"| {name} | {CONTENDERS[name][1]} | {step:.3f} s | {ratio(found, name, ONE):.2f} | "
-                    f"{ratio(found, name, 'torch DDP, by hand'):.2f} |")
-    rows += ["", "| ours | a step, predicted | measured | bytes sent, predicted | measured | process, predicted | measured |",
-             "|---|---|---|---|---|---|---|"]
+        rows.append(
+            f"| {name} | {CONTENDERS[name][1]} | {step:.3f} s | {ratio(found, name, ONE):.2f} | "
+            f"{ratio(found, name, 'torch DDP, by hand'):.2f} |"
+        )
+    rows += [
+        "",
+        "| ours | a step, predicted | measured | bytes sent, predicted | measured | process, predicted | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, turns in found.items():
         if CONTENDERS[name][0] == "ours" and CONTENDERS[name][1] > 1 and "report" in turns[-1]:
             for one in turns:
                 plan, seen = one["report"]["predicted"], one["report"]["measured"]
-                rows.append(f"| {name} | {plan['step_seconds']:.3f} s | {seen['step_seconds']:.3f} s "
-                            f"({plan['step_seconds'] / seen['step_seconds'] - 1:+.1%}) | {plan['sent_bytes']:,.0f} | "
-                            f"{seen['sent_bytes']:,} | {plan['process_bytes'] / 2**20:.0f} MiB | {seen['process_bytes'] / 2**20:.0f} MiB "
-                            f"({plan['process_bytes'] / seen['process_bytes'] - 1:+.1%}) |")
+                rows.append(
+                    f"| {name} | {plan['step_seconds']:.3f} s | {seen['step_seconds']:.3f} s "
+                    f"({plan['step_seconds'] / seen['step_seconds'] - 1:+.1%}) | {plan['sent_bytes']:,.0f} | "
+                    f"{seen['sent_bytes']:,} | {plan['process_bytes'] / 2**20:.0f} MiB | {seen['process_bytes'] / 2**20:.0f} MiB "
+                    f"({plan['process_bytes'] / seen['process_bytes'] - 1:+.1%}) |"
+                )
     packages = ", ".join(f"{name} {known(name)}" for name in ("torch", "accelerate", "deepspeed"))
-    rows += ["", f"{len(found[ONE])} rounds of {STEPS} steps; {packages}; {platform.processor() or platform.machine()}, "
-                 f"{os.cpu_count()} cores, one thread a worker."]
+    rows += [
+        "",
+        f"{len(found[ONE])} rounds of {STEPS} steps; {packages}; {platform.processor() or platform.machine()}, "
+        f"{os.cpu_count()} cores, one thread a worker.",
+    ]
     before, _, rest = text.partition(BEGIN)
     return before + BEGIN + "\n".join(rows) + "\n" + END + rest.partition(END)[2]
 

@@ -4,6 +4,7 @@
 
 Run as a job file (`shoestring federate benchmarks/federated/million.py --devices 1000000`) it is the job that is measured.
 """
+
 from __future__ import annotations
 
 import json
@@ -30,32 +31,71 @@ def records(number: int) -> TensorDataset:
 
 
 def job(devices: int = 1000) -> Job:
-    return Job(model=lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)), data=lambda: records(0),
-               clients=lambda: Numbered(devices, records), local=Local(batch=10, lr=0.1))
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)),
+        data=lambda: records(0),
+        clients=lambda: Numbered(devices, records),
+        local=Local(batch=10, lr=0.1),
+    )
 
 
 def measured(devices: int) -> dict[str, Any]:
     """From the start of a cold process."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.time()
-        done = subprocess.run([sys.executable, "-m", "shoestring", "federate", __file__, "--devices", str(devices), "--per-round", "50",
-                               "--rounds", "5", "--run", f"{folder}/run", "--json"], capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "shoestring",
+                "federate",
+                __file__,
+                "--devices",
+                str(devices),
+                "--per-round",
+                "50",
+                "--rounds",
+                "5",
+                "--run",
+                f"{folder}/run",
+                "--json",
+            ],
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
         events = [json.loads(line) for line in Path(folder, "run", "events.jsonl").read_text().splitlines()]
-    first = {kind: next(one["time"] for one in events if one["event"] == kind) - begun for kind in ("planning", "begun")}
-    return {"devices": devices, "imports": first["planning"], "start": first["begun"],
-            "bytes": json.loads(done.stdout)["measured"]["process_bytes"]}
+    first = {
+        kind: next(one["time"] for one in events if one["event"] == kind) - begun for kind in ("planning", "begun")
+    }
+    return {
+        "devices": devices,
+        "imports": first["planning"],
+        "start": first["begun"],
+        "bytes": json.loads(done.stdout)["measured"]["process_bytes"],
+    }
 
 
 if __name__ == "__main__":
     from tables import inserted, machine
 
-    measured(1000)   # what is cold on disk is warm for both
+    measured(1000)  # what is cold on disk is warm for both
     rows = [measured(devices) for devices in (1000, 1_000_000)]
     few, many = rows
-    lines = ["", "| clients | until planning begins (imports) | until the first round begins | largest process |", "|--:|--:|--:|--:|"]
-    lines += [f"| {row['devices']:,} | {row['imports']:.2f} s | {row['start']:.2f} s | {row['bytes'] / 1e6:.0f} MB |" for row in rows]
-    lines += ["", f"A million clients take {many['start'] - few['start']:+.2f} s and {(many['bytes'] - few['bytes']) / 1e6:+.1f} MB. "
-              f"Measured on {machine()}.", ""]
+    lines = [
+        "",
+        "| clients | until planning begins (imports) | until the first round begins | largest process |",
+        "|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {row['devices']:,} | {row['imports']:.2f} s | {row['start']:.2f} s | {row['bytes'] / 1e6:.0f} MB |"
+        for row in rows
+    ]
+    lines += [
+        "",
+        f"A million clients take {many['start'] - few['start']:+.2f} s and {(many['bytes'] - few['bytes']) / 1e6:+.1f} MB. "
+        f"Measured on {machine()}.",
+        "",
+    ]
     inserted(HERE / "README.md", "million", "python benchmarks/federated/million.py", "\n".join(lines))
     print(json.dumps(rows))

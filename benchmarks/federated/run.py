@@ -1,7 +1,8 @@
 """All benchmarks of this folder, one after the other: the start with a million clients, results on real data, speed.
 
-    python benchmarks/federated/run.py [--peers PYTHON_WITH_PFL_AND_FLOWER]
+python benchmarks/federated/run.py [--peers PYTHON_WITH_PFL_AND_FLOWER]
 """
+
 from __future__ import annotations
 
 import subprocess

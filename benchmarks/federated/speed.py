@@ -6,6 +6,7 @@ Every contestant is a process of its own, on the same cores, one thread each, wi
 times over, because machines are noisy; the median of each one's turns counts, and its best turn stands beside it. A model is measured in
 one go, and kept in speed.json: `--cases cnn` measures that one anew.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -22,7 +23,13 @@ from tables import inserted, machine
 
 HERE = Path(__file__).parent
 KEPT = HERE / "speed.json"
-NAMES = {"loop": "plain loop", "engine": "shoestring, engine", "round": "shoestring, round", "pfl": "pfl 0.6.0", "flower": "Flower 1.41"}
+NAMES = {
+    "loop": "plain loop",
+    "engine": "shoestring, engine",
+    "round": "shoestring, round",
+    "pfl": "pfl 0.6.0",
+    "flower": "Flower 1.41",
+}
 
 
 class Contestant:
@@ -58,7 +65,10 @@ class Contestant:
 
 
 # Flower's are apart, with a loop of their own: it leaves processes at work between its turns
-GROUPS = ((("loop", 1), ("engine", 1), ("round", 1), ("pfl", 1), ("round", 2)), (("loop", 1), ("flower", 1), ("flower", 2)))
+GROUPS = (
+    (("loop", 1), ("engine", 1), ("round", 1), ("pfl", 1), ("round", 2)),
+    (("loop", 1), ("flower", 1), ("flower", 2)),
+)
 
 
 def measured(case: str, group: Sequence[tuple[str, int]], turns: int, peers: str) -> list[dict[str, Any]]:
@@ -76,17 +86,27 @@ def measured(case: str, group: Sequence[tuple[str, int]], turns: int, peers: str
         one.close()
     clients = CASES[case].clients
     loop = contestants[0].seconds
-    return [{"case": case, "contestant": one.name, "cores": one.cores, "clients_per_second": clients / statistics.median(one.seconds),
-             "times": statistics.median(loop) / statistics.median(one.seconds), "best": min(loop) / min(one.seconds)}
-            for one in contestants]
+    return [
+        {
+            "case": case,
+            "contestant": one.name,
+            "cores": one.cores,
+            "clients_per_second": clients / statistics.median(one.seconds),
+            "times": statistics.median(loop) / statistics.median(one.seconds),
+            "best": min(loop) / min(one.seconds),
+        }
+        for one in contestants
+    ]
 
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The rows as a table, each beside the plain loop on one core."""
     lines = ["| model | contestant | cores | clients/s | x the loop | best turns |", "|---|---|--:|--:|--:|--:|"]
     for row in rows:
-        lines.append(f"| {row['case']} | {NAMES[row['contestant']]} | {row['cores']} | {row['clients_per_second']:.0f} | "
-                     f"{row['times']:.2f} | {row['best']:.2f} |")
+        lines.append(
+            f"| {row['case']} | {NAMES[row['contestant']]} | {row['cores']} | {row['clients_per_second']:.0f} | "
+            f"{row['times']:.2f} | {row['best']:.2f} |"
+        )
     return "\n".join(lines)
 
 
@@ -94,31 +114,51 @@ def ratios(rows: Sequence[dict[str, Any]]) -> str:
     """What was asked for, beside what was found: whole rounds, as users run them."""
     found = {(row["case"], row["contestant"], row["cores"]): row["times"] for row in rows}
     lines = ["| asked | found |", "|---|---|"]
-    for case, other, least in (("mlp", "loop", 6), ("mlp", "pfl", 7), ("mlp200", "loop", 6), ("mlp200", "pfl", 7), ("mlp200e5", "loop", 6),
-                               ("mlp200e5", "pfl", 7), ("cnn", "loop", 2), ("transformer", "loop", 1.5)):
+    for case, other, least in (
+        ("mlp", "loop", 6),
+        ("mlp", "pfl", 7),
+        ("mlp200", "loop", 6),
+        ("mlp200", "pfl", 7),
+        ("mlp200e5", "loop", 6),
+        ("mlp200e5", "pfl", 7),
+        ("cnn", "loop", 2),
+        ("transformer", "loop", 1.5),
+    ):
         if (case, "round", 1) in found and (case, other, 1) in found:
-            lines.append(f"| {case}, one core: {least} times {NAMES[other]} | {found[case, 'round', 1] / found[case, other, 1]:.2f} |")
+            lines.append(
+                f"| {case}, one core: {least} times {NAMES[other]} | {found[case, 'round', 1] / found[case, other, 1]:.2f} |"
+            )
     for case in dict.fromkeys(row["case"] for row in rows):
         if (case, "round", 2) in found:
-            lines.append(f"| {case}, two cores: 1.8 times one | {found[case, 'round', 2] / found[case, 'round', 1]:.2f} |")
+            lines.append(
+                f"| {case}, two cores: 1.8 times one | {found[case, 'round', 2] / found[case, 'round', 1]:.2f} |"
+            )
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default="", help="an interpreter that has pfl and Flower; without it they are left out")
+    parser.add_argument(
+        "--peers", default="", help="an interpreter that has pfl and Flower; without it they are left out"
+    )
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--turns", type=int, default=9)
     given = parser.parse_args()
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for case in given.cases:
-        rows = [row for group in (GROUPS if given.peers else GROUPS[:1]) for row in measured(case, group, given.turns, given.peers)]
+        rows = [
+            row
+            for group in (GROUPS if given.peers else GROUPS[:1])
+            for row in measured(case, group, given.turns, given.peers)
+        ]
         kept[case] = {"rows": rows, "turns": given.turns, "machine": machine()}
         KEPT.write_text(json.dumps(kept, indent=1) + "\n")
     found = [row for case in CASES if case in kept for row in kept[case]["rows"]]
     where = " or ".join(dict.fromkeys(f"{one['turns']} turns each on {one['machine']}" for one in kept.values()))
     text = f"\n{markdown(found)}\n\n{ratios(found)}\nMedians of {where}.\n"
-    inserted(HERE / "README.md", "speed", "python benchmarks/federated/speed.py --peers PYTHON_WITH_PFL_AND_FLOWER", text)
+    inserted(
+        HERE / "README.md", "speed", "python benchmarks/federated/speed.py --peers PYTHON_WITH_PFL_AND_FLOWER", text
+    )
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ It makes its data, runs a few rounds to warm up, says "ready", and then runs a r
 seconds it took. A round: every client trains for an epoch by SGD from the same weights, and the mean of their updates, by samples, moves
 the weights.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from speed_models import CASES, RATE, Case
 
-WARM = 9   # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recorded.py)
+WARM = 9  # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recorded.py)
 
 
 def asked() -> Iterator[None]:
@@ -69,7 +70,13 @@ def shoestring_job(case: Case) -> Any:
 
     clients = {f"client {number}": TensorDataset(x, y) for number, (x, y) in enumerate(case.data())}
     loss = default_loss if not case.text else lambda output, batch: case.loss(output, batch[1])
-    return Job(model=case.made, data=list, clients=lambda: clients, local=Local(batch=case.batch, lr=RATE, epochs=case.epochs), loss=loss)
+    return Job(
+        model=case.made,
+        data=list,
+        clients=lambda: clients,
+        local=Local(batch=case.batch, lr=RATE, epochs=case.epochs),
+        loss=loss,
+    )
 
 
 def engine(case: Case, cores: int) -> None:
@@ -80,7 +87,10 @@ def engine(case: Case, cores: int) -> None:
     from shoestring.federated.simulation.cohort import Engine, how_to_work, work_of
 
     job = shoestring_job(case)
-    devices = sorted((DeviceView(records_of(job, name, data, 0)) for name, data in job.clients().items()), key=lambda one: one.records.count)
+    devices = sorted(
+        (DeviceView(records_of(job, name, data, 0)) for name, data in job.clients().items()),
+        key=lambda one: one.records.count,
+    )
     model = job.model()
     layout = layout_of(model)
     row, how = layout.row(model), how_to_work(job, layout, [one.records for one in devices])
@@ -92,7 +102,7 @@ def engine(case: Case, cores: int) -> None:
         nonlocal row
         total, weight, number = torch.zeros_like(row), 0.0, next(turn)
         for begin in range(0, len(devices), how.chunk):
-            found = work(Order(0, number, row), devices[begin:begin + how.chunk], Objective(job.local))
+            found = work(Order(0, number, row), devices[begin : begin + how.chunk], Objective(job.local))
             total += found.counts.float() @ found.rows
             weight += float(found.counts.sum())
         row = row + total / weight

@@ -6,6 +6,7 @@ mlp200e5      the same with 5 epochs, as there
 cnn           two 5x5 convolutions, 16 and 32 channels, batch 10    (a small one of the same paper's kind)
 transformer   two layers, width 64, 32 bytes of context, batch 4
 """
+
 from __future__ import annotations
 
 import gzip
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FASHION = Path("/usr/share/datasets/fashion-mnist")   # Debian's package dataset-fashion-mnist
+FASHION = Path("/usr/share/datasets/fashion-mnist")  # Debian's package dataset-fashion-mnist
 RATE = 0.05
 
 
@@ -32,8 +33,16 @@ def wide_mlp() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-                         nn.Flatten(), nn.Linear(512, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
 
 
 class Block(nn.Module):
@@ -76,8 +85,8 @@ class Case:
     model: Callable[[], nn.Module]
     loss: Callable[[Tensor, Tensor], Tensor]
     batch: int
-    samples: int                     # of a client, about: between 3/4 and 5/4 of it
-    clients: int                     # of a round
+    samples: int  # of a client, about: between 3/4 and 5/4 of it
+    clients: int  # of a round
     text: bool = False
     epochs: int = 1
 
@@ -89,15 +98,23 @@ class Case:
         """Every client's inputs and targets."""
         generator = torch.Generator().manual_seed(1)
         least, most = self.samples * 3 // 4, self.samples * 5 // 4
-        counts = torch.linspace(least, most, self.clients).long()[torch.randperm(self.clients, generator=generator)].tolist()
+        counts = (
+            torch.linspace(least, most, self.clients).long()[torch.randperm(self.clients, generator=generator)].tolist()
+        )
         pool = text(sum(counts), generator) if self.text else images(sum(counts), generator)
         return [(x.clone(), y.clone()) for x, y in zip(*(one.split(counts) for one in pool), strict=True)]
 
 
-CASES = {case.name: case for case in (
-    Case("mlp", mlp, of_classes, 10, 100, 128), Case("mlp200", wide_mlp, of_classes, 10, 100, 128),
-    Case("mlp200e5", wide_mlp, of_classes, 10, 100, 64, epochs=5), Case("cnn", cnn, of_classes, 10, 100, 64),
-    Case("transformer", Transformer, of_tokens, 4, 40, 64, text=True))}
+CASES = {
+    case.name: case
+    for case in (
+        Case("mlp", mlp, of_classes, 10, 100, 128),
+        Case("mlp200", wide_mlp, of_classes, 10, 100, 128),
+        Case("mlp200e5", wide_mlp, of_classes, 10, 100, 64, epochs=5),
+        Case("cnn", cnn, of_classes, 10, 100, 64),
+        Case("transformer", Transformer, of_tokens, 4, 40, 64, text=True),
+    )
+}
 
 
 @cache
@@ -112,7 +129,9 @@ def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     order = torch.randperm(60_000, generator=generator)[:count]
     if not FASHION.exists():
         return torch.randn(count, 1, 28, 28, generator=generator), torch.randint(10, (count,), generator=generator)
-    pixels, labels = (read(FASHION / f"train-{name}-ubyte.gz", header) for name, header in (("images-idx3", 16), ("labels-idx1", 8)))
+    pixels, labels = (
+        read(FASHION / f"train-{name}-ubyte.gz", header) for name, header in (("images-idx3", 16), ("labels-idx1", 8))
+    )
     return pixels.view(-1, 1, 28, 28)[order].float() / 255, labels[order].long()
 
 

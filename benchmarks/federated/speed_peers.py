@@ -1,4 +1,5 @@
 """pfl 0.6.0 and Flower 1.41 as contestants; their interpreter has them and torch, and not shoestring."""
+
 from __future__ import annotations
 
 import time
@@ -54,11 +55,20 @@ def pfl(case: Case, cores: int) -> None:
             return stop, Metrics()
 
     FederatedAveraging().run(
-        algorithm_params=NNAlgorithmParams(central_num_iterations=1_000_000, evaluation_frequency=1_000_000, train_cohort_size=len(data),
-                                           val_cohort_size=0),
-        backend=SimulatedBackend(training_data=clients, val_data=None), model=model,
-        model_train_params=NNTrainHyperParams(local_num_epochs=case.epochs, local_learning_rate=RATE, local_batch_size=case.batch),
-        model_eval_params=None, callbacks=[Turns()])
+        algorithm_params=NNAlgorithmParams(
+            central_num_iterations=1_000_000,
+            evaluation_frequency=1_000_000,
+            train_cohort_size=len(data),
+            val_cohort_size=0,
+        ),
+        backend=SimulatedBackend(training_data=clients, val_data=None),
+        model=model,
+        model_train_params=NNTrainHyperParams(
+            local_num_epochs=case.epochs, local_learning_rate=RATE, local_batch_size=case.batch
+        ),
+        model_eval_params=None,
+        callbacks=[Turns()],
+    )
 
 
 def flower(case: Case, cores: int) -> None:
@@ -72,16 +82,20 @@ def flower(case: Case, cores: int) -> None:
     from flwr.simulation import run_simulation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
+
     class Client(NumPyClient):
         def __init__(self, number: int) -> None:
-            self.model, data = prepared(case.name)   # a function of a module: every process of Ray keeps what it made
+            self.model, data = prepared(case.name)  # a function of a module: every process of Ray keeps what it made
             self.x, self.y = data[number]
 
         def fit(self, parameters: Any, config: Any) -> Any:
-            self.model.load_state_dict({name: torch.from_numpy(value) for name, value in
-                                        zip(self.model.state_dict(), parameters, strict=True)})
+            self.model.load_state_dict(
+                {name: torch.from_numpy(value) for name, value in zip(self.model.state_dict(), parameters, strict=True)}
+            )
             optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE)
-            for places in (places for _ in range(case.epochs) for places in torch.randperm(len(self.x)).split(case.batch)):
+            for places in (
+                places for _ in range(case.epochs) for places in torch.randperm(len(self.x)).split(case.batch)
+            ):
                 optimizer.zero_grad()
                 case.loss(self.model(self.x[places]), self.y[places]).backward()
                 optimizer.step()
@@ -93,10 +107,10 @@ def flower(case: Case, cores: int) -> None:
         begin = 0.0
 
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-            if server_round == 3:   # the first two warm up the actors
+            if server_round == 3:  # the first two warm up the actors
                 turns.append(asked())
             if turns and next(turns[0], "over") == "over":
-                raise KeyboardInterrupt   # Flower has no other way to end before its last round
+                raise KeyboardInterrupt  # Flower has no other way to end before its last round
             self.begin = time.perf_counter()
             return super().configure_fit(server_round, parameters, client_manager)
 
@@ -108,11 +122,22 @@ def flower(case: Case, cores: int) -> None:
 
     def server(context: Any) -> Any:
         weights = [value.numpy() for value in case.made().state_dict().values()]
-        strategy = Turns(fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=case.clients, min_available_clients=case.clients,
-                         initial_parameters=ndarrays_to_parameters(weights))
+        strategy = Turns(
+            fraction_fit=1.0,
+            fraction_evaluate=0.0,
+            min_fit_clients=case.clients,
+            min_available_clients=case.clients,
+            initial_parameters=ndarrays_to_parameters(weights),
+        )
         return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=1_000_000))
 
     client = ClientApp(client_fn=lambda context: Client(int(context.node_config["partition-id"])).to_client())
-    run_simulation(ServerApp(server_fn=server), client, num_supernodes=case.clients,
-                   backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0},
-                                   "init_args": {"num_cpus": cores, "logging_level": 40}})
+    run_simulation(
+        ServerApp(server_fn=server),
+        client,
+        num_supernodes=case.clients,
+        backend_config={
+            "client_resources": {"num_cpus": 1, "num_gpus": 0},
+            "init_args": {"num_cpus": cores, "logging_level": 40},
+        },
+    )

@@ -8,6 +8,7 @@ has one turn; the order rotates, so that nobody always follows the one that uses
     bytes of an update   28 a number: weight, gradient and two moments are read, all but the gradient written, 4 bytes each
     ratio                median over the rounds of (for-loop / this one), both of the same round
 """
+
 from __future__ import annotations
 
 import os
@@ -29,13 +30,31 @@ from shoestring.training.memory.offloaded_optimizer import SMALL, OffloadedOptim
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 WIDTH = 640
-LAYER = ((WIDTH,), (WIDTH,), (3 * WIDTH, WIDTH), (3 * WIDTH,), (WIDTH, WIDTH), (WIDTH,),               # norm and attention
-         (WIDTH,), (WIDTH,), (4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,))           # norm and two linear layers
+LAYER = (
+    (WIDTH,),
+    (WIDTH,),
+    (3 * WIDTH, WIDTH),
+    (3 * WIDTH,),
+    (WIDTH, WIDTH),
+    (WIDTH,),  # norm and attention
+    (WIDTH,),
+    (WIDTH,),
+    (4 * WIDTH, WIDTH),
+    (4 * WIDTH,),
+    (WIDTH, 4 * WIDTH),
+    (WIDTH,),
+)  # norm and two linear layers
 WARM, ROUNDS = 2, 31
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
-BYTES = 28          # a number, of an update
-ON_DISK = 16        # of these, to and from the disk: two moments, both ways
-LOOP, FUSED, OURS, DISK, DEEPSPEED = "torch, for-loop", "torch, fused", "ours, in host memory", "ours, moments on disk", "DeepSpeedCPUAdam"
+BYTES = 28  # a number, of an update
+ON_DISK = 16  # of these, to and from the disk: two moments, both ways
+LOOP, FUSED, OURS, DISK, DEEPSPEED = (
+    "torch, for-loop",
+    "torch, fused",
+    "ours, in host memory",
+    "ours, moments on disk",
+    "DeepSpeedCPUAdam",
+)
 
 Update = Callable[[], object]
 
@@ -65,12 +84,16 @@ def offloaded(parameters: Sequence[nn.Parameter], store: DiskStore) -> Update:
 def deepspeed(parameters: Sequence[nn.Parameter]) -> Optimizer | str:
     """Their optimizer, or why there is none. Its C++ is compiled when it is used for the first time, which takes minutes."""
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])   # ninja lies beside python
+    os.environ["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )  # ninja lies beside python
     try:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         return DeepSpeedCPUAdam(parameters, **SETTINGS)
-    except Exception as error:   # a package and a compiler that are not ours: whatever it is, the others can still be compared
+    except (
+        Exception
+    ) as error:  # a package and a compiler that are not ours: whatever it is, the others can still be compared
         reason = error.__cause__ or error
         return f"{type(reason).__name__}: {reason}"
 
@@ -81,7 +104,7 @@ def turns(updates: dict[str, Update], draw: Callable[[], None]) -> Iterator[dict
     for number in range(WARM + ROUNDS):
         draw()
         spent = {}
-        for name in names[number % len(names):] + names[:number % len(names)]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             begun = time.perf_counter()
             updates[name]()
             spent[name] = time.perf_counter() - begun
@@ -112,7 +135,7 @@ def main(millions: float = 50) -> None:
         LOOP: AdamW(own(LOOP), **SETTINGS, foreach=False, fused=False).step,
         "torch, foreach": AdamW(own("torch, foreach"), **SETTINGS, foreach=True).step,
         FUSED: AdamW(own(FUSED), **SETTINGS, fused=True).step,
-        OURS: HostOptimizer(AdamW(own(OURS), **SETTINGS, fused=True)).step_in_blocks,   # as beside a GPU
+        OURS: HostOptimizer(AdamW(own(OURS), **SETTINGS, fused=True)).step_in_blocks,  # as beside a GPU
         DISK: offloaded(own(DISK), store),
     }
     theirs = deepspeed(own(DEEPSPEED))
@@ -127,9 +150,13 @@ def main(millions: float = 50) -> None:
     lines = [
         f"{sum(one.numel() for one in start) / 1e6:.1f} million float32 numbers in {len(start)} tensors of a transformer of width {WIDTH}, "
         f"{ROUNDS} rounds after {WARM} to get warm. {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-        f"{', deepspeed ' + version() if DEEPSPEED in updates else ''}; load average before the run {load:.1f}.", "",
-        *busy(load), *table(spent, off, sum(one.numel() for one in start), theirs if isinstance(theirs, str) else ""), "",
-        *verdict(spent, sum(one.numel() for one in start), store.direct)]
+        f"{', deepspeed ' + version() if DEEPSPEED in updates else ''}; load average before the run {load:.1f}.",
+        "",
+        *busy(load),
+        *table(spent, off, sum(one.numel() for one in start), theirs if isinstance(theirs, str) else ""),
+        "",
+        *verdict(spent, sum(one.numel() for one in start), store.direct),
+    ]
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.partition(END)[2])
     print("\n".join(lines))
@@ -158,14 +185,20 @@ def ratios(spent: dict[str, list[float]], name: str, to: str = LOOP) -> list[flo
 
 
 def table(spent: dict[str, list[float]], off: dict[str, float], numbers: int, missing: str) -> list[str]:
-    lines = ["| update | milliseconds | GB/s | times the for-loop's speed | lowest and highest round | weights off torch's fused by |",
-             "|---|---|---|---|---|---|"]
+    lines = [
+        "| update | milliseconds | GB/s | times the for-loop's speed | lowest and highest round | weights off torch's fused by |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, seconds in spent.items():
         times = ratios(spent, name)
-        lines.append(f"| {name} | {1e3 * median(seconds):.1f} | {BYTES * numbers / median(seconds) / 1e9:.1f} | {median(times):.2f} | "
-                     f"{min(times):.2f} to {max(times):.2f} | {f'{off[name]:.1e}' if off[name] else 'nothing, bit for bit'} |")
+        lines.append(
+            f"| {name} | {1e3 * median(seconds):.1f} | {BYTES * numbers / median(seconds) / 1e9:.1f} | {median(times):.2f} | "
+            f"{min(times):.2f} to {max(times):.2f} | {f'{off[name]:.1e}' if off[name] else 'nothing, bit for bit'} |"
+        )
     if missing:
-        lines.append(f"| {DEEPSPEED} | could not be used here: {' '.join(missing.split())[:200].replace('|', '/')} | | | | |")
+        lines.append(
+            f"| {DEEPSPEED} | could not be used here: {' '.join(missing.split())[:200].replace('|', '/')} | | | | |"
+        )
     return lines
 
 

@@ -1,4 +1,5 @@
 """The published tables as jobs and meshes on paper, and the cluster files calibrated on one row each."""
+
 from __future__ import annotations
 
 import csv
@@ -16,9 +17,9 @@ from shoestring.training.on_paper.step import PaperJob, rate_per_device, step, t
 from shoestring.training.on_paper.transformer import Transformer
 
 HERE = Path(__file__).parent
-SEQUENCE, VOCABULARY = 2048, 51_200        # of all of Megatron's rows
-LARGEST = 8                                # micro-batch that is tried for them: the paper's own experiments go so far
-SAME = ("3b", 2048)                        # the row of each table of llm-foundry that is calibrated on, with the fewest GPUs
+SEQUENCE, VOCABULARY = 2048, 51_200  # of all of Megatron's rows
+LARGEST = 8  # micro-batch that is tried for them: the paper's own experiments go so far
+SAME = ("3b", 2048)  # the row of each table of llm-foundry that is calibrated on, with the fewest GPUs
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,8 @@ class MegatronRow:
     tensor: int
     stage: int
     gpus: int
-    published: float                       # operations per second and GPU
-    micro_batch: int = 0                   # 0: the table does not say
+    published: float  # operations per second and GPU
+    micro_batch: int = 0  # 0: the table does not say
     sharding: int = 0
 
     def meshes(self, cluster: Machines) -> Iterator[PaperMesh]:
@@ -39,9 +40,14 @@ class MegatronRow:
             yield PaperMesh(data, micro_batch=self.micro_batch, sharding=self.sharding)
             return
         for micro_batch in [self.micro_batch] if self.micro_batch else divisors(self.job.batch // data, LARGEST):
-            for virtual in divisors(self.job.model.layers // self.stage, self.job.model.layers) if self.stage > 1 else (1,):
+            for virtual in (
+                divisors(self.job.model.layers // self.stage, self.job.model.layers) if self.stage > 1 else (1,)
+            ):
                 mesh = PaperMesh(data, self.stage, self.tensor, micro_batch, virtual)
-                if not mesh.wrong(self.job.model, self.job.batch, cluster) and held(self.job, mesh, cluster).total <= cluster.memory:
+                if (
+                    not mesh.wrong(self.job.model, self.job.batch, cluster)
+                    and held(self.job, mesh, cluster).total <= cluster.memory
+                ):
                     yield mesh
 
     def mesh(self, cluster: Machines) -> PaperMesh:
@@ -60,7 +66,7 @@ class FoundryRow:
     mesh: PaperMesh
     gpu: str
     mode: str
-    published: float                       # tokens per second and GPU
+    published: float  # tokens per second and GPU
     parameters: int
 
     def predicted(self, cluster: Machines) -> float:
@@ -76,11 +82,28 @@ def megatron(name: str = "megatron.csv") -> list[MegatronRow]:
     """In float16, gradients too; copies add them up after backward, not beside it; attention and loss were not fused in 2021."""
     rows = []
     for row in table(name):
-        model = Transformer(int(row["hidden"]), int(row["layers"]), int(row["heads"]), VOCABULARY, SEQUENCE, flash=False, fused_loss=False,
-                            dropout=True)
-        rows.append(MegatronRow(float(row["billions"]), PaperJob(model, int(row["batch"]), "fp16", 2.0, overlapped=False), int(row["tensor"]),
-                                int(row["stage"]), int(row["gpus"]), 1e12 * float(row["teraflops_per_gpu"]), int(row.get("micro_batch", 0)),
-                                3 if row.get("way") == "ZeRO-3" else 0))
+        model = Transformer(
+            int(row["hidden"]),
+            int(row["layers"]),
+            int(row["heads"]),
+            VOCABULARY,
+            SEQUENCE,
+            flash=False,
+            fused_loss=False,
+            dropout=True,
+        )
+        rows.append(
+            MegatronRow(
+                float(row["billions"]),
+                PaperJob(model, int(row["batch"]), "fp16", 2.0, overlapped=False),
+                int(row["tensor"]),
+                int(row["stage"]),
+                int(row["gpus"]),
+                1e12 * float(row["teraflops_per_gpu"]),
+                int(row.get("micro_batch", 0)),
+                3 if row.get("way") == "ZeRO-3" else 0,
+            )
+        )
     return rows
 
 
@@ -96,11 +119,25 @@ def foundry() -> list[FoundryRow]:
     for row in table("llm_foundry.csv"):
         model = Transformer(*shapes[row["model"]], 50_368, int(row["sequence"]))
         gpus, micro_batch = int(row["gpus"]), int(row["micro_batch"])
-        job = PaperJob(model, gpus * micro_batch * int(row["accumulation"]), row["precision"].removeprefix("amp_"),
-                  2.0 if row["mode"] == "PURE" else 4.0, metrics=2)
+        job = PaperJob(
+            model,
+            gpus * micro_batch * int(row["accumulation"]),
+            row["precision"].removeprefix("amp_"),
+            2.0 if row["mode"] == "PURE" else 4.0,
+            metrics=2,
+        )
         mesh = PaperMesh(gpus, micro_batch=micro_batch, checkpointing=row["checkpointing"] == "yes", sharding=3)
-        rows.append(FoundryRow(row["model"], job, mesh, row["gpu"], row["mode"], float(row["tokens_per_second_per_gpu"]),
-                    int(row["parameters"])))
+        rows.append(
+            FoundryRow(
+                row["model"],
+                job,
+                mesh,
+                row["gpu"],
+                row["mode"],
+                float(row["tokens_per_second_per_gpu"]),
+                int(row["parameters"]),
+            )
+        )
     return rows
 
 

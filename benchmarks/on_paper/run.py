@@ -5,6 +5,7 @@
 
 Writes README.md beside itself.
 """
+
 from __future__ import annotations
 
 import time
@@ -67,16 +68,44 @@ def megatron_part() -> str:
         mesh = row.mesh(cluster)
         parts = step(row.job, mesh, cluster)
         shares = [f"{getattr(parts, name) / parts.total:.1%}" for name in ("tensor", "bubble", "sends", "data")]
-        shown.append([f"{row.billions:g}", f"{row.gpus:,}", str(mesh), f"{row.published / 1e12:.0f}", f"{row.predicted(cluster) / 1e12:.1f}",
-                      f"{error:+.1%}", *shares, bytes_text(int(held(row.job, mesh, cluster).total))])
-    text = ["## Megatron-LM, arXiv 2104.04473, table 1\n",
-            "A100 80 GB, float16, sequence 2,048, vocabulary 51,200, TFLOP/s per GPU as the paper counts them (recomputation included). The table "
-            "gives tensor ways, stages, GPUs and batch; it does not give micro-batch and parts a stage, which are here the best by prediction. The ten rows "
-            "are quoted as they are known; sizes of the models agree with other copies of them, and each row's TFLOP/s times its GPUs with its PFLOP/s.\n",
-            f"Calibrated on the first row, which has no tensor ways and no stages: {cluster.efficiency['fp16']:.1%} of peak. "
-            f"**Off by {median(map(abs, wrong)):.1%} in the median, {min(wrong):+.1%} to {max(wrong):+.1%}** (8 % and 15 % were asked for).\n",
-            lines(["billions", "GPUs", "mesh", "published", "predicted", "off", "tensor sums", "bubble", "sends", "sums of copies", "a GPU holds"], shown),
-            "Had another row been the calibration:\n", other_rows()]
+        shown.append(
+            [
+                f"{row.billions:g}",
+                f"{row.gpus:,}",
+                str(mesh),
+                f"{row.published / 1e12:.0f}",
+                f"{row.predicted(cluster) / 1e12:.1f}",
+                f"{error:+.1%}",
+                *shares,
+                bytes_text(int(held(row.job, mesh, cluster).total)),
+            ]
+        )
+    text = [
+        "## Megatron-LM, arXiv 2104.04473, table 1\n",
+        "A100 80 GB, float16, sequence 2,048, vocabulary 51,200, TFLOP/s per GPU as the paper counts them (recomputation included). The table "
+        "gives tensor ways, stages, GPUs and batch; it does not give micro-batch and parts a stage, which are here the best by prediction. The ten rows "
+        "are quoted as they are known; sizes of the models agree with other copies of them, and each row's TFLOP/s times its GPUs with its PFLOP/s.\n",
+        f"Calibrated on the first row, which has no tensor ways and no stages: {cluster.efficiency['fp16']:.1%} of peak. "
+        f"**Off by {median(map(abs, wrong)):.1%} in the median, {min(wrong):+.1%} to {max(wrong):+.1%}** (8 % and 15 % were asked for).\n",
+        lines(
+            [
+                "billions",
+                "GPUs",
+                "mesh",
+                "published",
+                "predicted",
+                "off",
+                "tensor sums",
+                "bubble",
+                "sends",
+                "sums of copies",
+                "a GPU holds",
+            ],
+            shown,
+        ),
+        "Had another row been the calibration:\n",
+        other_rows(),
+    ]
     return "\n".join(text) + "\n" + second_table(cluster) + "\n" + recompute_part(cluster) + "\n" + choices(cluster)
 
 
@@ -85,8 +114,15 @@ def other_rows() -> str:
     for one in rows:
         cluster = megatron_cluster(one)
         wrong = [off(row, cluster) for row in rows]
-        shown.append([f"{one.billions:g}", f"{cluster.efficiency['fp16']:.1%}", f"{median(map(abs, wrong)):.1%}", f"{min(wrong):+.1%}",
-                      f"{max(wrong):+.1%}"])
+        shown.append(
+            [
+                f"{one.billions:g}",
+                f"{cluster.efficiency['fp16']:.1%}",
+                f"{median(map(abs, wrong)):.1%}",
+                f"{min(wrong):+.1%}",
+                f"{max(wrong):+.1%}",
+            ]
+        )
     return lines(["calibrated on", "share of peak", "median off", "least", "most"], shown)
 
 
@@ -96,31 +132,67 @@ def second_table(cluster: Machines) -> str:
     for row in megatron("megatron_zero.csv"):
         error, mesh = off(row, cluster), row.mesh(cluster)
         (sharded if row.sharding else whole).append(error)
-        shown.append([f"{row.billions:g}", f"{row.gpus:,}", str(mesh), f"{row.published / 1e12:.0f}", f"{row.predicted(cluster) / 1e12:.1f}", f"{error:+.1%}"])
-    return "\n".join([
-        "### The same paper's table 2, with the constant of table 1\n",
-        "Quoted as it is known; each row's TFLOP/s agrees with its days of training. **Tensor ways and stages: off by "
-        f"{median(map(abs, whole)):.1%} in the median, {min(whole):+.1%} to {max(whole):+.1%}.** Everything sharded (DeepSpeed's ZeRO-3 of 2021) is predicted "
-        f"{1 + min(sharded):.2f} to {1 + max(sharded):.2f} times as fast as it was: there, what was sent was not hidden. llm-foundry's rows show that later "
-        f"software does hide it, on up to {VOUCHED} GPUs; over more, nothing here vouches for it, and the planner leaves it out.\n",
-        lines(["billions", "GPUs", "mesh", "published", "predicted", "off"], shown)])
+        shown.append(
+            [
+                f"{row.billions:g}",
+                f"{row.gpus:,}",
+                str(mesh),
+                f"{row.published / 1e12:.0f}",
+                f"{row.predicted(cluster) / 1e12:.1f}",
+                f"{error:+.1%}",
+            ]
+        )
+    return "\n".join(
+        [
+            "### The same paper's table 2, with the constant of table 1\n",
+            "Quoted as it is known; each row's TFLOP/s agrees with its days of training. **Tensor ways and stages: off by "
+            f"{median(map(abs, whole)):.1%} in the median, {min(whole):+.1%} to {max(whole):+.1%}.** Everything sharded (DeepSpeed's ZeRO-3 of 2021) is predicted "
+            f"{1 + min(sharded):.2f} to {1 + max(sharded):.2f} times as fast as it was: there, what was sent was not hidden. llm-foundry's rows show that later "
+            f"software does hide it, on up to {VOUCHED} GPUs; over more, nothing here vouches for it, and the planner leaves it out.\n",
+            lines(["billions", "GPUs", "mesh", "published", "predicted", "off"], shown),
+        ]
+    )
 
 
 def recompute_part(cluster: Machines) -> str:
     """Seconds of a step with every block computed again, by later software than table 1's; nothing is calibrated on them."""
     shown = []
     for row in table("recompute.csv"):
-        number = {name: int(row[name]) for name in ("hidden", "layers", "heads", "tensor", "stage", "batch", "micro_batch", "virtual", "gpus")}
-        model = Transformer(number["hidden"], number["layers"], number["heads"], VOCABULARY, SEQUENCE, flash=False, fused_loss=False, dropout=True)
+        number = {
+            name: int(row[name])
+            for name in ("hidden", "layers", "heads", "tensor", "stage", "batch", "micro_batch", "virtual", "gpus")
+        }
+        model = Transformer(
+            number["hidden"],
+            number["layers"],
+            number["heads"],
+            VOCABULARY,
+            SEQUENCE,
+            flash=False,
+            fused_loss=False,
+            dropout=True,
+        )
         mesh = PaperMesh(1, number["stage"], number["tensor"], number["micro_batch"], number["virtual"])
         seconds = step(PaperJob(model, number["batch"], "fp16", 2.0, overlapped=False), mesh, cluster).total
-        shown.append([row["billions"], f"{number['gpus']:,}", str(mesh), row["seconds"], f"{seconds:.2f}", f"{seconds / float(row['seconds']):.2f}"])
-    return "\n".join([
-        "### arXiv 2205.05198 (2022), full recomputation, with the constant of table 1\n",
-        "Seconds a step. **The rows are quoted from memory** (`recompute.csv`); no copy of the table was found to compare them with. Predicted too slow, and more "
-        "so the larger the model. A part of that was memory counted at its data sheet's bandwidth: the row that calibrates has most of it, so its share of peak "
-        "came out too low, and products weigh most in large models (1.09, 1.17, 1.20 and 1.25 then). What is left is not explained.\n",
-        lines(["billions", "GPUs", "mesh", "published", "predicted", "predicted / published"], shown)])
+        shown.append(
+            [
+                row["billions"],
+                f"{number['gpus']:,}",
+                str(mesh),
+                row["seconds"],
+                f"{seconds:.2f}",
+                f"{seconds / float(row['seconds']):.2f}",
+            ]
+        )
+    return "\n".join(
+        [
+            "### arXiv 2205.05198 (2022), full recomputation, with the constant of table 1\n",
+            "Seconds a step. **The rows are quoted from memory** (`recompute.csv`); no copy of the table was found to compare them with. Predicted too slow, and more "
+            "so the larger the model. A part of that was memory counted at its data sheet's bandwidth: the row that calibrates has most of it, so its share of peak "
+            "came out too low, and products weigh most in large models (1.09, 1.17, 1.20 and 1.25 then). What is left is not explained.\n",
+            lines(["billions", "GPUs", "mesh", "published", "predicted", "predicted / published"], shown),
+        ]
+    )
 
 
 def as_theirs(mesh: PaperMesh) -> bool:
@@ -138,15 +210,27 @@ def choices(cluster: Machines) -> str:
         slowest = time.perf_counter() - began
         bound = best_mesh(row.job, row.gpus, cluster, as_theirs)
         for name, one in (("theirs", theirs), ("ours, as theirs", bound.chosen), ("ours", free.chosen)):
-            shown.append([f"{row.billions:g}", name, str(one.mesh), f"{one.parts.total:.2f} s", f"{theirs.parts.total / one.parts.total:.2f}",
-                          bytes_text(int(one.held.total)), f"{one.parts.bubble / one.parts.total:.1%}"])
-    return "\n".join([
-        "### The mesh that our planner would choose\n",
-        "For the same model, batch, GPUs and kernels (attention and loss not fused, sums of copies not overlapped), all by prediction. *As theirs*: with "
-        "checkpointing and without sharding, as the paper's software did. *Ours*: also without checkpointing, with the optimizer's state or everything sharded "
-        "between copies. Memory is by formula, without the allocator's rounding, except where everything is sharded.\n",
-        f"The last plan, for 3,072 GPUs, took {slowest:.2f} s (30 s were asked for): {free.why()}.\n",
-        lines(["billions", "whose", "mesh", "a step", "speed", "a GPU holds", "bubble"], shown)])
+            shown.append(
+                [
+                    f"{row.billions:g}",
+                    name,
+                    str(one.mesh),
+                    f"{one.parts.total:.2f} s",
+                    f"{theirs.parts.total / one.parts.total:.2f}",
+                    bytes_text(int(one.held.total)),
+                    f"{one.parts.bubble / one.parts.total:.1%}",
+                ]
+            )
+    return "\n".join(
+        [
+            "### The mesh that our planner would choose\n",
+            "For the same model, batch, GPUs and kernels (attention and loss not fused, sums of copies not overlapped), all by prediction. *As theirs*: with "
+            "checkpointing and without sharding, as the paper's software did. *Ours*: also without checkpointing, with the optimizer's state or everything sharded "
+            "between copies. Memory is by formula, without the allocator's rounding, except where everything is sharded.\n",
+            f"The last plan, for 3,072 GPUs, took {slowest:.2f} s (30 s were asked for): {free.why()}.\n",
+            lines(["billions", "whose", "mesh", "a step", "speed", "a GPU holds", "bubble"], shown),
+        ]
+    )
 
 
 def planned(job: PaperJob, mesh: PaperMesh, cluster: Machines) -> MeshCandidate:
@@ -165,28 +249,90 @@ def foundry_part() -> str:
         for row, error in zip(rows, wrong, strict=True):
             fit = reserved(row.job, row.mesh, cluster)
             full.append(fit.segments / fit.room)
-            unfit, count, doubled = unfit + (not fit.fits), count + 1, doubled + (not reserved(*twice(row), cluster).fits)
-            shown.append([row.model, f"{row.job.model.sequence:,}", str(row.mesh.world), gpu, f"{precision} {row.mode}", str(row.mesh.micro_batch),
-                          "yes" if row.mesh.checkpointing else "no", f"{row.published:,.0f}", f"{row.predicted(cluster):,.0f}", f"{error:+.1%}",
-                          bytes_text(fit.tensors), bytes_text(fit.segments) + (f", {fit.retries} retries" if fit.retries else ""),
-                          bytes_text(fit.room), "yes" if fit.fits else f"no: {fit.refused}"])
-        summary.append([gpu, precision, str(len(rows)), f"{on.model}, {on.mesh.world} GPUs", f"{cluster.efficiency[precision]:.1%}",
-                        f"{median(map(abs, wrong)):.1%}", f"{min(wrong):+.1%}", f"{max(wrong):+.1%}", str(sum(abs(one) > FAR for one in wrong)),
-                        f"{max(full):.0%}"])
-    return "\n".join([
-        "## mosaicml/llm-foundry, scripts/train/benchmarking/README.md\n",
-        f"MPT models, FULL_SHARD, all {count} rows of the stored version (commit 061f2c7c); each row's throughput agrees with its own MFU, its batch with "
-        "micro-batch x accumulation x GPUs, and its number of weights with ours. Calibrated on one row a kind of GPU and precision: 3 B, 2,048 tokens, fewest GPUs.\n",
-        f"**Tokens/s/GPU off by {median(abs(error) for _, error in every):.1%} in the median** (15 % was asked for); **{count - unfit} of {count} rows are predicted to fit**, "
-        "by the allocations of two steps run through a simulated CUDA caching allocator (`trace.py`, `caching_allocator.py`). "
-        f"That this could fail: with twice the micro-batch {doubled} of {count} would not fit.\n",
-        lines(["GPU", "precision", "rows", "calibrated on", "share of peak", "median off", "least", "most", f"rows off by more than {FAR:.0%}",
-               "fullest GPU"], summary),
-        by_model(every),
-        falls_short(every),
-        "### All rows\n",
-        lines(["model", "tokens", "GPUs", "GPU", "precision", "micro-batch", "checkpointing", "published", "predicted", "off", "tensors", "segments",
-               "room", "fits"], shown)])
+            unfit, count, doubled = (
+                unfit + (not fit.fits),
+                count + 1,
+                doubled + (not reserved(*twice(row), cluster).fits),
+            )
+            shown.append(
+                [
+                    row.model,
+                    f"{row.job.model.sequence:,}",
+                    str(row.mesh.world),
+                    gpu,
+                    f"{precision} {row.mode}",
+                    str(row.mesh.micro_batch),
+                    "yes" if row.mesh.checkpointing else "no",
+                    f"{row.published:,.0f}",
+                    f"{row.predicted(cluster):,.0f}",
+                    f"{error:+.1%}",
+                    bytes_text(fit.tensors),
+                    bytes_text(fit.segments) + (f", {fit.retries} retries" if fit.retries else ""),
+                    bytes_text(fit.room),
+                    "yes" if fit.fits else f"no: {fit.refused}",
+                ]
+            )
+        summary.append(
+            [
+                gpu,
+                precision,
+                str(len(rows)),
+                f"{on.model}, {on.mesh.world} GPUs",
+                f"{cluster.efficiency[precision]:.1%}",
+                f"{median(map(abs, wrong)):.1%}",
+                f"{min(wrong):+.1%}",
+                f"{max(wrong):+.1%}",
+                str(sum(abs(one) > FAR for one in wrong)),
+                f"{max(full):.0%}",
+            ]
+        )
+    return "\n".join(
+        [
+            "## mosaicml/llm-foundry, scripts/train/benchmarking/README.md\n",
+            f"MPT models, FULL_SHARD, all {count} rows of the stored version (commit 061f2c7c); each row's throughput agrees with its own MFU, its batch with "
+            "micro-batch x accumulation x GPUs, and its number of weights with ours. Calibrated on one row a kind of GPU and precision: 3 B, 2,048 tokens, fewest GPUs.\n",
+            f"**Tokens/s/GPU off by {median(abs(error) for _, error in every):.1%} in the median** (15 % was asked for); **{count - unfit} of {count} rows are predicted to fit**, "
+            "by the allocations of two steps run through a simulated CUDA caching allocator (`trace.py`, `caching_allocator.py`). "
+            f"That this could fail: with twice the micro-batch {doubled} of {count} would not fit.\n",
+            lines(
+                [
+                    "GPU",
+                    "precision",
+                    "rows",
+                    "calibrated on",
+                    "share of peak",
+                    "median off",
+                    "least",
+                    "most",
+                    f"rows off by more than {FAR:.0%}",
+                    "fullest GPU",
+                ],
+                summary,
+            ),
+            by_model(every),
+            falls_short(every),
+            "### All rows\n",
+            lines(
+                [
+                    "model",
+                    "tokens",
+                    "GPUs",
+                    "GPU",
+                    "precision",
+                    "micro-batch",
+                    "checkpointing",
+                    "published",
+                    "predicted",
+                    "off",
+                    "tensors",
+                    "segments",
+                    "room",
+                    "fits",
+                ],
+                shown,
+            ),
+        ]
+    )
 
 
 def twice(row: FoundryRow) -> tuple[PaperJob, PaperMesh]:
@@ -201,17 +347,34 @@ def by_model(every: Sequence[tuple[FoundryRow, float]]) -> str:
         for checkpointing in (False, True):
             wrong = [error for row, error in every if row.model == model and row.mesh.checkpointing == checkpointing]
             if wrong:
-                shown.append([model, "yes" if checkpointing else "no", str(len(wrong)), f"{median(wrong):+.1%}", f"{min(wrong):+.1%}", f"{max(wrong):+.1%}"])
+                shown.append(
+                    [
+                        model,
+                        "yes" if checkpointing else "no",
+                        str(len(wrong)),
+                        f"{median(wrong):+.1%}",
+                        f"{min(wrong):+.1%}",
+                        f"{max(wrong):+.1%}",
+                    ]
+                )
     return lines(["model", "checkpointing", "rows", "median", "least", "most"], shown)
 
 
 def falls_short(every: Sequence[tuple[FoundryRow, float]]) -> str:
-    early = [off(replace(row, job=replace(row.job, stops_early=True)), foundry_cluster(row.gpu, row.job.precision)) for row, _ in every]
+    early = [
+        off(replace(row, job=replace(row.job, stops_early=True)), foundry_cluster(row.gpu, row.job.precision))
+        for row, _ in every
+    ]
     far = sorted((one for one in every if abs(one[1]) > FAR), key=lambda one: -abs(one[1]))
-    named = "; ".join(f"{row.model}, {row.job.model.sequence:,} tokens, {row.mesh.world} x {row.gpu}, {row.job.precision} ({error:+.0%})" for row, error in far)
-    return (f"Off by more than {FAR:.0%}, {len(far)} rows: {named}. Most of them are also slower than their neighbours in the source, for no reason that it "
-            "states. Rows with checkpointing are predicted too slow: a whole forward is counted again, as the source counts it. Since 2.1, torch leaves out each block's "
-            f"last product; which versions were used is not stated. Had it been left out everywhere, the median would be {median(map(abs, early)):.1%}.\n")
+    named = "; ".join(
+        f"{row.model}, {row.job.model.sequence:,} tokens, {row.mesh.world} x {row.gpu}, {row.job.precision} ({error:+.0%})"
+        for row, error in far
+    )
+    return (
+        f"Off by more than {FAR:.0%}, {len(far)} rows: {named}. Most of them are also slower than their neighbours in the source, for no reason that it "
+        "states. Rows with checkpointing are predicted too slow: a whole forward is counted again, as the source counts it. Since 2.1, torch leaves out each block's "
+        f"last product; which versions were used is not stated. Had it been left out everywhere, the median would be {median(map(abs, early)):.1%}.\n"
+    )
 
 
 FAR = 0.15

@@ -6,6 +6,7 @@ In a round each has one turn: it trains the gpt job for some steps in processes 
 rounds of two turns of the same round, a turn being its median step without the first ones. The machine must be quiet. `small` only shows
 that everything runs: what it writes means nothing, so it writes nothing.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,13 +27,18 @@ README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 ONE, APART, OURS = "one process", "two that do not talk, each with all of the job", "ours, 1f1b"
 FEW = "one process, the batch in as many pieces"
-CONTENDERS = {   # kind, workers, schedules of ours
-    ONE: ("plain", 1, ()), APART: ("apart", 2, ()), OURS: ("ours", 2, (("1f1b", 1),)), "ours, gpipe": ("ours", 2, (("gpipe", 1),)),
-    "ours, zero-bubble": ("ours", 2, (("zero-bubble", 1),)), "torch.distributed.pipelining, ScheduleGPipe": ("torch-gpipe", 2, ()),
-    "torch.distributed.pipelining, Schedule1F1B": ("torch-1f1b", 2, ()), "torchgpipe": ("torchgpipe", 1, ()),
+CONTENDERS = {  # kind, workers, schedules of ours
+    ONE: ("plain", 1, ()),
+    APART: ("apart", 2, ()),
+    OURS: ("ours", 2, (("1f1b", 1),)),
+    "ours, gpipe": ("ours", 2, (("gpipe", 1),)),
+    "ours, zero-bubble": ("ours", 2, (("zero-bubble", 1),)),
+    "torch.distributed.pipelining, ScheduleGPipe": ("torch-gpipe", 2, ()),
+    "torch.distributed.pipelining, Schedule1F1B": ("torch-1f1b", 2, ()),
+    "torchgpipe": ("torchgpipe", 1, ()),
     FEW: ("in pieces", 1, ()),
 }
-SMALL_PIECES = (ONE, FEW, APART, OURS, "torch.distributed.pipelining, Schedule1F1B")   # who is tried with those too
+SMALL_PIECES = (ONE, FEW, APART, OURS, "torch.distributed.pipelining, Schedule1F1B")  # who is tried with those too
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1))
 
 
@@ -41,9 +47,16 @@ def turn(kind: str, workers: int, settings: Settings) -> Any:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     worker = str(Path(__file__).with_name("worker.py"))
     with tempfile.TemporaryDirectory() as folder:
-        processes = [subprocess.Popen([sys.executable, worker, kind, str(rank), str(workers), f"{folder}/store", as_text(settings)],
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-                     for rank in range(workers)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, worker, kind, str(rank), str(workers), f"{folder}/store", as_text(settings)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+            for rank in range(workers)
+        ]
         try:
             told = [process.communicate(timeout=600) for process in processes]
         finally:
@@ -62,7 +75,9 @@ def planned_cut(settings: Settings) -> int:
     from shoestring.training.pipeline.pipeline import Pipeline
     from shoestring.training.planner import Planner
 
-    ledger = Planner(job(settings.width, settings.depth, 5, settings.context, settings.batch), Hardware(), inexact=True, devices=2).ledger()
+    ledger = Planner(
+        job(settings.width, settings.depth, 5, settings.context, settings.batch), Hardware(), inexact=True, devices=2
+    ).ledger()
     found = [one for one in Pipeline.choices(ledger) if one.stages == 2 and one.chunks == 1 and one.balance]
     return found[0].balance[0] if found else settings.depth // 2
 
@@ -90,7 +105,7 @@ def compared(base: Settings, names: tuple[str, ...], rounds: int) -> dict[str, l
     """Of each, the seconds of a step in every round, or why there are none."""
     found: dict[str, list[Any]] = {name: [] for name in names}
     for number in range(rounds):
-        for name in names[number % len(names):] + names[:number % len(names)]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             kind, workers, schedules = CONTENDERS[name]
             told = turn(kind, workers, replace(base, schedules=schedules))
             found[name].append(told[0]["seconds"] if isinstance(told, list) else told)
@@ -108,30 +123,55 @@ def speeds(base: Settings, found: dict[str, list[Any]]) -> list[str]:
         times = " (together 2 jobs)" if name == APART else ""
         rows.append(f"| {name} | {CONTENDERS[name][1]} | {median(turns):.3f} s{times} | {speed(found, name):.2f} |")
     asked = 0.95 * base.pieces / (base.pieces + 1) * speed(found, APART)
-    return [*rows, "", f"Asked: at least 0.95 x {base.pieces}/{base.pieces + 1} x {speed(found, APART):.2f} = {asked:.2f} times one "
-                       f"process. Reached with 1f1b: {speed(found, OURS):.2f}.", ""]
+    return [
+        *rows,
+        "",
+        f"Asked: at least 0.95 x {base.pieces}/{base.pieces + 1} x {speed(found, APART):.2f} = {asked:.2f} times one "
+        f"process. Reached with 1f1b: {speed(found, OURS):.2f}.",
+        "",
+    ]
 
 
 def smaller(base: Settings, found: dict[str, list[Any]]) -> str:
-    return "\n".join([
-        "", f"**Smaller pieces**, {base.batch // base.pieces} samples of {base.context} tokens. Here a batch in pieces is slower than "
-        f"a batch at once, whoever computes it: every piece adds its gradients to those of all weights.", "", *speeds(base, found)])
+    return "\n".join(
+        [
+            "",
+            f"**Smaller pieces**, {base.batch // base.pieces} samples of {base.context} tokens. Here a batch in pieces is slower than "
+            f"a batch at once, whoever computes it: every piece adds its gradients to those of all weights.",
+            "",
+            *speeds(base, found),
+        ]
+    )
 
 
 def tables(base: Settings, found: dict[str, list[Any]], idle: dict[str, Any], cuts: Any) -> str:
     rows = speeds(base, found)
     rows += ["| idle share | schedule | formula | measured | a step |", "|---|---|---|---|---|"]
     for what, told in idle.items():
-        rows += [f"| {what} | {one['schedule']} | {one['formula']:.1%} | {one['idle']:.1%} ({100 * (one['idle'] - one['formula']):+.1f}) "
-                 f"| {one['seconds']:.3f} s |" for one in told] if isinstance(told, list) else [f"| {what} | {told} | | | |"]
+        rows += (
+            [
+                f"| {what} | {one['schedule']} | {one['formula']:.1%} | {one['idle']:.1%} ({100 * (one['idle'] - one['formula']):+.1f}) "
+                f"| {one['seconds']:.3f} s |"
+                for one in told
+            ]
+            if isinstance(told, list)
+            else [f"| {what} | {told} | | | |"]
+        )
     rows += ["", "| cut of gpt | a step |", "|---|---|"]
     if isinstance(cuts, list):
-        rows += [f"| {one['balance'][0]} + {one['balance'][1]}{', the planner' + chr(39) + 's' if one['balance'][0] == base.cut else ''} | "
-                 f"{one['seconds']:.3f} s |" for one in cuts]
+        rows += [
+            f"| {one['balance'][0]} + {one['balance'][1]}{', the planner' + chr(39) + 's' if one['balance'][0] == base.cut else ''} | "
+            f"{one['seconds']:.3f} s |"
+            for one in cuts
+        ]
     packages = ", ".join(f"{name} {known(name)}" for name in ("torch", "torchgpipe"))
-    rows += ["", f"{len(found[ONE])} rounds of {base.steps} steps of {base.batch} samples of {base.context} tokens in {base.pieces} "
-                 f"pieces, width {base.width}, {base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, "
-                 f"{os.cpu_count()} cores, one thread a process.", ""]
+    rows += [
+        "",
+        f"{len(found[ONE])} rounds of {base.steps} steps of {base.batch} samples of {base.context} tokens in {base.pieces} "
+        f"pieces, width {base.width}, {base.depth} blocks; {packages}; {platform.processor() or platform.machine()}, "
+        f"{os.cpu_count()} cores, one thread a process.",
+        "",
+    ]
     return "\n".join(rows)
 
 

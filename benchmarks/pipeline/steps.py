@@ -4,6 +4,7 @@
 
 Every plan is trained by `shoestring train --json`, which predicts it first. The machine must be quiet. Figures are medians.
 """
+
 from __future__ import annotations
 
 import json
@@ -37,8 +38,26 @@ def step(devices: int, plan: str, flags: list[str]) -> tuple[float, float]:
     """Seconds, predicted and measured."""
     uses = [word for one in plan.split(" + ") for word in ("--use", one)]
     with tempfile.TemporaryDirectory() as place:
-        done = subprocess.run([sys.executable, "-m", "shoestring", "train", "gpt", "--devices", str(devices), *flags, *uses, "--json",
-                               "--steps", str(STEPS), "--run", f"{place}/run"], capture_output=True, text=True)
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "shoestring",
+                "train",
+                "gpt",
+                "--devices",
+                str(devices),
+                *flags,
+                *uses,
+                "--json",
+                "--steps",
+                str(STEPS),
+                "--run",
+                f"{place}/run",
+            ],
+            capture_output=True,
+            text=True,
+        )
     if done.returncode:
         raise SystemExit(f"{plan}: {done.stderr.strip()[-500:]}")
     told = json.loads(done.stdout)
@@ -54,16 +73,23 @@ def main(rounds: int = 3) -> None:
             found = [step(devices, plan, flags) for _ in range(rounds)]
             predicted, measured = (median(one) for one in zip(*found, strict=True))
             each = [two / one - 1 for one, two in found]
-            row = (f"| {devices} | `{plan}` | `{' '.join(flags)}` | {predicted:.3f} s | {measured:.3f} s | {median(each):+.1%} "
-                   f"({', '.join(f'{one:+.1%}' for one in each)}) |")
+            row = (
+                f"| {devices} | `{plan}` | `{' '.join(flags)}` | {predicted:.3f} s | {measured:.3f} s | {median(each):+.1%} "
+                f"({', '.join(f'{one:+.1%}' for one in each)}) |"
+            )
             kept[key] = [row, median(each)]
             KEPT.write_text(json.dumps(kept))
             print(row, flush=True)
     offs = [off for _, off in kept.values()]
-    rows = ["| workers | plan | flags of `gpt` | predicted | measured | off by |", "|---|---|---|---|---|---|",
-            *(row for row, _ in kept.values()), "",
-            f"{sum(abs(one) <= 0.15 for one in offs)} of {len(offs)} are within 15 % in the median of {rounds} rounds of {STEPS} steps; "
-            f"the worst is off by {max(offs, key=abs):+.1%}.", ""]
+    rows = [
+        "| workers | plan | flags of `gpt` | predicted | measured | off by |",
+        "|---|---|---|---|---|---|",
+        *(row for row, _ in kept.values()),
+        "",
+        f"{sum(abs(one) <= 0.15 for one in offs)} of {len(offs)} are within 15 % in the median of {rounds} rounds of {STEPS} steps; "
+        f"the worst is off by {max(offs, key=abs):+.1%}.",
+        "",
+    ]
     before, _, rest = README.read_text().partition(BEGIN)
     README.write_text(before + BEGIN + "\n".join(rows) + END + rest.partition(END)[2])
     KEPT.unlink()

@@ -3,6 +3,7 @@
 Other people's pipelines are used as their documentation shows, with the same model, the same cut, the same batches in as many pieces and
 torch's fused AdamW.
 """
+
 from __future__ import annotations
 
 import json
@@ -33,11 +34,11 @@ class Settings:
     batch: int = 32
     pieces: int = 8
     steps: int = 4
-    warm: int = 1                        # of these, that are not counted
-    cut: int = 4                         # blocks of the first stage
-    schedules: tuple[tuple[str, int], ...] = ()   # that are tried one after the other, with how many chunks
-    cuts: tuple[int, ...] = ()           # as well
-    artificial: bool = False             # equal blocks and nothing else, in place of gpt
+    warm: int = 1  # of these, that are not counted
+    cut: int = 4  # blocks of the first stage
+    schedules: tuple[tuple[str, int], ...] = ()  # that are tried one after the other, with how many chunks
+    cuts: tuple[int, ...] = ()  # as well
+    artificial: bool = False  # equal blocks and nothing else, in place of gpt
 
 
 Step = Callable[[Tensor, Tensor], None]
@@ -78,7 +79,7 @@ class First(nn.Module):
         self.bytes, self.places, self.layers = whole.bytes, whole.places, nn.Sequential(*whole.layers[:cut])
 
     def forward(self, text: Tensor) -> Tensor:
-        return self.layers(self.bytes(text) + self.places(torch.arange(text.shape[1])))   # type: ignore[no-any-return]
+        return self.layers(self.bytes(text) + self.places(torch.arange(text.shape[1])))  # type: ignore[no-any-return]
 
 
 class Last(nn.Module):
@@ -87,7 +88,7 @@ class Last(nn.Module):
         self.layers, self.last, self.head = nn.Sequential(*whole.layers[cut:]), whole.last, whole.head
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.last(self.layers(x)))   # type: ignore[no-any-return]
+        return self.head(self.last(self.layers(x)))  # type: ignore[no-any-return]
 
 
 def torch_pipelining(settings: Settings, rank: int, kind: str) -> Step:
@@ -112,8 +113,13 @@ def torchgpipe(settings: Settings, rank: int) -> Step:
     from torchgpipe import GPipe
 
     whole = made(settings)
-    model = GPipe(nn.Sequential(First(whole, settings.cut), Last(whole, settings.cut)), balance=[1, 1], devices=["cpu", "cpu:0"],
-                  chunks=settings.pieces, checkpoint="never")
+    model = GPipe(
+        nn.Sequential(First(whole, settings.cut), Last(whole, settings.cut)),
+        balance=[1, 1],
+        devices=["cpu", "cpu:0"],
+        chunks=settings.pieces,
+        checkpoint="never",
+    )
     optimizer = fused(model.parameters())
 
     def step(rows: Tensor, targets: Tensor) -> None:
@@ -130,7 +136,7 @@ def timed(settings: Settings, step: Step) -> float:
         begun = time.perf_counter()
         step(rows, targets)
         times.append(time.perf_counter() - begun)
-    return median(times[settings.warm:])
+    return median(times[settings.warm :])
 
 
 class Equal(nn.Module):
@@ -140,7 +146,8 @@ class Equal(nn.Module):
         super().__init__()
         self.shift = nn.Parameter(torch.zeros(()))
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, width)) for _ in range(depth))
+            nn.Sequential(nn.Linear(width, 4 * width), nn.Tanh(), nn.Linear(4 * width, width)) for _ in range(depth)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.shift
@@ -151,11 +158,19 @@ class Equal(nn.Module):
 
 def equal_job(settings: Settings) -> Job:
     x = torch.randn(settings.batch * settings.context, settings.width, generator=torch.Generator().manual_seed(0))
-    return Job(model=lambda: Equal(settings.width, settings.depth), data=lambda: [x], loss=lambda output, batch: output.square().mean(),
-               optimizer=fused, batch=len(x), steps=settings.steps)
+    return Job(
+        model=lambda: Equal(settings.width, settings.depth),
+        data=lambda: [x],
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=fused,
+        batch=len(x),
+        steps=settings.steps,
+    )
 
 
-def ours(settings: Settings, rank: int, world: int, job: Job, schedule: str, chunks: int, balance: tuple[int, ...]) -> dict[str, Any]:
+def ours(
+    settings: Settings, rank: int, world: int, job: Job, schedule: str, chunks: int, balance: tuple[int, ...]
+) -> dict[str, Any]:
     """Seconds a step, and the share of them in which workers are idle."""
     from shoestring.data.feed import Feed
     from shoestring.training.evidence.rehearse import prepared
@@ -180,15 +195,26 @@ def ours(settings: Settings, rank: int, world: int, job: Job, schedule: str, chu
         times.append(time.perf_counter() - begun)
         idle.append(idle_share(tuple(here.link.objects(tuple(stages.spans)))))
         begun = time.perf_counter()
-    return {"seconds": median(times[settings.warm:]), "idle": median(idle[settings.warm:]),
-            "formula": bubble(schedule, world, settings.pieces, chunks), "schedule": schedule, "chunks": chunks, "balance": balance}
+    return {
+        "seconds": median(times[settings.warm :]),
+        "idle": median(idle[settings.warm :]),
+        "formula": bubble(schedule, world, settings.pieces, chunks),
+        "schedule": schedule,
+        "chunks": chunks,
+        "balance": balance,
+    }
 
 
 def tries(settings: Settings, rank: int, world: int) -> list[dict[str, Any]]:
-    job = equal_job(settings) if settings.artificial else gpt_job(settings.width, settings.depth, 5, settings.context, settings.batch,
-                                                                  settings.steps)
+    job = (
+        equal_job(settings)
+        if settings.artificial
+        else gpt_job(settings.width, settings.depth, 5, settings.context, settings.batch, settings.steps)
+    )
     wanted: list[tuple[str, int, tuple[int, ...]]] = [
-        (schedule, chunks, (settings.cut, settings.depth - settings.cut) if chunks == 1 else ()) for schedule, chunks in settings.schedules]
+        (schedule, chunks, (settings.cut, settings.depth - settings.cut) if chunks == 1 else ())
+        for schedule, chunks in settings.schedules
+    ]
     wanted += [("1f1b", 1, (cut, settings.depth - cut)) for cut in settings.cuts]
     return [ours(settings, rank, world, job, *one) for one in wanted]
 
@@ -199,14 +225,16 @@ def main() -> None:
     settings = Settings(**told | {"schedules": tuple(map(tuple, told["schedules"])), "cuts": tuple(told["cuts"])})
     torch.set_num_threads(1)
     if kind in ("ours", "torch-gpipe", "torch-1f1b", "apart"):
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=300))
+        dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=300)
+        )
     torch.manual_seed(0)
     found: Any
     if kind == "ours":
         found = tries(settings, rank, world)
     elif kind.startswith("torch-"):
         found = timed(settings, torch_pipelining(settings, rank, kind.removeprefix("torch-")))
-    elif kind == "apart":   # they begin together, and then do not talk
+    elif kind == "apart":  # they begin together, and then do not talk
         step = plain(settings, rank)
         dist.barrier()
         each: list[Any] = [None] * world
@@ -214,7 +242,9 @@ def main() -> None:
         dist.all_gather_object(each, mine)
         found = max(each)
     else:
-        found = timed(settings, {"plain": plain, "in pieces": in_pieces, "torchgpipe": torchgpipe}[kind](settings, rank))
+        found = timed(
+            settings, {"plain": plain, "in pieces": in_pieces, "torchgpipe": torchgpipe}[kind](settings, rank)
+        )
     if rank == 0:
         print("RESULT " + json.dumps(found), flush=True)
 

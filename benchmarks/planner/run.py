@@ -7,6 +7,7 @@ against the best measured one that fits, and what plain PyTorch, uniform sqrt(N)
 estimate-memory` say. The machine's speed drifts by ten percent and more from one second to the next, so steps are timed in turns in
 one process (turns.py) and compared relative to the plain one; the chosen plan and the best one are run again in turns.
 """
+
 from __future__ import annotations
 
 import json
@@ -33,7 +34,13 @@ from shoestring.training.plan import Plan, techniques_in
 from shoestring.training.planner import Planner
 
 HERE = Path(__file__).parent
-PLANS = ["", "FusedOptimizer()", "Checkpoint(groups=-1)", "Accumulate(pieces=2)+FusedOptimizer()", "StepInBackward()+FusedOptimizer()"]
+PLANS = [
+    "",
+    "FusedOptimizer()",
+    "Checkpoint(groups=-1)",
+    "Accumulate(pieces=2)+FusedOptimizer()",
+    "StepInBackward()+FusedOptimizer()",
+]
 ALLOCATORS = ["", "Allocator(kind='huge')"]
 STEPS = 8
 TURNS = 2
@@ -62,13 +69,20 @@ def problem_rows(name: str) -> dict[str, Any]:
         for allocator in ALLOCATORS:
             chosen = techniques("+".join(filter(None, (text, allocator))))
             plan = planner.forced(ledger, chosen)
-            rows.append({"plan": str(plan), "predicted": plan.as_json(), "measured": measured(planner, plan), "allocator": allocator,
-                         "techniques": [described(one) for one in plan.techniques]})
+            rows.append(
+                {
+                    "plan": str(plan),
+                    "predicted": plan.as_json(),
+                    "measured": measured(planner, plan),
+                    "allocator": allocator,
+                    "techniques": [described(one) for one in plan.techniques],
+                }
+            )
             print(name, plan, file=sys.stderr, flush=True)
     in_turns(name, rows)
     sizes = sorted(row["measured"]["process_bytes"] for row in rows)
     choices = []
-    for budget in (int(sizes[len(sizes) // 2] * 1.05),):   # clear of the sizes: a plan keeps a margin of 2 %
+    for budget in (int(sizes[len(sizes) // 2] * 1.05),):  # clear of the sizes: a plan keeps a margin of 2 %
         try:
             plan = planner.decided(ledger, budget).chosen
         except OverBudget as error:
@@ -79,10 +93,17 @@ def problem_rows(name: str) -> dict[str, Any]:
         same = str(plan) == best["plan"]
         pair = (plan,) if same else (plan, Plan(techniques_in(best["techniques"])))
         turns = [[measured(planner, one) for one in pair] for _ in range(1 if same else TURNS)]
-        found = [{"step_seconds": min(one["step_seconds"] for one in some), "process_bytes": max(one["process_bytes"] for one in some)}
-                 for some in zip(*turns, strict=True)]
+        found = [
+            {
+                "step_seconds": min(one["step_seconds"] for one in some),
+                "process_bytes": max(one["process_bytes"] for one in some),
+            }
+            for some in zip(*turns, strict=True)
+        ]
         mine, its = found[0], found[-1]
-        choices.append({"budget": budget, "chosen": str(plan), "measured": mine, "best": best["plan"], "best_measured": its})
+        choices.append(
+            {"budget": budget, "chosen": str(plan), "measured": mine, "best": best["plan"], "best_measured": its}
+        )
         print(name, choices[-1], file=sys.stderr, flush=True)
     return {"problem": name, "rows": rows, "choices": choices, "accelerate": accelerate_estimate(planner)}
 
@@ -100,8 +121,11 @@ def in_turns(name: str, rows: list[dict[str, Any]]) -> None:
         done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, check=True, text=True)
         seconds = json.loads(done.stdout)
         for row, own in zip(some, seconds, strict=True):
-            row["turns"] = {"own": own, "plain": seconds[0], "predicted": row["predicted"]["step_seconds"] /
-                            some[0]["predicted"]["step_seconds"]}
+            row["turns"] = {
+                "own": own,
+                "plain": seconds[0],
+                "predicted": row["predicted"]["step_seconds"] / some[0]["predicted"]["step_seconds"],
+            }
             print(name, row["plan"], f"{relative(row):+.1%}", file=sys.stderr, flush=True)
 
 
@@ -112,19 +136,40 @@ def relative(row: dict[str, Any]) -> float:
 
 def written(results: list[dict[str, Any]]) -> str:
     rows = [row for result in results for row in result["rows"]]
-    lines = ["# The planner against what was measured", "",
-             "Written by `python benchmarks/planner/run.py`; every row is a fresh process. "
-             f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
-             "| figure | median off by | worst over | worst under |", "|---|---|---|---|"]
-    figures = [(name, [off(row, key) for row in rows]) for key, name in
-               (("peak_bytes", "tensors"), ("process_bytes", "process"), ("step_seconds", "a step, by the clock"))]
-    figures.append(("a step, relative to a plain one run beside it", [relative(row) for row in rows if row["plan"] not in
-                                                                      ("plain", str(Plan(techniques(ALLOCATORS[1]))))]))
+    lines = [
+        "# The planner against what was measured",
+        "",
+        "Written by `python benchmarks/planner/run.py`; every row is a fresh process. "
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        "",
+        "| figure | median off by | worst over | worst under |",
+        "|---|---|---|---|",
+    ]
+    figures = [
+        (name, [off(row, key) for row in rows])
+        for key, name in (
+            ("peak_bytes", "tensors"),
+            ("process_bytes", "process"),
+            ("step_seconds", "a step, by the clock"),
+        )
+    ]
+    figures.append(
+        (
+            "a step, relative to a plain one run beside it",
+            [relative(row) for row in rows if row["plan"] not in ("plain", str(Plan(techniques(ALLOCATORS[1]))))],
+        )
+    )
     for name, offs in figures:
         lines.append(f"| {name} | {median(map(abs, offs)):.1%} | {max(offs):+.1%} | {min(offs):+.1%} |")
-    lines += ["", f"Predicted tensor peak equal to the byte in {sum(off(row, 'peak_bytes') == 0 for row in rows)} of {len(rows)} rows.",
-              "", "## Choices", "", "| problem | budget | chosen | a step | process | best of the list that fits | a step | ratio |",
-              "|---|---|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        f"Predicted tensor peak equal to the byte in {sum(off(row, 'peak_bytes') == 0 for row in rows)} of {len(rows)} rows.",
+        "",
+        "## Choices",
+        "",
+        "| problem | budget | chosen | a step | process | best of the list that fits | a step | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for result in results:
         for one in result["choices"]:
             if "error" in one:
@@ -134,31 +179,51 @@ def written(results: list[dict[str, Any]]) -> str:
             lines.append(
                 f"| {result['problem']} | {bytes_text(one['budget'])} | {one['chosen']} | {seconds_text(mine['step_seconds'])} | "
                 f"{bytes_text(mine['process_bytes'])} | {one['best']} | {seconds_text(best['step_seconds'])} | "
-                f"{mine['step_seconds'] / best['step_seconds']:.2f} |")
-    lines += ["", "## Beside others", "", "Process of plain PyTorch, of uniform sqrt(N) checkpointing, and of `accelerate "
-              "estimate-memory`, which counts weights, gradients and Adam only.", "",
-              "| problem | plain PyTorch | sqrt(N) checkpoints | accelerate's estimate | our prediction for plain |",
-              "|---|---|---|---|---|"]
+                f"{mine['step_seconds'] / best['step_seconds']:.2f} |"
+            )
+    lines += [
+        "",
+        "## Beside others",
+        "",
+        "Process of plain PyTorch, of uniform sqrt(N) checkpointing, and of `accelerate "
+        "estimate-memory`, which counts weights, gradients and Adam only.",
+        "",
+        "| problem | plain PyTorch | sqrt(N) checkpoints | accelerate's estimate | our prediction for plain |",
+        "|---|---|---|---|---|",
+    ]
     for result in results:
-        plain, root = (next(row for row in result["rows"] if row["plan"] == name) for name in ("plain", "Checkpoint(groups=-1)"))
-        lines.append(f"| {result['problem']} | {bytes_text(plain['measured']['process_bytes'])} | "
-                     f"{bytes_text(root['measured']['process_bytes'])} | {bytes_text(result['accelerate'])} | "
-                     f"{bytes_text(plain['predicted']['process_bytes'])} |")
-    lines += ["", "## All rows", "",
-              "| problem | plan | tensors off | process | process off | a step | off by the clock | off relative to plain |",
-              "|---|---|---|---|---|---|---|---|"]
-    lines += [f"| {result['problem']} | {row['plan']} | {row['predicted']['peak_bytes'] - row['measured']['peak_bytes']:+,} B | "
-              f"{bytes_text(row['measured']['process_bytes'])} | {off(row, 'process_bytes'):+.1%} | "
-              f"{seconds_text(row['measured']['step_seconds'])} | {off(row, 'step_seconds'):+.1%} | "
-              f"{relative(row):+.1%} |"
-              for result in results for row in result["rows"]]
+        plain, root = (
+            next(row for row in result["rows"] if row["plan"] == name) for name in ("plain", "Checkpoint(groups=-1)")
+        )
+        lines.append(
+            f"| {result['problem']} | {bytes_text(plain['measured']['process_bytes'])} | "
+            f"{bytes_text(root['measured']['process_bytes'])} | {bytes_text(result['accelerate'])} | "
+            f"{bytes_text(plain['predicted']['process_bytes'])} |"
+        )
+    lines += [
+        "",
+        "## All rows",
+        "",
+        "| problem | plan | tensors off | process | process off | a step | off by the clock | off relative to plain |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {result['problem']} | {row['plan']} | {row['predicted']['peak_bytes'] - row['measured']['peak_bytes']:+,} B | "
+        f"{bytes_text(row['measured']['process_bytes'])} | {off(row, 'process_bytes'):+.1%} | "
+        f"{seconds_text(row['measured']['step_seconds'])} | {off(row, 'step_seconds'):+.1%} | "
+        f"{relative(row):+.1%} |"
+        for result in results
+        for row in result["rows"]
+    ]
     return "\n".join(lines) + "\n"
 
 
 def main(words: list[str]) -> None:
     kept = HERE / "measured.json"
     names = [word for word in words if word != "--resume"] or ["gpt2", "bert", "llama", "vit", "wide"]
-    results = [one for one in json.loads(kept.read_text()) if one["problem"] not in names] if "--resume" in words else []
+    results = (
+        [one for one in json.loads(kept.read_text()) if one["problem"] not in names] if "--resume" in words else []
+    )
     for name in names:
         results.append(problem_rows(name))
         kept.write_text(json.dumps(results, indent=1))

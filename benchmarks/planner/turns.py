@@ -4,6 +4,7 @@
 
 Each PLAN is written like Checkpoint(groups=-1)+FusedOptimizer(); an empty one is plain. Prints a JSON list of medians.
 """
+
 from __future__ import annotations
 
 import json

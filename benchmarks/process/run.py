@@ -7,6 +7,7 @@ written on), a kind of plan (the set of its techniques) first and its knobs then
 chooses, and what it chose must stay inside. Writes measured.json and README.md beside itself; with --resume, problems
 that are in measured.json are kept, so that a stopped run goes on where it was.
 """
+
 from __future__ import annotations
 
 import json
@@ -66,8 +67,15 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
     rows = []
     for one in drawn(found, count, draw):
         plan = planner.predictor.plan(one)
-        rows.append({"plan": str(plan), "predicted": plan.process_bytes, "measured": measured(planner, plan), "how": plan.sure,
-                     "tensors": plan.peak_bytes})
+        rows.append(
+            {
+                "plan": str(plan),
+                "predicted": plan.process_bytes,
+                "measured": measured(planner, plan),
+                "how": plan.sure,
+                "tensors": plan.peak_bytes,
+            }
+        )
         print(name, plan, f"{rows[-1]['predicted'] / rows[-1]['measured'] - 1:+.1%}", file=sys.stderr, flush=True)
     sizes = sorted(row["measured"] for row in rows)
     choices = []
@@ -78,40 +86,69 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
         except OverBudget as error:
             choices.append({"budget": budget, "refused": str(error)})
             continue
-        choices.append({"budget": budget, "plan": str(plan), "predicted": plan.process_bytes, "measured": measured(planner, plan)})
+        choices.append(
+            {"budget": budget, "plan": str(plan), "predicted": plan.process_bytes, "measured": measured(planner, plan)}
+        )
         print(name, choices[-1], file=sys.stderr, flush=True)
     return {"rows": rows, "choices": choices}
 
 
 def written(results: dict[str, Any]) -> str:
-    rows = [row | {"problem": name, "off": row["predicted"] / row["measured"] - 1}
-            for name, result in results.items() for row in result["rows"]]
+    rows = [
+        row | {"problem": name, "off": row["predicted"] / row["measured"] - 1}
+        for name, result in results.items()
+        for row in result["rows"]
+    ]
     choices = [one | {"problem": name} for name, result in results.items() for one in result["choices"]]
     ran = [one for one in choices if "plan" in one]
     over = [one for one in ran if one["measured"] > one["budget"]]
     lines = [
-        "# The size of the process, predicted and measured", "",
+        "# The size of the process, predicted and measured",
+        "",
         f"Written by `python benchmarks/process/run.py`: {len(rows)} random plans over {len(results)} models, {STEPS} steps each in a "
-        f"fresh process. {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.", "",
+        f"fresh process. {platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        "",
         "| plans | number | median off by | most over | most under | off by more than 6 % | under by more than 2 % |",
         "|---|---|---|---|---|---|---|",
     ]
-    kinds = [("all", rows), ("predicted from the anchor step", [row for row in rows if "trial" not in row["how"]]),
-             ("predicted from a trial of a few steps", [row for row in rows if "trial" in row["how"]])]
+    kinds = [
+        ("all", rows),
+        ("predicted from the anchor step", [row for row in rows if "trial" not in row["how"]]),
+        ("predicted from a trial of a few steps", [row for row in rows if "trial" in row["how"]]),
+    ]
     for title, some in kinds:
         offs = [row["off"] for row in some]
         if offs:
-            lines.append(f"| {title} | {len(offs)} | {median(map(abs, offs)):.1%} | {max(offs):+.1%} | {min(offs):+.1%} | "
-                         f"{sum(abs(off) > 0.06 for off in offs)} | {sum(off < -0.02 for off in offs)} |")
-    lines += ["", f"{len(ran)} runs that the planner chose for random budgets: {len(over)} over their budget"
-                  f"{', by ' + ', '.join(bytes_text(one['measured'] - one['budget']) for one in over) if over else ''}; "
-                  f"{len(choices) - len(ran)} budgets were refused.", "",
-              "| problem | budget | chosen | predicted | measured | |", "|---|---|---|---|---|---|"]
-    lines += [f"| {one['problem']} | {bytes_text(one['budget'])} | {one['plan']} | {bytes_text(one['predicted'])} | "
-              f"{bytes_text(one['measured'])} | {'**over**' if one['measured'] > one['budget'] else 'inside'} |" for one in ran]
-    lines += ["", "## All plans", "", "| problem | plan | tensors | predicted | measured | off by |", "|---|---|---|---|---|---|"]
-    lines += [f"| {row['problem']} | {row['plan']} | {bytes_text(row['tensors'])} | {bytes_text(row['predicted'])} | "
-              f"{bytes_text(row['measured'])} | {row['off']:+.1%} |" for row in rows]
+            lines.append(
+                f"| {title} | {len(offs)} | {median(map(abs, offs)):.1%} | {max(offs):+.1%} | {min(offs):+.1%} | "
+                f"{sum(abs(off) > 0.06 for off in offs)} | {sum(off < -0.02 for off in offs)} |"
+            )
+    lines += [
+        "",
+        f"{len(ran)} runs that the planner chose for random budgets: {len(over)} over their budget"
+        f"{', by ' + ', '.join(bytes_text(one['measured'] - one['budget']) for one in over) if over else ''}; "
+        f"{len(choices) - len(ran)} budgets were refused.",
+        "",
+        "| problem | budget | chosen | predicted | measured | |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one['problem']} | {bytes_text(one['budget'])} | {one['plan']} | {bytes_text(one['predicted'])} | "
+        f"{bytes_text(one['measured'])} | {'**over**' if one['measured'] > one['budget'] else 'inside'} |"
+        for one in ran
+    ]
+    lines += [
+        "",
+        "## All plans",
+        "",
+        "| problem | plan | tensors | predicted | measured | off by |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['problem']} | {row['plan']} | {bytes_text(row['tensors'])} | {bytes_text(row['predicted'])} | "
+        f"{bytes_text(row['measured'])} | {row['off']:+.1%} |"
+        for row in rows
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,7 @@
 
 Every life of the group writes a line "begun" and a line for each step, with the time, into FOLDER/steps.
 """
+
 from __future__ import annotations
 
 import os
@@ -45,6 +46,9 @@ while True:
     optimizer.step()
     step += 1
     if rank == 0:
-        torch.save({"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, saved.with_suffix(".new"))
+        torch.save(
+            {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step},
+            saved.with_suffix(".new"),
+        )
         saved.with_suffix(".new").rename(saved)
     tell(step)

@@ -8,6 +8,7 @@ worker is killed with SIGKILL in the middle of training, each in its turn, and t
     seconds     from the kill to the end of the first step that the group, formed again, has done
     again       steps that were done before the kill and are done again
 """
+
 from __future__ import annotations
 
 import json
@@ -37,8 +38,15 @@ WORKERS, PAUSE, BEFORE, LONGEST = 3, 0.1, 10, 60.0
 OURS, THEIRS = "shoestring train --devices 3", "torchrun --nproc-per-node 3 --max-restarts 3"
 MENDED = f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 {THEIRS} --standalone"
 LAUNCHERS = (OURS, THEIRS, MENDED)
-PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {}}], "peak_bytes": 0, "process_bytes": 0, "step_seconds": PAUSE,
-                   "exact": True}}
+PLAN = {
+    "chosen": {
+        "techniques": [{"name": "DataParallel", "knobs": {}}],
+        "peak_bytes": 0,
+        "process_bytes": 0,
+        "step_seconds": PAUSE,
+        "exact": True,
+    }
+}
 
 
 @dataclass(frozen=True)
@@ -81,10 +89,12 @@ def pid_of_ours(launcher: int, folder: Path, rank: int) -> int:
     """Ours are called by their rank, and are grandchildren of the launcher."""
     parents, names = {}, {}
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):   # it is gone
+        with suppress(OSError):  # it is gone
             parents[int(process.name)] = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
             names[int(process.name)] = (process / "comm").read_text().strip()
-    return next(pid for pid, name in names.items() if name == f"shoestring {rank}" and parents.get(parents[pid]) == launcher)
+    return next(
+        pid for pid, name in names.items() if name == f"shoestring {rank}" and parents.get(parents[pid]) == launcher
+    )
 
 
 def pid_of_theirs(launcher: int, folder: Path, rank: int) -> int:
@@ -96,7 +106,9 @@ def recovered(name: str, words: list[str], rank: int, folder: Path) -> Recovery:
     lives, pid = (lives_of_ours, pid_of_ours) if name == OURS else (lives_of_theirs, pid_of_theirs)
     surroundings = os.environ | ({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if name == MENDED else {})
     with open(folder / "said", "w") as said:
-        launcher = subprocess.Popen(words, cwd=folder, stdout=said, stderr=said, env=surroundings, start_new_session=True)
+        launcher = subprocess.Popen(
+            words, cwd=folder, stdout=said, stderr=said, env=surroundings, start_new_session=True
+        )
     try:
         if not until(lambda: lives(folder) and len(lives(folder)[0].steps) >= BEFORE, launcher):
             raise RuntimeError(f"{name} did not train:\n{(folder / 'said').read_text()[-2000:]}")
@@ -133,11 +145,33 @@ def one(name: str, rank: int) -> Recovery:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         meeting = ["--standalone"] if name == MENDED else ["--master-port", str(port)]
-        words = ["torch.distributed.run", "--nproc-per-node", str(WORKERS), "--max-restarts", "3", *meeting, str(HERE / "plain.py"), place,
-                 str(PAUSE)]
+        words = [
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(WORKERS),
+            "--max-restarts",
+            "3",
+            *meeting,
+            str(HERE / "plain.py"),
+            place,
+            str(PAUSE),
+        ]
         if name == OURS:
-            words = ["shoestring", "train", str(HERE / "job.py"), "--plan", "plan.json", "--run", "run", "--devices", str(WORKERS),
-                     "--save-every", "1", "--pause", str(PAUSE)]
+            words = [
+                "shoestring",
+                "train",
+                str(HERE / "job.py"),
+                "--plan",
+                "plan.json",
+                "--run",
+                "run",
+                "--devices",
+                str(WORKERS),
+                "--save-every",
+                "1",
+                "--pause",
+                str(PAUSE),
+            ]
         return recovered(name, [sys.executable, "-m", *words], rank, folder)
 
 
@@ -151,16 +185,28 @@ def shown(seconds: list[float]) -> str:
 
 
 def table(found: list[Recovery], load: float) -> str:
-    rows = ["| launcher | worker killed | seconds to the next step | lowest and highest | steps done again |", "|---|---|---|---|---|"]
+    rows = [
+        "| launcher | worker killed | seconds to the next step | lowest and highest | steps done again |",
+        "|---|---|---|---|---|",
+    ]
     for name in LAUNCHERS:
         for rank in range(WORKERS):
             own = [one for one in found if one.launcher == name and one.rank == rank]
-            rows.append(f"| `{name}` | {rank} | {shown([one.seconds for one in own])} | {max(one.again for one in own)} |")
+            rows.append(
+                f"| `{name}` | {rank} | {shown([one.seconds for one in own])} | {max(one.again for one in own)} |"
+            )
     ours = median(one.seconds for one in found if one.launcher == OURS)
-    busy = f"\n**The machine was busy with other work (load average {load:.1f}): these times say little.**\n" if load > 0.5 else ""
-    return (f"\n{WORKERS} workers, {len(found) // (len(LAUNCHERS) * WORKERS)} kills of each under each launcher. {platform.machine()}, "
-            f"{os.cpu_count()} cores, torch {torch.__version__}; load average before the run {load:.1f}.\n{busy}\n" + "\n".join(rows)
-            + f"\n\nOurs, altogether: {ours:.2f} s; the target, below 8 s, is {'met' if ours < 8 else 'missed'}.\n\n")
+    busy = (
+        f"\n**The machine was busy with other work (load average {load:.1f}): these times say little.**\n"
+        if load > 0.5
+        else ""
+    )
+    return (
+        f"\n{WORKERS} workers, {len(found) // (len(LAUNCHERS) * WORKERS)} kills of each under each launcher. {platform.machine()}, "
+        f"{os.cpu_count()} cores, torch {torch.__version__}; load average before the run {load:.1f}.\n{busy}\n"
+        + "\n".join(rows)
+        + f"\n\nOurs, altogether: {ours:.2f} s; the target, below 8 s, is {'met' if ours < 8 else 'missed'}.\n\n"
+    )
 
 
 def main() -> None:
@@ -170,7 +216,10 @@ def main() -> None:
         for rank in range(WORKERS):
             for name in LAUNCHERS:
                 found.append(one(name, rank))
-                print(f"{name}: worker {rank} killed, {found[-1].seconds:.2f} s, {found[-1].again} steps again", file=sys.stderr)
+                print(
+                    f"{name}: worker {rank} killed, {found[-1].seconds:.2f} s, {found[-1].again} steps again",
+                    file=sys.stderr,
+                )
     text = README.read_text()
     head, rest = text.split(BEGIN)
     README.write_text(head + BEGIN + table(found, load) + END + rest.split(END)[1])

@@ -1,4 +1,5 @@
 """The gpt job on one piece of text again and again: so its loss tells after three steps whether it learns."""
+
 from __future__ import annotations
 
 from dataclasses import replace

@@ -5,6 +5,7 @@
 Every process runs under a hard limit of its address space (RLIMIT_AS), which counts all memory but the kernel's page cache; the state on
 disk passes by direct I/O, so that the page cache does not help either. Needs about 60 GB of free disk for the model of two billion weights.
 """
+
 from __future__ import annotations
 
 import json
@@ -62,7 +63,9 @@ def parameters(width: int, depth: int, **_: Any) -> int:
 
 
 def plain(flags: dict[str, Any], size: int | None, *more: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(limited(size, [sys.executable, "-c", PLAIN, repr(flags), *more]), capture_output=True, text=True, check=False)
+    return subprocess.run(
+        limited(size, [sys.executable, "-c", PLAIN, repr(flags), *more]), capture_output=True, text=True, check=False
+    )
 
 
 def largest_plain(size: int) -> tuple[int, int]:
@@ -87,20 +90,29 @@ def command(job: str, flags: dict[str, Any], verb: str = "train", *more: str) ->
 
 def ours(job: str, flags: dict[str, Any], size: int | None, folder: Path) -> dict[str, Any]:
     begun = time.time()
-    child = subprocess.run(limited(size, command(job, flags, "train", "--run", str(folder), "--save-every", "1")), capture_output=True,
-                           text=True, check=False)
+    child = subprocess.run(
+        limited(size, command(job, flags, "train", "--run", str(folder), "--save-every", "1")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if child.returncode:
         raise SystemExit(f"{job} under {size}: exit code {child.returncode}\n{child.stderr[-2000:]}")
     report: dict[str, Any] = json.loads(child.stdout)
     return {key: report[key] for key in ("losses", "predicted", "measured", "techniques", "weights_sha256")} | {
-        "seconds": time.time() - begun, "disk": (folder / "stream.bin").stat().st_size}
+        "seconds": time.time() - begun,
+        "disk": (folder / "stream.bin").stat().st_size,
+    }
 
 
 def killed_and_resumed(job: str, folder: Path) -> dict[str, Any]:
     """Train under the limit, kill the worker in the step after the second is saved, give the same command again."""
     path = str(HERE / f"{job}.py")
-    child = subprocess.Popen(limited(LIMIT, command(path, {}, "train", "--run", str(folder), "--save-every", "1")),
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    child = subprocess.Popen(
+        limited(LIMIT, command(path, {}, "train", "--run", str(folder), "--save-every", "1")),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     events = folder / "events.jsonl"
     while child.poll() is None and not (events.exists() and events.read_text().count('"saved"') == 2):
         time.sleep(0.2)
@@ -161,7 +173,13 @@ def overlap() -> dict[str, Any]:
         rounds.append((streamed, compute, traffic_alone(part)))
     streamed, compute, traffic = (median(column) for column in zip(*rounds, strict=True))
     shutil.rmtree(part.store.path.parent)
-    return {"step": streamed, "compute": compute, "traffic": traffic, "bytes": moved, "times": [one[0] / max(one[1:]) for one in rounds]}
+    return {
+        "step": streamed,
+        "compute": compute,
+        "traffic": traffic,
+        "bytes": moved,
+        "times": [one[0] / max(one[1:]) for one in rounds],
+    }
 
 
 def traffic_alone(part: Any) -> float:
@@ -182,7 +200,7 @@ def traffic_alone(part: Any) -> float:
                 store.write(chunk.region, buffer)
         store.write(unit.name, weights)
     store.settle()
-    for unit in units:   # what is in the buffers is not what the run thinks it is
+    for unit in units:  # what is in the buffers is not what the run thinks it is
         if unit.buffer is not None:
             part.evict(unit)
     part.order.clear()
@@ -197,11 +215,17 @@ def budgets() -> dict[str, Any]:
         fits = ""
         for width in (1536, 1280, 1024, 768):
             flags = {"width": width, "depth": -(-2_000_000_000 // (12 * width * width)), "heads": 8, "batch": 1}
-            child = subprocess.run(limited(size, command("gpt", flags, "plan")), capture_output=True, text=True, check=False)
+            child = subprocess.run(
+                limited(size, command("gpt", flags, "plan")), capture_output=True, text=True, check=False
+            )
             if child.returncode == 0 and "OffloadModel" in child.stdout:
                 fits = json.dumps(flags)
                 break
-        found[str(size)] = {"plain": largest_plain(size)[0], "ours": parameters(**json.loads(fits)) if fits else 0, "flags": fits}
+        found[str(size)] = {
+            "plain": largest_plain(size)[0],
+            "ours": parameters(**json.loads(fits)) if fits else 0,
+            "flags": fits,
+        }
     return found
 
 
@@ -210,7 +234,7 @@ def main(parts: list[str]) -> None:
     kept["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     for part in parts or ["plain", "same", "large", "llama", "gpt2", "overlap", "budgets"]:
         os.sync()
-        time.sleep(PAUSE)   # the disk is still busy with what the part before wrote and removed
+        time.sleep(PAUSE)  # the disk is still busy with what the part before wrote and removed
         folder = Path(tempfile.mkdtemp(dir="."))
         try:
             kept[part] = measured(part, folder)
@@ -230,22 +254,26 @@ def measured(part: str, folder: Path) -> Any:
         return ours("gpt", SAME, LIMIT, folder / "run") | {"plain_sha256": plain(SAME, None, "sha").stdout.strip()}
     if part in ("llama", "gpt2"):
         return killed_and_resumed(part, folder / part)
-    if part == "overlap":   # in a process like the one that trains
+    if part == "overlap":  # in a process like the one that trains
         from shoestring.training.memory.allocator import following
 
         code = f"import sys, json; sys.path.insert(0, {str(HERE)!r}); import run; print(json.dumps(run.overlap()))"
-        child = subprocess.run([sys.executable, "-c", code], env=os.environ | following().environment, stdout=subprocess.PIPE, check=True)
+        child = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | following().environment, stdout=subprocess.PIPE, check=True
+        )
         return json.loads(child.stdout)
     return budgets()
 
 
 def line(name: str, count: int, one: dict[str, Any], more: str) -> str:
     predicted, found = one["predicted"], one["measured"]
-    return (f"| {name} | {count / 1e6:,.0f} M | {' -> '.join(f'{loss:.3f}' for loss in one['losses'])} | "
-            f"{bytes_text(predicted['process_bytes'])} / {bytes_text(found['process_bytes'])} | "
-            f"{predicted['peak_bytes'] - found['peak_bytes']:+,} bytes | "
-            f"{predicted['traffic_bytes'] - found.get('traffic_bytes', 0):+,.0f} bytes of {bytes_text(found.get('traffic_bytes', 0))} | "
-            f"{seconds_text(predicted['step_seconds'])} / {seconds_text(found['step_seconds'])} | {more} |")
+    return (
+        f"| {name} | {count / 1e6:,.0f} M | {' -> '.join(f'{loss:.3f}' for loss in one['losses'])} | "
+        f"{bytes_text(predicted['process_bytes'])} / {bytes_text(found['process_bytes'])} | "
+        f"{predicted['peak_bytes'] - found['peak_bytes']:+,} bytes | "
+        f"{predicted['traffic_bytes'] - found.get('traffic_bytes', 0):+,.0f} bytes of {bytes_text(found.get('traffic_bytes', 0))} | "
+        f"{seconds_text(predicted['step_seconds'])} / {seconds_text(found['step_seconds'])} | {more} |"
+    )
 
 
 def drawn(budgets: dict[str, Any]) -> None:
@@ -259,7 +287,12 @@ def drawn(budgets: dict[str, Any]) -> None:
     for side, name in (("ours", "shoestring train, planned"), ("plain", "plain PyTorch, trained")):
         points = [(int(size) / (1 << 30), one[side] / 1e6) for size, one in budgets.items() if one[side]]
         axes.plot(*zip(*points, strict=True), "o-", label=name)
-    axes.set(xlabel="limit of address space, GiB", ylabel="million weights", yscale="log", title="Largest model against the limit")
+    axes.set(
+        xlabel="limit of address space, GiB",
+        ylabel="million weights",
+        yscale="log",
+        title="Largest model against the limit",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -271,34 +304,64 @@ def written(kept: dict[str, Any]) -> None:
     rows = [f"Measured on {kept['machine']}, all under RLIMIT_AS of {bytes_text(LIMIT)} unless said.", ""]
     if "plain" in kept:
         fits, fails = kept["plain"]
-        rows += [f"Plain PyTorch (fused AdamW, float32) trains {fits / 1e6:.1f} M weights; {fails / 1e6:.1f} M die.", ""]
-    rows += ["| model | weights | loss | process, predicted / measured | tensors off by | disk traffic of a step off by | "
-             "a step, predicted / measured | |", "|---|---|---|---|---|---|---|---|"]
+        rows += [
+            f"Plain PyTorch (fused AdamW, float32) trains {fits / 1e6:.1f} M weights; {fails / 1e6:.1f} M die.",
+            "",
+        ]
+    rows += [
+        "| model | weights | loss | process, predicted / measured | tensors off by | disk traffic of a step off by | "
+        "a step, predicted / measured | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     if "large" in kept:
         count = parameters(**{name: LARGE[name] for name in ("width", "depth")})
         ratio = f"{count / kept['plain'][0]:.0f} times plain" if "plain" in kept else ""
         rows += [line("gpt, one text again and again", count, kept["large"], ratio)]
     if "same" in kept:
         equal = kept["same"]["weights_sha256"] == kept["same"]["plain_sha256"]
-        rows += [line("gpt", parameters(**{name: SAME[name] for name in ("width", "depth")}), kept["same"],
-                      "the same bits as plain without the limit" if equal else "**other bits than plain**")]
+        rows += [
+            line(
+                "gpt",
+                parameters(**{name: SAME[name] for name in ("width", "depth")}),
+                kept["same"],
+                "the same bits as plain without the limit" if equal else "**other bits than plain**",
+            )
+        ]
     for job, one in ((job, kept[job]) for job in ("llama", "gpt2") if job in kept):
-        rows += [line(f"transformers' {job}", one["weights"], one, f"killed, resumed after step {one['resumed_at']}"
-                      + one.get("remark", ""))]
+        rows += [
+            line(
+                f"transformers' {job}",
+                one["weights"],
+                one,
+                f"killed, resumed after step {one['resumed_at']}" + one.get("remark", ""),
+            )
+        ]
     if "overlap" in kept:
         one = kept["overlap"]
         count = parameters(**{name: SAME[name] for name in ("width", "depth")})
-        rows += ["", f"A streamed step of {count / 1e6:.0f} M weights takes {seconds_text(one['step'])}, {median(one['times']):.2f} times "
-                     f"({min(one['times']):.2f} to {max(one['times']):.2f} in {len(one['times'])} rounds) the larger of its compute alone "
-                     f"({seconds_text(one['compute'])}) and its traffic alone ({seconds_text(one['traffic'])} for "
-                     f"{bytes_text(one['bytes'])})."]
+        rows += [
+            "",
+            f"A streamed step of {count / 1e6:.0f} M weights takes {seconds_text(one['step'])}, {median(one['times']):.2f} times "
+            f"({min(one['times']):.2f} to {max(one['times']):.2f} in {len(one['times'])} rounds) the larger of its compute alone "
+            f"({seconds_text(one['compute'])}) and its traffic alone ({seconds_text(one['traffic'])} for "
+            f"{bytes_text(one['bytes'])}).",
+        ]
     if "budgets" in kept:
         drawn(kept["budgets"])
-        rows += ["", "Largest model against the limit of address space. Plain PyTorch: bisected, trained two steps. Ours: the widest of "
-                     "two billion weights that a plan was found for; trained at 2 GiB only. More layers need no more memory, so its "
-                     "bound is the disk: 24 bytes a weight.", "", "| limit | plain | ours | width of ours |", "|---|---|---|---|"]
-        rows += [f"| {bytes_text(int(size))} | {one['plain'] / 1e6:,.0f} M | {one['ours'] / 1e6:,.0f} M | "
-                 f"{json.loads(one['flags'])['width'] if one['flags'] else 'none was found'} |" for size, one in kept["budgets"].items()]
+        rows += [
+            "",
+            "Largest model against the limit of address space. Plain PyTorch: bisected, trained two steps. Ours: the widest of "
+            "two billion weights that a plan was found for; trained at 2 GiB only. More layers need no more memory, so its "
+            "bound is the disk: 24 bytes a weight.",
+            "",
+            "| limit | plain | ours | width of ours |",
+            "|---|---|---|---|",
+        ]
+        rows += [
+            f"| {bytes_text(int(size))} | {one['plain'] / 1e6:,.0f} M | {one['ours'] / 1e6:,.0f} M | "
+            f"{json.loads(one['flags'])['width'] if one['flags'] else 'none was found'} |"
+            for size, one in kept["budgets"].items()
+        ]
         rows += ["", "![largest model against the limit](largest.png)"]
     before, _, rest = (HERE / "README.md").read_text().partition("<!-- table -->\n")
     after = rest.partition("<!-- end -->")[2]

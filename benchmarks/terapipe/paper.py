@@ -12,6 +12,7 @@ t(l, c) is the forward and backward of l tokens after c others through the layer
 
 Nothing but the share of peak inside large products is calibrated, on one published time without slices.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -28,10 +29,12 @@ from shoestring.training.sequence.slices import Seconds, SlicePlan, best_slices,
 
 CLUSTER = Path(__file__).with_name("p3_16xlarge.json")
 GPT3 = Transformer(12288, 96, 96, 51200, 2048, flash=False, fused_loss=False)
-SAMPLES = 2            # a batch, one after the other
-KERNELS = 90           # of a layer's forward and backward, counted in the paper's code: 30 operations forward, twice as many back
-LAUNCH = 8e-6          # seconds until the next kernel of eager code can begin
-GRANULARITY = 8        # tokens, the paper's
+SAMPLES = 2  # a batch, one after the other
+KERNELS = (
+    90  # of a layer's forward and backward, counted in the paper's code: 30 operations forward, twice as many back
+)
+LAUNCH = 8e-6  # seconds until the next kernel of eager code can begin
+GRANULARITY = 8  # tokens, the paper's
 PRECISION = "fp16"
 
 
@@ -57,11 +60,16 @@ def slice_seconds(setting: Setting, cluster: Machines, adding: bool = True) -> S
     @cache
     def seconds(length: int, context: int) -> float:
         heads = GPT3.heads // setting.tensor
-        scores = (MatrixProduct(length, context + length, GPT3.head_size, heads), MatrixProduct(length, GPT3.head_size, context + length, heads))
+        scores = (
+            MatrixProduct(length, context + length, GPT3.head_size, heads),
+            MatrixProduct(length, GPT3.head_size, context + length, heads),
+        )
         products = (*weight_products(GPT3, length, setting.tensor), *scores)
         computing = sum(product_seconds(one, unit) for product in products for one in (product, *product.backward()))
-        looking = replace(GPT3, sequence=context + length)   # so many scores a token
-        layer = computing + sum(passed(looking, length, setting.tensor, PRECISION)) / cluster.bandwidth + KERNELS * LAUNCH
+        looking = replace(GPT3, sequence=context + length)  # so many scores a token
+        layer = (
+            computing + sum(passed(looking, length, setting.tensor, PRECISION)) / cluster.bandwidth + KERNELS * LAUNCH
+        )
         layer += adding * 3 * HALF * GPT3.block_parameters() / setting.tensor / cluster.bandwidth
         layer += 4 * summed(cluster, setting.tensor, setting.tensor, HALF * length * GPT3.hidden)
         crossing = HALF * length * GPT3.hidden / (cluster.network * cluster.devices) + cluster.network_latency
@@ -87,13 +95,18 @@ def described_cluster() -> Machines:
 
 def paper_lines() -> list[str]:
     cluster = described_cluster()
-    lines = ["| setting | stages x tensor ways | whole, paper | predicted | in slices, paper | predicted | speed-up, paper | predicted | "
-             "slices, predicted |", "|---|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| setting | stages x tensor ways | whole, paper | predicted | in slices, paper | predicted | speed-up, paper | predicted | "
+        "slices, predicted |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for one in SETTINGS:
         whole, cut = whole_step(one, cluster), best(one, cluster)
-        lines.append(f"| {one.name} | {one.stages} x {one.tensor} | {one.whole:.3f} s | {whole:.3f} s | {one.sliced:.3f} s | "
-                     f"{cut.seconds:.3f} s | **{one.whole / one.sliced:.1f}x** | **{whole / cut.seconds:.1f}x** | "
-                     f"{len(cut.lengths)}, of {max(cut.lengths)} to {min(cut.lengths)} tokens |")
+        lines.append(
+            f"| {one.name} | {one.stages} x {one.tensor} | {one.whole:.3f} s | {whole:.3f} s | {one.sliced:.3f} s | "
+            f"{cut.seconds:.3f} s | **{one.whole / one.sliced:.1f}x** | **{whole / cut.seconds:.1f}x** | "
+            f"{len(cut.lengths)}, of {max(cut.lengths)} to {min(cut.lengths)} tokens |"
+        )
     return [*lines, "", *explained(cluster)]
 
 
@@ -104,12 +117,16 @@ def explained(cluster: Machines) -> list[str]:
     count = len(cut.lengths)
     turns = SAMPLES * count + one.stages - 1
     ideal = whole_step(one, cluster) / (whole / count * turns)
-    unadded = " and ".join(f"{whole_step(each, cluster) / best(each, cluster, adding=False).seconds:.1f}x" for each in SETTINGS)
-    return [f"The first row's time without slices says {cluster.efficiency[PRECISION]:.0%} of peak; all else follows. With {count} slices "
-            f"the paper's {one.sliced:.3f} s are {1000 * one.sliced / turns:.1f} ms for each of {turns} turns, and ours "
-            f"{1000 * cut.seconds / turns:.1f} ms. A whole sequence takes {1000 * whole:.0f} ms in a stage; if slices lost nothing, "
-            f"{count} of them would take {ideal:.1f}x less time than the whole. They lose most by adding up the gradients of all weights "
-            f"once a slice: without that, {unadded} would be predicted."]
+    unadded = " and ".join(
+        f"{whole_step(each, cluster) / best(each, cluster, adding=False).seconds:.1f}x" for each in SETTINGS
+    )
+    return [
+        f"The first row's time without slices says {cluster.efficiency[PRECISION]:.0%} of peak; all else follows. With {count} slices "
+        f"the paper's {one.sliced:.3f} s are {1000 * one.sliced / turns:.1f} ms for each of {turns} turns, and ours "
+        f"{1000 * cut.seconds / turns:.1f} ms. A whole sequence takes {1000 * whole:.0f} ms in a stage; if slices lost nothing, "
+        f"{count} of them would take {ideal:.1f}x less time than the whole. They lose most by adding up the gradients of all weights "
+        f"once a slice: without that, {unadded} would be predicted."
+    ]
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 Two processes of one thread train a `gpt` on a batch of one sample. In a round each contender has one turn of some steps, all in the same
 two processes; a ratio is the median over the rounds of two turns of the same round. The machine must be quiet.
 """
+
 from __future__ import annotations
 
 import json
@@ -27,14 +28,25 @@ BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
 STEPS, WARM = 4, 1
 ONE, GPIPE, BEST = "one process, one thread", "GPipe: 2 stages, 1 piece", "SequencePipeline by the program, 2 stages"
 EQUAL = (2, 4, 8, 16)
-USUAL = (3, 2048, 256, 8)   # rounds, tokens, width, depth
+USUAL = (3, 2048, 256, 8)  # rounds, tokens, width, depth
 
 
 def main() -> None:
-    rounds, tokens, width, depth = [*map(int, sys.argv[1:]), *USUAL[len(sys.argv) - 1:]]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__, "worker",
-               *map(str, (rounds, tokens, width, depth))]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=3600)
+    rounds, tokens, width, depth = [*map(int, sys.argv[1:]), *USUAL[len(sys.argv) - 1 :]]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        __file__,
+        "worker",
+        *map(str, (rounds, tokens, width, depth)),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=3600
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if done.returncode or not lines:
         sys.exit(done.stderr[-4000:] or "the workers said nothing")
@@ -46,16 +58,23 @@ def main() -> None:
 
 def measured_lines(found: dict[str, Any], tokens: int, width: int, depth: int) -> list[str]:
     turns, predicted = found["turns"], found["predicted"]
-    rows = ["| | slices | a step | speed of GPipe | predicted from t(length, context) | loss after all turns |",
-            "|---|---|---|---|---|---|"]
+    rows = [
+        "| | slices | a step | speed of GPipe | predicted from t(length, context) | loss after all turns |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, seconds in turns.items():
         ratio = median(other / own for own, other in zip(seconds, turns[GPIPE], strict=True))
         said = f"{predicted[GPIPE] / predicted[name]:.2f}" if name in predicted else ""
-        rows.append(f"| {name} | {found['slices'].get(name, '')} | {median(seconds):.3f} s | {ratio:.2f} | {said} | "
-                    f"{found['losses'][name]:.5f} |")
-    rows += ["", f"{len(turns[GPIPE])} rounds of {STEPS} steps, batch 1, {tokens} tokens, width {width}, {depth} layers; "
-                 f"torch {found['torch']}; {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
-                 f"load before: {found['load']:.2f}."]
+        rows.append(
+            f"| {name} | {found['slices'].get(name, '')} | {median(seconds):.3f} s | {ratio:.2f} | {said} | "
+            f"{found['losses'][name]:.5f} |"
+        )
+    rows += [
+        "",
+        f"{len(turns[GPIPE])} rounds of {STEPS} steps, batch 1, {tokens} tokens, width {width}, {depth} layers; "
+        f"torch {found['torch']}; {platform.processor() or platform.machine()}, {os.cpu_count()} cores; "
+        f"load before: {found['load']:.2f}.",
+    ]
     return rows
 
 
@@ -84,12 +103,18 @@ def worker(rounds: int, tokens: int, width: int, depth: int) -> None:
     names = list(contest.plans)
     turns: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
-        for name in names[number % len(names):] + names[:number % len(names)]:
+        for name in names[number % len(names) :] + names[: number % len(names)]:
             dist.barrier()
             turns[name].append(contest.turn(name))
     if rank == 0:
-        told = {"turns": turns, "predicted": contest.predicted, "slices": contest.slices, "losses": contest.losses,
-                "torch": torch.__version__, "load": load}
+        told = {
+            "turns": turns,
+            "predicted": contest.predicted,
+            "slices": contest.slices,
+            "losses": contest.losses,
+            "torch": torch.__version__,
+            "load": load,
+        }
         print("RESULT " + json.dumps(told), flush=True)
     dist.barrier()
     os._exit(0)
@@ -109,16 +134,27 @@ class Contest:
         self.link = link
         self.job = job(width=width, depth=depth, heads=width // 64, context=tokens, batch=1)
         plain = self.made(())
-        fit = fitted(link.objects(measured(plain, next(self.batches()), usual_pairs(tokens)) if not link.rank else {})[0])
-        stage = lambda length, context: fit(length, context) / 2   # noqa: E731
+        fit = fitted(
+            link.objects(measured(plain, next(self.batches()), usual_pairs(tokens)) if not link.rank else {})[0]
+        )
+        stage = lambda length, context: fit(length, context) / 2  # noqa: E731
         lengths = best_slices(stage, tokens, 2, 32).lengths
         staged = (Pipeline(2, 1, "gpipe"), FusedOptimizer())
         cuts = {f"SequencePipeline, {count} equal slices, 2 stages": SequencePipeline(count) for count in EQUAL}
         cuts[BEST] = SequencePipeline(len(lengths), ",".join(map(str, lengths)))
-        self.plans: dict[str, tuple[Any, ...]] = {ONE: (FusedOptimizer(),), GPIPE: staged, **{name: (cut, *staged) for name, cut in cuts.items()}}
-        self.slices = {name: ", ".join(map(str, cut.cut(tokens))) if name == BEST else str(cut.count) for name, cut in cuts.items()}
-        self.predicted = {ONE: fit(tokens, 0), GPIPE: latency((tokens,), stage, 2),
-                          **{name: latency(cut.cut(tokens), stage, 2) for name, cut in cuts.items()}}
+        self.plans: dict[str, tuple[Any, ...]] = {
+            ONE: (FusedOptimizer(),),
+            GPIPE: staged,
+            **{name: (cut, *staged) for name, cut in cuts.items()},
+        }
+        self.slices = {
+            name: ", ".join(map(str, cut.cut(tokens))) if name == BEST else str(cut.count) for name, cut in cuts.items()
+        }
+        self.predicted = {
+            ONE: fit(tokens, 0),
+            GPIPE: latency((tokens,), stage, 2),
+            **{name: latency(cut.cut(tokens), stage, 2) for name, cut in cuts.items()},
+        }
         self.runs: dict[str, tuple[Any, Iterator[Any]]] = {}
         self.losses: dict[str, float] = {}
 

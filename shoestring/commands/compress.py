@@ -1,4 +1,5 @@
 """shoestring compress: a smaller or faster model, within a size, a latency and a quality floor at once."""
+
 from __future__ import annotations
 
 import os
@@ -27,30 +28,62 @@ LOOKING = "looking at the model, and at what storing each weight otherwise would
 def flags(parser: ArgumentParser) -> None:
     parser.epilog = "The job's own arguments are flags too: name the job before --help to see them."
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
-    parser.add_argument("job", metavar="RUN|JOB|WEIGHTS",
-                        help="folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors "
-                             "file, a state dict that torch.save wrote, or a Hugging Face folder")
-    parser.add_argument("--job", dest="job_of_run", metavar="FILE",
-                        help="of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a "
-                             "run names is ever run")
+    parser.add_argument(
+        "job",
+        metavar="RUN|JOB|WEIGHTS",
+        help="folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors "
+        "file, a state dict that torch.save wrote, or a Hugging Face folder",
+    )
+    parser.add_argument(
+        "--job",
+        dest="job_of_run",
+        metavar="FILE",
+        help="of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a "
+        "run names is ever run",
+    )
     parser.add_argument("--size", metavar="BYTES", help="most bytes on disk, such as 16MB")
-    parser.add_argument("--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms")
+    parser.add_argument(
+        "--latency", metavar="TIME", help="most time for an answer to one sample, 99 of 100 times, such as 5ms"
+    )
     parser.add_argument("--keep", metavar="SHARE", help="least fidelity to the original on unseen data, such as 0.998")
-    parser.add_argument("--metric", metavar="NAME>=VALUE", help="what a metric of the job must be, such as 'accuracy>=0.91'")
-    parser.add_argument("--fidelity", default="auto", choices=["auto", "cosine", "kl", "binary", "r2"],
-                        help="how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; auto "
-                             "(default): what suits each, by what the job's loss does with it")
-    parser.add_argument("--output", action="append", metavar="NAME",
-                        help="compare this output; may be repeated (default: all, and the worst leads)")
+    parser.add_argument(
+        "--metric", metavar="NAME>=VALUE", help="what a metric of the job must be, such as 'accuracy>=0.91'"
+    )
+    parser.add_argument(
+        "--fidelity",
+        default="auto",
+        choices=["auto", "cosine", "kl", "binary", "r2"],
+        help="how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; auto "
+        "(default): what suits each, by what the job's loss does with it",
+    )
+    parser.add_argument(
+        "--output",
+        action="append",
+        metavar="NAME",
+        help="compare this output; may be repeated (default: all, and the worst leads)",
+    )
     parser.add_argument("--axis", metavar="N", help="axis of an output's classes or vectors (default: found)")
-    parser.add_argument("--use", action="append", metavar="TECHNIQUE",
-                        help='exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated')
-    parser.add_argument("--heal", metavar="TIME", help="let the small model learn from the original for so long (10m), without labels")
-    parser.add_argument("--to", choices=["onnx", "onnx-int8"],
-                        help="write an ONNX file for onnxruntime into the folder as well, which keeps --size too; "
-                             "onnx-int8: products of whole numbers, for speed")
-    parser.add_argument("--newest", action="store_true", help="of a run: the newest weights, not those that were best in validation")
-    parser.add_argument("--samples", metavar="N", default="1024", help="unseen samples that the report is measured on (default 1024)")
+    parser.add_argument(
+        "--use",
+        action="append",
+        metavar="TECHNIQUE",
+        help='exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated',
+    )
+    parser.add_argument(
+        "--heal", metavar="TIME", help="let the small model learn from the original for so long (10m), without labels"
+    )
+    parser.add_argument(
+        "--to",
+        choices=["onnx", "onnx-int8"],
+        help="write an ONNX file for onnxruntime into the folder as well, which keeps --size too; "
+        "onnx-int8: products of whole numbers, for speed",
+    )
+    parser.add_argument(
+        "--newest", action="store_true", help="of a run: the newest weights, not those that were best in validation"
+    )
+    parser.add_argument(
+        "--samples", metavar="N", default="1024", help="unseen samples that the report is measured on (default 1024)"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder to write (default: NAME-compressed)")
     parser.add_argument("--plan-only", action="store_true", help="choose and explain, and write nothing")
 
@@ -104,22 +137,30 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     if not options.samples.isdecimal() or int(options.samples) < 2:
         raise Mistake(f"--samples {options.samples}: give a whole number, 2 or more")
     if not (options.size or options.latency or options.keep or options.metric or options.use):
-        raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
+        raise Mistake(
+            "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+        )
     if options.job.endswith(".onnx"):
-        raise Mistake(f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
-                      f"the weights that it was made from, with --to onnx-int8 for products of bytes")
+        raise Mistake(
+            f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
+            f"the weights that it was made from, with --to onnx-int8 for products of bytes"
+        )
     if is_weights(options.job):
         if not options.job_of_run:
             raise job_needed(options.job, "--job FILE")
         return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
     if os.path.isdir(options.job):
         if not os.path.exists(os.path.join(options.job, "run.json")):
-            raise Mistake(f"{options.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
-                          f"job file")
+            raise Mistake(
+                f"{options.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
+                f"job file"
+            )
         if options.job_of_run:
             return options.job, parsed_flags(job_path(options.job_of_run), options.job_words, options.own_flags)
         if options.job_words:
-            raise Mistake(f"{options.job_words[0]!r} is no option of this command; flags of the run's job are given with --job FILE")
+            raise Mistake(
+                f"{options.job_words[0]!r} is no option of this command; flags of the run's job are given with --job FILE"
+            )
         return options.job, {}
     if options.job_of_run:
         raise Mistake(f"--job makes the model of a run, and {options.job} is no folder of a run: leave --job out")
@@ -145,8 +186,15 @@ def asked_of(options: Namespace) -> CompressOptions:
     if options.heal is not None:
         parse_seconds(options.heal)
     budget = Budget.parsed(size=options.size, latency=options.latency, quality=options.keep)
-    return CompressOptions(budget, floor(options.metric) if options.metric else None, None if options.use is None else tuple(options.use),
-                 options.fidelity, int(options.samples), tuple(options.output or ()), axis_of(options.axis))
+    return CompressOptions(
+        budget,
+        floor(options.metric) if options.metric else None,
+        None if options.use is None else tuple(options.use),
+        options.fidelity,
+        int(options.samples),
+        tuple(options.output or ()),
+        axis_of(options.axis),
+    )
 
 
 def axis_of(written: str | None) -> int | None:
@@ -166,7 +214,7 @@ def told(options: Namespace, session: CompressSession, target: Path) -> int:
         print(json.dumps(session.plan.as_json()) if options.json else plan_text(session, screen(sys.stdout)))
         return DONE
     file, draft = None, target.with_name(f"{target.name}.onnx.draft-{os.getpid()}")
-    if options.to:   # first: its size may ask for a smaller plan
+    if options.to:  # first: its size may ask for a smaller plan
         session, file = exported(options, session, draft)
     say(options, plan_text(session, screen(sys.stderr)))
     try:
@@ -184,8 +232,10 @@ def told(options: Namespace, session: CompressSession, target: Path) -> int:
         print(json.dumps(report))
     else:
         print(measured_text(session, measured, report, screen(sys.stdout)))
-        print(f"written: {os.path.abspath(target)} (load it with {loading(session, target)}); report: "
-              f"{os.path.abspath(target / 'report.html')}")
+        print(
+            f"written: {os.path.abspath(target)} (load it with {loading(session, target)}); report: "
+            f"{os.path.abspath(target / 'report.html')}"
+        )
     return missed(report["missed"])
 
 

@@ -1,4 +1,5 @@
 """What the person in front of the terminal sees of a compression."""
+
 from __future__ import annotations
 
 TYPE_CHECKING = False
@@ -16,9 +17,14 @@ def plan_text(session: CompressSession, screen: Screen) -> str:
     from shoestring.show.terminal import table
 
     outcome = session.outcome
-    rows = [["", "size", "an answer", "fidelity", ""], plan_row(outcome.chosen, "chosen" if outcome.choice else "as asked"),
-            plan_row(outcome.plain, "as it is")]
-    rows += [plan_row(plan, why) for plan, why in outcome.choice.runners_up if plan.techniques] if outcome.choice else []
+    rows = [
+        ["", "size", "an answer", "fidelity", ""],
+        plan_row(outcome.chosen, "chosen" if outcome.choice else "as asked"),
+        plan_row(outcome.plain, "as it is"),
+    ]
+    rows += (
+        [plan_row(plan, why) for plan, why in outcome.choice.runners_up if plan.techniques] if outcome.choice else []
+    )
     lines = [f"plan: {outcome.chosen}", "", table(rows, right=(1, 2, 3), screen=screen), ""]
     lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
     lines.append("stored: " + "; ".join(kinds(outcome.chosen)))
@@ -31,7 +37,13 @@ def plan_row(plan: CompressPlan, why: str) -> list[str]:
     from shoestring.core.units import bytes_text, seconds_text
 
     known = plan.numbers()
-    return [str(plan), bytes_text(known["size_bytes"]), seconds_text(known["median_seconds"]), f"{known['quality']:.5f}", why]
+    return [
+        str(plan),
+        bytes_text(known["size_bytes"]),
+        seconds_text(known["median_seconds"]),
+        f"{known['quality']:.5f}",
+        why,
+    ]
 
 
 def kinds(plan: CompressPlan) -> list[str]:
@@ -40,7 +52,13 @@ def kinds(plan: CompressPlan) -> list[str]:
 
     found: dict[str, int] = {}
     for layer in plan.layers():
-        form = layer["form"] if layer["form"] != "plain" else "as they are" if not layer["technique"] else layer["technique"].lower()
+        form = (
+            layer["form"]
+            if layer["form"] != "plain"
+            else "as they are"
+            if not layer["technique"]
+            else layer["technique"].lower()
+        )
         key = f"{layer['bits']:.1f} bits ({form})"
         found[key] = found.get(key, 0) + prod(layer["shape"])
     return [f"{count:,} numbers in {key}" for key, count in sorted(found.items(), key=lambda one: -one[1])]
@@ -59,20 +77,28 @@ def predicted_text(one: Mapping[str, Any]) -> str:
     return "" if mean is None else f"; predicted mean {mean:.6f}{error_text(one['predicted_standard_error'])}"
 
 
-def measured_text(session: CompressSession, measured: CompressedMeasurement, report: Mapping[str, Any], screen: Screen) -> str:
+def measured_text(
+    session: CompressSession, measured: CompressedMeasurement, report: Mapping[str, Any], screen: Screen
+) -> str:
     """Predicted beside measured, then the job's own metric."""
     from shoestring.show.terminal import table
 
     rows = [["", "predicted", "measured", "measured is"]]
-    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
-             for one in session.figures(measured)]
+    rows += [
+        [one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
+        for one in session.figures(measured)
+    ]
     told = report["fidelity"]["outputs"]
     lines = [table(rows, right=(1, 2), screen=screen), ""]
-    lines += [f"fidelity{of_output(one, len(told))} ({one['by']}: {one['why']}; {one['samples']:,} samples that nothing was chosen by): "
-              f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}"
-              f"{predicted_text(one)}"
-              for one in told]
+    lines += [
+        f"fidelity{of_output(one, len(told))} ({one['by']}: {one['why']}; {one['samples']:,} samples that nothing was chosen by): "
+        f"mean {one['mean']['measured']:.6f}{error_text(one['standard_error'])}, worst {one['worst']['measured']:.6f}"
+        f"{predicted_text(one)}"
+        for one in told
+    ]
     if len(told) > 1:
         lines.append(f"the worst leads: {report['fidelity']['output']}")
-    lines += [f"{name}: {one}, the original {measured.original[name].value:.5g}" for name, one in measured.metrics.items()]
+    lines += [
+        f"{name}: {one}, the original {measured.original[name].value:.5g}" for name, one in measured.metrics.items()
+    ]
     return "\n".join(lines)

@@ -1,4 +1,5 @@
 """shoestring distill: a student learns from a teacher. It is `shoestring train`, with its flags, of a job whose loss knows the teacher."""
+
 from __future__ import annotations
 
 import os
@@ -27,14 +28,18 @@ FLAGS = {
     "noise": "what the student alone sees: a standard deviation, or a Python file with `def noise(batch)`",
     "layers": "the student keeps these blocks of the teacher's model, with their weights: every=2, or 0,2,5",
 }
-FILES = ("unlabelled", "noise")   # flags that may name a file, which is pinned
-STUDENT = "--student-"            # before a flag of the student that a flag of this command hides
+FILES = ("unlabelled", "noise")  # flags that may name a file, which is pinned
+STUDENT = "--student-"  # before a flag of the student that a flag of this command hides
 
 
 def flags(parser: ArgumentParser) -> None:
     train.flags(parser)
-    parser.add_argument("--teacher", action="append", metavar="RUN",
-                        help="a run, or a job file with weights (big.py@weights.safetensors); several are an ensemble")
+    parser.add_argument(
+        "--teacher",
+        action="append",
+        metavar="RUN",
+        help="a run, or a job file with weights (big.py@weights.safetensors); several are an ensemble",
+    )
     for flag, what in FLAGS.items():
         parser.add_argument(f"--{flag}", metavar=flag.upper(), help=what)
 
@@ -46,7 +51,9 @@ def run(options: Namespace) -> int:
     from shoestring.jobfile import job_path, parsed_flags
 
     if not options.teacher and options.peers is None:
-        raise Mistake("a distillation without a teacher: name a run with --teacher RUN, or let students learn from each other, --peers 2")
+        raise Mistake(
+            "a distillation without a teacher: name a run with --teacher RUN, or let students learn from each other, --peers 2"
+        )
     student = job_path(options.job)
     own = parsed_flags(student, own_words(options, student), options.own_flags)
     with Uncollected():
@@ -63,8 +70,13 @@ def run(options: Namespace) -> int:
         if value is not None:
             words.append(f"--{flag}={with_digest(value, digest_of) if flag in FILES else value}")
     stem = os.path.basename(student).removesuffix(".py")
-    given = vars(options) | {"job": str(distillation.__file__), "job_words": words, "given": set(), "command": "train",
-                             "run": options.run or str(new_folder(f"{stem}-distilled"))}
+    given = vars(options) | {
+        "job": str(distillation.__file__),
+        "job_words": words,
+        "given": set(),
+        "command": "train",
+        "run": options.run or str(new_folder(f"{stem}-distilled")),
+    }
     code = train.run(Namespace(**given))
     if code == DONE and options.peers is not None:
         say(options, f"written: {one_peer(given['run'])}, the weights of the first peer")
@@ -77,9 +89,16 @@ def own_words(options: Namespace, student: str) -> list[str]:
 
     hidden = {flag.name.replace("_", "-") for flag in flags_of(student)} & {"teacher", *FLAGS}
     taken = [one for one in sorted(hidden) if f"--{one}" in options.given]
-    warn([f"--{one} is a flag of distill; that of {os.path.basename(student)} with the same name is {STUDENT}{one}" for one in taken])
+    warn(
+        [
+            f"--{one} is a flag of distill; that of {os.path.basename(student)} with the same name is {STUDENT}{one}"
+            for one in taken
+        ]
+    )
     meant = {f"{STUDENT}{one}" for one in hidden}
-    return [f"--{word.removeprefix(STUDENT)}" if word.partition("=")[0] in meant else word for word in options.job_words]
+    return [
+        f"--{word.removeprefix(STUDENT)}" if word.partition("=")[0] in meant else word for word in options.job_words
+    ]
 
 
 def with_digest(value: str, digest_of: object) -> str:

@@ -1,4 +1,5 @@
 """shoestring doctor: looks at this machine and measures it anew."""
+
 from __future__ import annotations
 
 import sys
@@ -39,7 +40,11 @@ def run(options: Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(found) | {"missing": missing()}))
     else:
-        print(table([["what", "found"], *rows(found), *(["missing", text] for text in missing())], screen=screen(sys.stdout)))
+        print(
+            table(
+                [["what", "found"], *rows(found), *(["missing", text] for text in missing())], screen=screen(sys.stdout)
+            )
+        )
     return DONE
 
 
@@ -48,7 +53,11 @@ def missing() -> list[str]:
     from shoestring.core.extras import EXTRAS
     from shoestring.training.memory.allocator import LIBRARIES, library
 
-    libraries = [f"{one}: Debian's lib{one}2 or lib{one}2.0 gives the allocator another choice" for one in LIBRARIES if not library(one)]
+    libraries = [
+        f"{one}: Debian's lib{one}2 or lib{one}2.0 gives the allocator another choice"
+        for one in LIBRARIES
+        if not library(one)
+    ]
     return libraries + [extra.refusal for extra in EXTRAS.values() if extra.refusal]
 
 
@@ -69,8 +78,14 @@ def rows(found: Hardware) -> list[list[str]]:
         ["matrix products", f"{found.flops / 1e9:.0f} GFLOP/s in float32"],
         ["disk", f"{bytes_text(found.disk)}/s, written and read back"],
         ["disk, direct", f"{bytes_text(found.direct)}/s past the page cache" if found.direct else "no direct I/O here"],
-        ["fresh memory", f"{found.fault * 2**30:.2f} s per GiB in small pages, {found.huge_fault * 2**30:.2f} in huge ones"],
+        [
+            "fresh memory",
+            f"{found.fault * 2**30:.2f} s per GiB in small pages, {found.huge_fault * 2**30:.2f} in huge ones",
+        ],
         *([f"dtype {one}", what or "works"] for one, what in found.dtypes.items()),
-        ["measured", f"{when}, the best of {found.tries} tries; others had {found.busy:.0%} of the cores in the quietest{again}"],
+        [
+            "measured",
+            f"{when}, the best of {found.tries} tries; others had {found.busy:.0%} of the cores in the quietest{again}",
+        ],
         *([["workers start with", variables]] if variables else []),
     ]

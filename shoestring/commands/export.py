@@ -1,4 +1,5 @@
 """shoestring export: the weights or the course of a run in other people's formats."""
+
 from __future__ import annotations
 
 from shoestring.commands import DONE
@@ -22,27 +23,42 @@ help = "the weights or the course of a run in other people's formats"
 def flags(parser: ArgumentParser) -> None:
     parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("run", help="folder of a run")
-    parser.add_argument("--job", metavar="FILE", help="for hf, peft and onnx: the job that the run was trained with, a file or a built-in "
-                                                      "one, and its flags; no file that a run names is ever run")
-    parser.add_argument("--to", required=True, choices=["safetensors", "hf", "peft", "onnx", "onnx-int8", "csv", "json"],
-                        help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
-                             "trained, as an adapter; onnx: a file for onnxruntime (onnx-int8: with products of "
-                             "whole numbers); csv: steps; json: all that happened")
+    parser.add_argument(
+        "--job",
+        metavar="FILE",
+        help="for hf, peft and onnx: the job that the run was trained with, a file or a built-in "
+        "one, and its flags; no file that a run names is ever run",
+    )
+    parser.add_argument(
+        "--to",
+        required=True,
+        choices=["safetensors", "hf", "peft", "onnx", "onnx-int8", "csv", "json"],
+        help="safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank "
+        "trained, as an adapter; onnx: a file for onnxruntime (onnx-int8: with products of "
+        "whole numbers); csv: steps; json: all that happened",
+    )
     parser.add_argument("--out", metavar="PATH", help="where to (default: RUN/export.KIND)")
-    parser.add_argument("--trained", action="store_true", help="the weights that were trained, where the run averaged them (EMA)")
+    parser.add_argument(
+        "--trained", action="store_true", help="the weights that were trained, where the run averaged them (EMA)"
+    )
     parser.add_argument("--step", type=int, help="the checkpoint of this step (default: the newest good one)")
-    parser.add_argument("--best", action="store_true", help="the weights that were best in validation, by the job's goal")
+    parser.add_argument(
+        "--best", action="store_true", help="the weights that were best in validation, by the job's goal"
+    )
 
 
 def run(options: Namespace) -> int:
     from shoestring.show.watch.places import is_run
 
     if options.best and (options.step is not None or options.to in ("csv", "json")):
-        raise Mistake("--best names the weights to export: give it without --step, and with --to safetensors, hf or onnx")
+        raise Mistake(
+            "--best names the weights to export: give it without --step, and with --to safetensors, hf or onnx"
+        )
     if options.job_words and not options.job:
         meant = did_you_mean(options.job_words[0].partition("=")[0], options.own_flags)
-        raise Mistake(f"{options.job_words[0]!r} is no option of export{meant}; "
-                      f"flags of the run's job are given with --job FILE")
+        raise Mistake(
+            f"{options.job_words[0]!r} is no option of export{meant}; flags of the run's job are given with --job FILE"
+        )
     if not is_run(options.run):
         raise Mistake(f"{options.run} is not a run of shoestring: give the folder that `shoestring train` named")
     import json
@@ -52,7 +68,7 @@ def run(options: Namespace) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(options.run))
-    ends = {"hf": "-hf", "peft": "-peft", "onnx-int8": "-int8.onnx"}   # of a folder, or a file
+    ends = {"hf": "-hf", "peft": "-peft", "onnx-int8": "-int8.onnx"}  # of a folder, or a file
     usual = f"export{ends.get(options.to, f'.{options.to}')}"
     target = Path(options.out) if options.out else folder.path / usual
     if options.to not in ("csv", "json"):
@@ -119,13 +135,29 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job
     new(target)
     fast = options.to == "onnx-int8"
     given = samples_of(job, 2)
-    made = exported(prepared(with_weights(job, checkpoint, options.trained)), job.forward, given.unseen[0], target, fast=fast,
-                    calibration=given.calibration if fast else ())
+    made = exported(
+        prepared(with_weights(job, checkpoint, options.trained)),
+        job.forward,
+        given.unseen[0],
+        target,
+        fast=fast,
+        calibration=given.calibration if fast else (),
+    )
     newer = "" if options.step is not None or options.best else newer_weights(folder, checkpoint)
     warn([*([newer] if newer else []), *made.notes])
-    told = {"path": str(made.path), "step": checkpoint.step, "bytes": made.bytes, "tolerance": made.tolerance,
-            "largest_difference": made.largest_difference, "notes": list(made.notes)}
-    print(json.dumps(told) if options.json else f"written: {made.path}, {made.bytes:,} bytes, the weights after step {checkpoint.step}")
+    told = {
+        "path": str(made.path),
+        "step": checkpoint.step,
+        "bytes": made.bytes,
+        "tolerance": made.tolerance,
+        "largest_difference": made.largest_difference,
+        "notes": list(made.notes),
+    }
+    print(
+        json.dumps(told)
+        if options.json
+        else f"written: {made.path}, {made.bytes:,} bytes, the weights after step {checkpoint.step}"
+    )
     return DONE
 
 
@@ -138,6 +170,8 @@ def names_of_model(options: Namespace, folder: Folder, checkpoint: RunCheckpoint
         return None, ""
     try:
         return weights_of_model(job_of(options, folder).model), ""
-    except Exception as error:   # whatever the job's own code raises
-        return None, (f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
-                      f"its state_dict may be in the file; load it with strict=False")
+    except Exception as error:  # whatever the job's own code raises
+        return None, (
+            f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
+            f"its state_dict may be in the file; load it with strict=False"
+        )

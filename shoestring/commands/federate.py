@@ -1,4 +1,5 @@
 """shoestring federate: train or tune where the data lives. Updates leave a device, records never do."""
+
 from __future__ import annotations
 
 import os
@@ -22,17 +23,23 @@ if TYPE_CHECKING:
 
 name = "federate"
 help = "train or tune where the data lives: updates leave, records never do"
-WHOLE = ("clients", "per_round", "rounds", "processes", "every")   # flags that are whole numbers
+WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # flags that are whole numbers
 ROOM = "shoestring.federated.session"
 LOOKING = "looking at the clients and at how fast devices work …"
 
 
 def flags(parser: ArgumentParser) -> None:
-    parser.epilog = ("The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: digits, "
-                     "authors")
+    parser.epilog = (
+        "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: digits, "
+        "authors"
+    )
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None)
-    parser.add_argument("job", help="a Python file with `def job(...) -> Job(clients=...)`, or the name of a built-in job")
-    parser.add_argument("--clients", metavar="N", help="devices that there are (default: as the job says; of a partition rule, 100)")
+    parser.add_argument(
+        "job", help="a Python file with `def job(...) -> Job(clients=...)`, or the name of a built-in job"
+    )
+    parser.add_argument(
+        "--clients", metavar="N", help="devices that there are (default: as the job says; of a partition rule, 100)"
+    )
     parser.add_argument("--per-round", metavar="N", help="devices that take part in a round (default 10)")
     parser.add_argument("--rounds", metavar="N", help="rounds (default 20)")
     parser.add_argument("--seed", metavar="N", help="what every random number follows from, instead of the job's")
@@ -40,24 +47,53 @@ def flags(parser: ArgumentParser) -> None:
     parser.add_argument("--download", metavar="BYTES", help="most bytes that a device is given in a round")
     parser.add_argument("--time", metavar="TIME", help="most time for all rounds, such as 10m")
     parser.add_argument("--epsilon", metavar="E", help="most privacy loss of all rounds; noise is calibrated to it")
-    parser.add_argument("--delta", metavar="D", help="the chance at which the privacy loss may be greater, such as 1e-6")
-    parser.add_argument("--statistics", metavar="RULE", help="running statistics of norm layers: averaged, local or frozen (default: as "
-                        "the job's Local says, else averaged, with --epsilon frozen)")
-    parser.add_argument("--ledger", metavar="FILE",
-                        help="the privacy ledger of these people, for all runs on them (default: one in the run's folder)")
-    parser.add_argument("--ledger-epsilon", metavar="E", help="most privacy loss of all runs on the ledger together; it is kept there")
-    parser.add_argument("--insecure-seed", metavar="N", help="for tests: noise follows from this number, so NOTHING IS PRIVATE")
-    parser.add_argument("--use", action="append", metavar="TECHNIQUE",
-                        help='exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated')
+    parser.add_argument(
+        "--delta", metavar="D", help="the chance at which the privacy loss may be greater, such as 1e-6"
+    )
+    parser.add_argument(
+        "--statistics",
+        metavar="RULE",
+        help="running statistics of norm layers: averaged, local or frozen (default: as "
+        "the job's Local says, else averaged, with --epsilon frozen)",
+    )
+    parser.add_argument(
+        "--ledger",
+        metavar="FILE",
+        help="the privacy ledger of these people, for all runs on them (default: one in the run's folder)",
+    )
+    parser.add_argument(
+        "--ledger-epsilon", metavar="E", help="most privacy loss of all runs on the ledger together; it is kept there"
+    )
+    parser.add_argument(
+        "--insecure-seed", metavar="N", help="for tests: noise follows from this number, so NOTHING IS PRIVATE"
+    )
+    parser.add_argument(
+        "--use",
+        action="append",
+        metavar="TECHNIQUE",
+        help='exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated',
+    )
     parser.add_argument("--every", metavar="N", help="judge the model every so many rounds (default: ten times in all)")
-    parser.add_argument("--processes", metavar="N", help="processes that simulate devices (default: one a core); the result is the same")
+    parser.add_argument(
+        "--processes", metavar="N", help="processes that simulate devices (default: one a core); the result is the same"
+    )
     parser.add_argument("--plan-only", action="store_true", help="choose and explain, and end")
-    parser.add_argument("--verify", action="store_true", help="play a few rounds beside the plain sequential round: the same weights?")
-    parser.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
+    parser.add_argument(
+        "--verify", action="store_true", help="play a few rounds beside the plain sequential round: the same weights?"
+    )
+    parser.add_argument(
+        "--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)"
+    )
     parser.add_argument("--fresh", action="store_true", help="begin anew in --run; what is there is kept aside")
-    parser.add_argument("--adopt", action="store_true", help="go on with what is in --run although what is asked for changed")
-    parser.add_argument("--save-every", metavar="N", default="1m",
-                        help="save every so many rounds (50) or so often (90s, 5m, 1h) (default 1m)")
+    parser.add_argument(
+        "--adopt", action="store_true", help="go on with what is in --run although what is asked for changed"
+    )
+    parser.add_argument(
+        "--save-every",
+        metavar="N",
+        default="1m",
+        help="save every so many rounds (50) or so often (90s, 5m, 1h) (default 1m)",
+    )
     parser.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints to keep (default 3)")
     parser.add_argument("--report", metavar="FILE", help="where to write the report page as well")
     from shoestring.commands.federate_task import task_flags
@@ -81,7 +117,7 @@ def run(options: Namespace) -> int:
     from shoestring.commands.job_flags import JobLoader, loaded
     from shoestring.commands.train import cadence_of
 
-    cadence_of(options)   # a mistake in it is told now
+    cadence_of(options)  # a mistake in it is told now
     if options.task != "train":
         return run_task(options, loaded(options, path, job_flags, ROOM), wanted)
     if options.plan_only or options.verify:
@@ -96,8 +132,15 @@ def run(options: Namespace) -> int:
 
     asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
     loader = JobLoader(options, path, job_flags, ROOM)
-    held = opened(Path(options.run) if options.run else new_folder(path.stem), asked, path.read_bytes(), options.fresh, options.adopt,
-                  usual_values(path), loader.resolve)
+    held = opened(
+        Path(options.run) if options.run else new_folder(path.stem),
+        asked,
+        path.read_bytes(),
+        options.fresh,
+        options.adopt,
+        usual_values(path),
+        loader.resolve,
+    )
     try:
         report = {} if held.changed else kept_report(held.folder)
         if report:
@@ -115,8 +158,20 @@ def wanted_of(options: Namespace) -> dict[str, Any]:
         if written is not None and not (str(written).isdecimal() and int(written)):
             raise Mistake(f"--{flag.replace('_', '-')} {written}: give a whole number, 1 or more")
     wholes = {flag: None if vars(options)[flag] is None else int(vars(options)[flag]) for flag in WHOLE}
-    return wholes | {flag: vars(options)[flag] for flag in ("upload", "download", "time", "epsilon", "delta", "statistics", "ledger",
-                                                            "ledger_epsilon", "insecure_seed")}
+    return wholes | {
+        flag: vars(options)[flag]
+        for flag in (
+            "upload",
+            "download",
+            "time",
+            "epsilon",
+            "delta",
+            "statistics",
+            "ledger",
+            "ledger_epsilon",
+            "insecure_seed",
+        )
+    }
 
 
 def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
@@ -178,7 +233,10 @@ def noted(options: Namespace, job: Job, held: OpenedRun) -> int:
         if came_to_nothing(error, held.folder.path):
             forget_attempt(held.folder.path)
             raise
-        note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost") if stopped else Failed(str(error)))
+        note(
+            held.folder.path,
+            Stopped(text="stopped at once; what was not saved is lost") if stopped else Failed(str(error)),
+        )
         raise
 
 
@@ -190,7 +248,7 @@ def federated(options: Namespace, job: Job, held: OpenedRun) -> int:
 
     cadence, line = cadence_of(options), MovingLine()
     say(options, LOOKING)
-    with ticking("looking at the clients"):   # over before devices are simulated by processes, which are forked
+    with ticking("looking at the clients"):  # over before devices are simulated by processes, which are forked
         session = begun(job, held)
     if session.outcome is not None:
         say(options, outcome_text(session.outcome, screen(sys.stderr)))
@@ -214,7 +272,10 @@ def finished(options: Namespace, session: FederatedSession, ended: Ended) -> int
     if ended.unsaved:
         print(f"shoestring: {ended.unsaved}", file=sys.stderr)
         return FAULT
-    say(options, f"{ended.stopped}; the same command{'' if options.run else f' with --run {folder.path}'} goes on from there")
+    say(
+        options,
+        f"{ended.stopped}; the same command{'' if options.run else f' with --run {folder.path}'} goes on from there",
+    )
     return STOPPED
 
 
@@ -238,5 +299,3 @@ def reported(options: Namespace, report: dict[str, Any], folder: Folder) -> int:
         print(report_text(report, screen(sys.stdout)))
         print(f"report: {os.path.abspath(options.report or folder.path / 'report.html')}")
     return DONE
-
-

@@ -1,4 +1,5 @@
 """The tasks of `federate` beside training: evaluate and tune on devices' own records, and compare two models there."""
+
 from __future__ import annotations
 
 import sys
@@ -16,38 +17,73 @@ if TYPE_CHECKING:
 
 
 def task_flags(parser: ArgumentParser) -> None:
-    parser.add_argument("--task", choices=("train", "evaluate", "tune", "compare"), default="train",
-                        help="what devices do: train (default), evaluate models on records that they hold out, tune settings of their own "
-                             "training, or compare two models (A/B); --per-round says how many are asked (default: all)")
-    parser.add_argument("--model", action="append", metavar="RUN",
-                        help="a run whose last weights are evaluated, tuned or compared; may be repeated (default: as the job begins)")
-    parser.add_argument("--settings", metavar="GRID", help='settings of devices\' own training to try, such as "lr=0.01,0.1 epochs=1,2"')
+    parser.add_argument(
+        "--task",
+        choices=("train", "evaluate", "tune", "compare"),
+        default="train",
+        help="what devices do: train (default), evaluate models on records that they hold out, tune settings of their own "
+        "training, or compare two models (A/B); --per-round says how many are asked (default: all)",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="RUN",
+        help="a run whose last weights are evaluated, tuned or compared; may be repeated (default: as the job begins)",
+    )
+    parser.add_argument(
+        "--settings", metavar="GRID", help='settings of devices\' own training to try, such as "lr=0.01,0.1 epochs=1,2"'
+    )
     parser.add_argument("--as-is", action="store_true", help="judge models as they are, without devices' own training")
-    parser.add_argument("--halving", action="store_true", help="tune by halves: all settings on few devices, the better half on more")
-    parser.add_argument("--apart", action="store_true", help="compare on two halves of the devices, instead of both models on all of them")
-    parser.add_argument("--least", type=int, metavar="N", help="nothing is told about fewer devices than this (default 10)")
+    parser.add_argument(
+        "--halving", action="store_true", help="tune by halves: all settings on few devices, the better half on more"
+    )
+    parser.add_argument(
+        "--apart",
+        action="store_true",
+        help="compare on two halves of the devices, instead of both models on all of them",
+    )
+    parser.add_argument(
+        "--least", type=int, metavar="N", help="nothing is told about fewer devices than this (default 10)"
+    )
 
 
 def check_task(options: Namespace) -> None:
     """Refuse flags that say two things, before anything heavy is imported."""
-    given = {"--settings": options.settings, "--model": options.model, "--halving": options.halving, "--apart": options.apart,
-             "--as-is": options.as_is, "--least": options.least}
-    meant = {"train": (), "evaluate": ("--settings", "--model", "--as-is", "--least"),
-             "tune": ("--settings", "--model", "--halving", "--least"),
-             "compare": ("--settings", "--model", "--as-is", "--apart", "--least")}
+    given = {
+        "--settings": options.settings,
+        "--model": options.model,
+        "--halving": options.halving,
+        "--apart": options.apart,
+        "--as-is": options.as_is,
+        "--least": options.least,
+    }
+    meant = {
+        "train": (),
+        "evaluate": ("--settings", "--model", "--as-is", "--least"),
+        "tune": ("--settings", "--model", "--halving", "--least"),
+        "compare": ("--settings", "--model", "--as-is", "--apart", "--least"),
+    }
     for flag, value in given.items():
         if value and flag not in meant[options.task]:
             others = [task for task, flags in meant.items() if flag in flags]
             raise Mistake(f"{flag} is for --task {' or '.join(others)}, and this is {options.task}")
     if options.task == "tune" and not options.settings:
         raise Mistake('--task tune needs settings to choose among: --settings "lr=0.01,0.1,1"')
-    private = {"--epsilon": options.epsilon, "--delta": options.delta, "--ledger-epsilon": options.ledger_epsilon,
-               "--insecure-seed": options.insecure_seed}
+    private = {
+        "--epsilon": options.epsilon,
+        "--delta": options.delta,
+        "--ledger-epsilon": options.ledger_epsilon,
+        "--insecure-seed": options.insecure_seed,
+    }
     if options.task != "train" and (given_too := [flag for flag, value in private.items() if value is not None]):
-        raise Mistake(f"{' and '.join(given_too)} {'are' if len(given_too) > 1 else 'is'} for --task train, and this is {options.task}: "
-                      f"what devices tell in a task has no noise, and is protected by how many they are (--least)")
+        raise Mistake(
+            f"{' and '.join(given_too)} {'are' if len(given_too) > 1 else 'is'} for --task train, and this is {options.task}: "
+            f"what devices tell in a task has no noise, and is protected by how many they are (--least)"
+        )
     if options.task != "train" and (options.use or options.run):
-        raise Mistake(f"--use and --run are for --task train, and this is {options.task}: its result is printed (--json)")
+        raise Mistake(
+            f"--use and --run are for --task train, and this is {options.task}: its result is printed (--json)"
+        )
 
 
 def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
@@ -57,7 +93,15 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     from shoestring.core.codec import finite_json
     from shoestring.federated.prepare import prepared
     from shoestring.federated.session import asked_of, blaming_the_job
-    from shoestring.federated.tasks.asked import asked_devices, candidates_of, cohort_of, keep_comparison, models_of, registry_of, task_of
+    from shoestring.federated.tasks.asked import (
+        asked_devices,
+        candidates_of,
+        cohort_of,
+        keep_comparison,
+        models_of,
+        registry_of,
+        task_of,
+    )
     from shoestring.federated.tasks.compare import Comparison
     from shoestring.federated.tasks.perform import performed
     from shoestring.federated.tasks.release import LEAST
@@ -71,12 +115,19 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     models = models_of(given, options.model or [])
     candidates = candidates_of(settings, list(models), not options.as_is)
     if options.task == "compare" and len(candidates) != 2:
-        raise Mistake(f"--task compare is about two models or two settings, and these are {len(candidates)}: give --model A --model B, or "
-                      f'--settings "lr=0.1,0.01"')
+        raise Mistake(
+            f"--task compare is about two models or two settings, and these are {len(candidates)}: give --model A --model B, or "
+            f'--settings "lr=0.1,0.01"'
+        )
     names = asked_devices(given, wanted["per_round"])
-    task = task_of(options.task, job, candidates, models, options.least or LEAST, halving=options.halving, apart=options.apart)
+    task = task_of(
+        options.task, job, candidates, models, options.least or LEAST, halving=options.halving, apart=options.apart
+    )
     registry = registry_of(job, wanted["ledger"])
-    say(options, f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them")
+    say(
+        options,
+        f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them",
+    )
     found = performed(task, cohort_of(given, models, registry), names)
     if isinstance(found, Comparison) and len(options.model or ()) == 2:
         keep_comparison(options.model[1], found)

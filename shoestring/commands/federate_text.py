@@ -1,4 +1,5 @@
 """What the person in front of the terminal sees of a federation."""
+
 from __future__ import annotations
 
 import sys
@@ -26,7 +27,10 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     from shoestring.show.terminal import table
 
     given, choice = outcome.given, outcome.choice
-    rows = [["", "up", "down", "error", "epsilon", "a round", ""], plan_row(outcome.chosen, "chosen" if choice else "as asked")]
+    rows = [
+        ["", "up", "down", "error", "epsilon", "a round", ""],
+        plan_row(outcome.chosen, "chosen" if choice else "as asked"),
+    ]
     if outcome.chosen.techniques:
         rows.append(plan_row(outcome.plain, "no technique"))
     rows += [plan_row(plan, why) for plan, why in choice.runners_up] if choice else []
@@ -36,11 +40,15 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
     lines += [f"note: {said}" for said in notes_on_privacy(given)]
     lines += [f"note: {said}" for said in (outcome.chosen.doubt,) if said]
-    lines.append(f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
-                 f"{given.layout.trained:,} weights are sent each way")
+    lines.append(
+        f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
+        f"{given.layout.trained:,} weights are sent each way"
+    )
     lines += [statistics_text(given)] * bool(given.layout.statistics.size)
-    lines.append(f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
-                 f"{given.how.why}")
+    lines.append(
+        f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
+        f"{given.how.why}"
+    )
     return "\n".join(lines)
 
 
@@ -49,17 +57,21 @@ def statistics_text(given: Prepared) -> str:
     from shoestring.core.statistics import StatisticsRule
 
     count, private = given.layout.statistics.size, given.asked.epsilon is not None
-    told = {StatisticsRule.AVERAGED: f"averaged: they are sent beside the weights as they are, {4 * count:,} bytes",
-            StatisticsRule.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
-            StatisticsRule.FROZEN: "frozen: norm layers use those that the model begins with"}[given.statistics]
+    told = {
+        StatisticsRule.AVERAGED: f"averaged: they are sent beside the weights as they are, {4 * count:,} bytes",
+        StatisticsRule.LOCAL: "local: every device keeps its own, and the common model's stay as it began",
+        StatisticsRule.FROZEN: "frozen: norm layers use those that the model begins with",
+    }[given.statistics]
     return f"{count:,} statistics of norm layers are {told}" + ", because epsilon does not cover them" * private
 
 
 def notes_on_privacy(given: Prepared) -> list[str]:
     from shoestring.federated.techniques.private.release import NOT_PRIVATE, check_delta_for
 
-    return [*filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
-            *[NOT_PRIVATE] * (given.asked.insecure_seed is not None)]
+    return [
+        *filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
+        *[NOT_PRIVATE] * (given.asked.insecure_seed is not None),
+    ]
 
 
 def plan_row(plan: FederatedPlan, why: str) -> list[str]:
@@ -67,8 +79,15 @@ def plan_row(plan: FederatedPlan, why: str) -> list[str]:
 
     known = plan.numbers()
     epsilon = "" if known["epsilon"] == float("inf") else f"{known['epsilon']:.3g}"
-    return [str(plan), bytes_text(known["up_bytes"]), bytes_text(known["down_bytes"]), f"{known['error']:.2g}", epsilon,
-            seconds_text(known["round_seconds"]), why]
+    return [
+        str(plan),
+        bytes_text(known["up_bytes"]),
+        bytes_text(known["down_bytes"]),
+        f"{known['error']:.2g}",
+        epsilon,
+        seconds_text(known["round_seconds"]),
+        why,
+    ]
 
 
 class RoundShower:
@@ -76,8 +95,8 @@ class RoundShower:
 
     def __init__(self, options: Namespace, line: MovingLine, rounds: int, epsilon: float | None) -> None:
         self.options, self.line, self.rounds, self.epsilon = options, line, rounds, epsilon
-        self.ticker = Ticker(line.say)   # rounds that take long are each told
-        self.playing = 0                 # the round that is played
+        self.ticker = Ticker(line.say)  # rounds that take long are each told
+        self.playing = 0  # the round that is played
         self.step: Stepped | None = None
         self.seconds: list[float] = []
         self.metrics: dict[str, Any] = {}
@@ -110,24 +129,34 @@ class RoundShower:
 
     def rounded(self, event: RoundFinished) -> None:
         due = self.ticker.due
-        if (self.options.json and not due) or not (self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due):
+        if (self.options.json and not due) or not (
+            self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due
+        ):
             return
         self.ticker.said()
         assert self.step is not None, "a round is told of after its step"
-        self.line.show(self.text(event, self.step)[:(screen_of(sys.stderr).width or 100_000) - 1])
+        self.line.show(self.text(event, self.step)[: (screen_of(sys.stderr).width or 100_000) - 1])
 
     def text(self, event: RoundFinished, step: Stepped) -> str:
         from shoestring.core.units import about, bytes_text
         from shoestring.show.terminal import bar, number_text
 
         parts = [f"{bar(event.step / self.rounds, 12)} {event.step}/{self.rounds}", f"loss {step.loss:.3f}"]
-        parts += [f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in self.metrics.items())}"] * bool(self.metrics)
-        parts += [f"{event.participants} devices" + (f", {event.missing} missing" if event.missing else "")
-                  + (f", {len(event.rejected)} rejected" if event.rejected else "")]
+        parts += [
+            f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in self.metrics.items())}"
+        ] * bool(self.metrics)
+        parts += [
+            f"{event.participants} devices"
+            + (f", {event.missing} missing" if event.missing else "")
+            + (f", {len(event.rejected)} rejected" if event.rejected else "")
+        ]
         parts += [f"{bytes_text(event.up)} up"]
         if event.epsilon is not None:
-            parts.append(f"epsilon {event.epsilon:.3g}" + (f" of {self.epsilon:g}" if self.epsilon else "")
-                         + (f" ({event.epsilon_in_all:.3g} in all)" if event.epsilon_in_all is not None else ""))
+            parts.append(
+                f"epsilon {event.epsilon:.3g}"
+                + (f" of {self.epsilon:g}" if self.epsilon else "")
+                + (f" ({event.epsilon_in_all:.3g} in all)" if event.epsilon_in_all is not None else "")
+            )
         parts.append(f"about {about((self.rounds - event.step) * sum(self.seconds) / len(self.seconds))} left")
         return "  ".join(parts)
 
@@ -141,7 +170,9 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines = ["", beside(compared(report["predicted"], report["measured"]), screen), ""]
     if report["metrics"]:
         last = report["metrics"][-1]
-        found = ", ".join(f"{name} {number_text(value)}" for name, value in last.items() if name not in ("step", "epoch"))
+        found = ", ".join(
+            f"{name} {number_text(value)}" for name, value in last.items() if name not in ("step", "epoch")
+        )
         lines.append(f"held out, after round {last['step']}: {found}")
     for when in ("before", "after"):
         if report[when]:
@@ -154,12 +185,20 @@ def report_text(report: dict[str, Any], screen: Screen) -> str:
     lines += [f"{away} answers were missing, {turned} updates were rejected"] * bool(away or turned)
     lines += [f"  round {one['round']}, {one['name']}: {one['why']}" for one in report["turned_away"][-3:]]
     spent = f"; epsilon {report['epsilon']:.4g} spent" if report["epsilon"] is not None else ""
-    spent += f", {report['epsilon_in_all']:.4g} by all runs on the ledger" if report.get("epsilon_in_all") is not None else ""
-    lines += ["NOT PRIVATE: the noise followed from --insecure-seed, so this epsilon means nothing"] * (report.get("private") is False)
+    spent += (
+        f", {report['epsilon_in_all']:.4g} by all runs on the ledger"
+        if report.get("epsilon_in_all") is not None
+        else ""
+    )
+    lines += ["NOT PRIVATE: the noise followed from --insecure-seed, so this epsilon means nothing"] * (
+        report.get("private") is False
+    )
     lines.append(f"{bytes_text(report['bytes_up'])} up and {bytes_text(report['bytes_down'])} down in all{spent}")
-    losses = [loss for loss in report["losses"] if loss is not None]   # nobody took part: there is none
-    lines.append((f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
-                 + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}")
+    losses = [loss for loss in report["losses"] if loss is not None]  # nobody took part: there is none
+    lines.append(
+        (f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['rounds']} rounds, " if losses else "")
+        + f"{report['clients_per_second'] or 0:.0f} clients/s; weights {report['weights_sha256'][:12]}"
+    )
     return "\n".join([*lines, *([report["shown"]] if report["shown"] else [])])
 
 

@@ -1,4 +1,5 @@
 """What `plan`, `train` and `verify` share: flags that name a job, a budget and a plan, and what follows from them."""
+
 from __future__ import annotations
 
 import os
@@ -28,34 +29,64 @@ def job_flags(parser: ArgumentParser) -> None:
     """A job, and how it may be trained."""
     from shoestring.jobfile import OF_EVERY_JOB
 
-    parser.epilog = ("The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
-                     "transformer on Python's own source), digits (a conv net)")
+    parser.epilog = (
+        "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
+        "transformer on Python's own source), digits (a conv net)"
+    )
     parser.set_defaults(job_words=[], own_flags=[], given=set())
     parser.add_argument("job", help="a Python file with `def job(...) -> Job`, or the name of a built-in job")
-    parser.add_argument("--memory", help="most bytes of the training process, such as 600MiB; those that load data are not counted "
-                                         "(default: what is free)")
+    parser.add_argument(
+        "--memory",
+        help="most bytes of the training process, such as 600MiB; those that load data are not counted "
+        "(default: what is free)",
+    )
     for name, what in OF_EVERY_JOB.items():
         parser.add_argument(f"--{name}", metavar="N", help=what)
-    parser.add_argument("--use", action="append", metavar="TECHNIQUE",
-                        help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated')
+    parser.add_argument(
+        "--use",
+        action="append",
+        metavar="TECHNIQUE",
+        help='exactly these techniques instead of planning, such as "Checkpoint(every=2)"; may be repeated',
+    )
     parser.add_argument("--plan", metavar="FILE", help="replay a plan that was saved")
-    parser.add_argument("--fresh-plan", action="store_true",
-                        help="measure again what was measured when this job was planned before (after its data changed, say)")
-    parser.add_argument("--exact", choices=list(ASKED), help="the least that the weights must be of those of plain training: "
-                        + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
-                        + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})")
-    parser.add_argument("--inexact", action="store_true",
-                        help=f"allow weights that are {Exactness.CHANGED.word}: techniques that compute other numbers, such as bf16")
+    parser.add_argument(
+        "--fresh-plan",
+        action="store_true",
+        help="measure again what was measured when this job was planned before (after its data changed, say)",
+    )
+    parser.add_argument(
+        "--exact",
+        choices=list(ASKED),
+        help="the least that the weights must be of those of plain training: "
+        + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
+        + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})",
+    )
+    parser.add_argument(
+        "--inexact",
+        action="store_true",
+        help=f"allow weights that are {Exactness.CHANGED.word}: techniques that compute other numbers, such as bf16",
+    )
 
 
 def team_flags(parser: ArgumentParser) -> None:
     """How many workers train together, and where."""
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="workers on this machine that train together (default 1)")
-    parser.add_argument("--nodes", metavar="HOST:PORT,RANK/OF",
-                        help="train with other machines: all give the same command, with their own rank; HOST has rank 0")
-    parser.add_argument("--patience", default="30s", metavar="TIME",
-                        help="without a sign of life for so long, a worker is replaced (default 30s)")
-    parser.add_argument("--restarts", type=int, default=10, metavar="N", help="how often to go on after a worker's death (default 10)")
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="workers on this machine that train together (default 1)"
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="HOST:PORT,RANK/OF",
+        help="train with other machines: all give the same command, with their own rank; HOST has rank 0",
+    )
+    parser.add_argument(
+        "--patience",
+        default="30s",
+        metavar="TIME",
+        help="without a sign of life for so long, a worker is replaced (default 30s)",
+    )
+    parser.add_argument(
+        "--restarts", type=int, default=10, metavar="N", help="how often to go on after a worker's death (default 10)"
+    )
 
 
 def asked(options: Namespace) -> Asked:
@@ -64,7 +95,11 @@ def asked(options: Namespace) -> Asked:
     from shoestring.core.units import budget_bytes
     from shoestring.jobfile import job_path, parsed_flags
 
-    if not os.path.exists(options.job) and options.job_words[:1] and (meant := nearest(options.job_words[0], options.own_flags)):
+    if (
+        not os.path.exists(options.job)
+        and options.job_words[:1]
+        and (meant := nearest(options.job_words[0], options.own_flags))
+    ):
         # its value now looks like the job
         raise Mistake(f"{options.job_words[0]!r} is no option of this command; did you mean {meant}?")
     file = job_path(options.job)
@@ -80,7 +115,9 @@ def asked(options: Namespace) -> Asked:
         for written in options.use:
             check_written(written)
     if options.plan and not os.path.exists(options.plan):
-        raise Mistake(f"there is no plan file {options.plan}; save one with: shoestring plan JOB --memory 2GiB --save {options.plan}")
+        raise Mistake(
+            f"there is no plan file {options.plan}; save one with: shoestring plan JOB --memory 2GiB --save {options.plan}"
+        )
     from pathlib import Path
 
     return Asked(Path(file), flags, memory)
@@ -91,16 +128,25 @@ def refuse_ambiguous(options: Namespace, file: str) -> None:
     from shoestring.jobfile import OF_EVERY_JOB, flags_of
 
     for flag in flags_of(file):
-        if flag.name not in OF_EVERY_JOB and f"--{flag.name.replace('_', '-')}" in options.given & set(options.own_flags):
-            raise Mistake(f"--{flag.name} is a flag of this command, and the job {os.path.basename(file)} has an argument of that name "
-                          f"too: give the job's argument another name")
+        if flag.name not in OF_EVERY_JOB and f"--{flag.name.replace('_', '-')}" in options.given & set(
+            options.own_flags
+        ):
+            raise Mistake(
+                f"--{flag.name} is a flag of this command, and the job {os.path.basename(file)} has an argument of that name "
+                f"too: give the job's argument another name"
+            )
 
 
 def course_words(options: Namespace) -> list[str]:
     """--steps, --epochs and --seed as they were given: they are among the job's flags from here on."""
     from shoestring.jobfile import OF_EVERY_JOB
 
-    return [word for name in OF_EVERY_JOB if vars(options)[name] is not None for word in (f"--{name}={vars(options)[name]}",)]
+    return [
+        word
+        for name in OF_EVERY_JOB
+        if vars(options)[name] is not None
+        for word in (f"--{name}={vars(options)[name]}",)
+    ]
 
 
 def team(options: Namespace) -> Team:
@@ -123,7 +169,7 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:
-        with ticking(f"running {path.name}"), overheard(silent=options.command == "train"):   # then the worker says it
+        with ticking(f"running {path.name}"), overheard(silent=options.command == "train"):  # then the worker says it
             return loaded_job(path, flags)
     except Mistake as error:
         if options.traceback and error.__cause__ is not None:
@@ -166,7 +212,9 @@ class JobLoader:
         return Resolved(resolved_arguments(job), imported_modules())
 
 
-def planned(options: Namespace, job: Job, memory: int | None, hardware: str | None = None) -> tuple[Plan, dict[str, Any]]:
+def planned(
+    options: Namespace, job: Job, memory: int | None, hardware: str | None = None
+) -> tuple[Plan, dict[str, Any]]:
     """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
     from pathlib import Path
 
@@ -182,8 +230,18 @@ def planned(options: Namespace, job: Job, memory: int | None, hardware: str | No
         return plan, {}
     # What the job says meanwhile is overheard; what we say is said aloud
     with telling(options) as doing, overheard(silent=options.command == "train") as aloud:
-        outcome = job_planning.planned(job, memory, options.use, options.inexact, devices=workers.world, here=workers.devices,
-                                       hardware=hardware, exact=options.exact, fresh=options.fresh_plan, on_progress=aloud(doing))
+        outcome = job_planning.planned(
+            job,
+            memory,
+            options.use,
+            options.inexact,
+            devices=workers.world,
+            here=workers.devices,
+            hardware=hardware,
+            exact=options.exact,
+            fresh=options.fresh_plan,
+            on_progress=aloud(doing),
+        )
     return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
 
 

@@ -9,6 +9,7 @@ command's name:
 
 Entry points are looked up only for a name that is none of ours, and named in the help of all commands; none is imported for that.
 """
+
 from __future__ import annotations
 
 import os
@@ -50,14 +51,23 @@ if TYPE_CHECKING:
         def flags(self, parser: ArgumentParser, /) -> None: ...
         def run(self, options: Namespace, /) -> int: ...
 
+
 BUILT_IN: tuple[Command, ...] = (plan, train, distill, federate, compress, verify, watch, export, doctor)
-KEEP_RESULTS = ("train", "distill", "federate", "compress", "export")   # commands that write their result to a folder or file
+KEEP_RESULTS = (
+    "train",
+    "distill",
+    "federate",
+    "compress",
+    "export",
+)  # commands that write their result to a folder or file
 GROUP = "shoestring.commands"
 
 
 def main(words: list[str] | None = None) -> None:
     prepare_streams()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")   # read when torch is imported: else odd bytes on its port show C++ frames
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # read when torch is imported: else odd bytes on its port show C++ frames
     words = sys.argv[1:] if words is None else words
     code = with_output(run(words), words[0] if words else "")
     leave_garbage()
@@ -73,7 +83,10 @@ def with_output(code: int, command: str) -> int:
     if isinstance(trouble, BrokenPipeError):
         return DONE if command in KEEP_RESULTS else CUT_OFF
     kept = "; what it did is kept" if command in KEEP_RESULTS else ""
-    print(f"shoestring: standard output can't be written ({trouble.strerror}), and what should be there is lost{kept}", file=sys.stderr)
+    print(
+        f"shoestring: standard output can't be written ({trouble.strerror}), and what should be there is lost{kept}",
+        file=sys.stderr,
+    )
     return FAULT
 
 
@@ -100,14 +113,16 @@ def done(words: list[str]) -> int:
     """Parse the words and run their command. Words that are no flag of it are left to a command with the default `job_words`, which is
     also told what flags were `given` and which there are (`own_flags`)."""
     own = {command.name for command in BUILT_IN}
-    commands = BUILT_IN if not words or words[0].startswith("-") or words[0] in own else (*BUILT_IN, *from_packages(words[0]))
+    commands = (
+        BUILT_IN if not words or words[0].startswith("-") or words[0] in own else (*BUILT_IN, *from_packages(words[0]))
+    )
     named = {command.name: command for command in commands}
     if words and not words[0].startswith("-") and words[0] not in named:
         raise Mistake(f"{words[0]!r} is no command; there are {', '.join(named)}{did_you_mean(words[0], named)}")
     top = parser(commands)
     if words[:1] in ([], ["-h"], ["--help"]):
         top.epilog = others_text()
-    if set(words[1:]) & {"-h", "--help"}:   # at the end, where the job is known whose flags are to be shown
+    if set(words[1:]) & {"-h", "--help"}:  # at the end, where the job is known whose flags are to be shown
         words = [*(word for word in words if word not in ("-h", "--help")), "--help"]
     options, rest = top.parse_known_args(words)
     offered = [flag for flag in top.below[options.command].known if flag.startswith("--")]
@@ -115,17 +130,24 @@ def done(words: list[str]) -> int:
         options.job_words, options.own_flags = rest, offered
         options.given = {word.partition("=")[0] for word in words if word.startswith("--")}
     elif rest:
-        raise Mistake(f"{rest[0]!r} is no option of {options.command}{did_you_mean(rest[0].partition('=')[0], offered)}; "
-                      f"see shoestring {options.command} --help")
+        raise Mistake(
+            f"{rest[0]!r} is no option of {options.command}{did_you_mean(rest[0].partition('=')[0], offered)}; "
+            f"see shoestring {options.command} --help"
+        )
     return named[options.command].run(options)
 
 
 def parser(commands: tuple[Command, ...]) -> Parser:
-    top = Parser(prog="shoestring", description="Deep learning on a budget: your PyTorch model and your memory, "
-                                                "the plan that meets it, and the proof.")
+    top = Parser(
+        prog="shoestring",
+        description="Deep learning on a budget: your PyTorch model and your memory, "
+        "the plan that meets it, and the proof.",
+    )
     from shoestring import __version__
 
-    top.add_argument("--version", action="version", version=f"shoestring {__version__}", help="show the version and end")
+    top.add_argument(
+        "--version", action="version", version=f"shoestring {__version__}", help="show the version and end"
+    )
     below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
         one = top.below[command.name] = below.add_parser(command.name, help=command.help, description=command.help)
@@ -147,7 +169,10 @@ def others_text() -> str:
         with suppress(OSError):
             names = [name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))]
         for name in names:
-            with suppress(OSError, ValueError), open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file:
+            with (
+                suppress(OSError, ValueError),
+                open(os.path.join(folder, name, "entry_points.txt"), encoding="utf-8") as file,
+            ):
                 section = file.read().partition(f"[{GROUP}]")[2].partition("\n[")[0]
                 found |= set(re.findall(r"^\s*([\w.-]+)\s*=\s*(\S+)", section, re.MULTILINE))
     others = [f"{name} ({value})" for name, value in sorted(found) if name not in own]
@@ -162,8 +187,10 @@ def from_packages(wanted: str) -> tuple[Command, ...]:
     try:
         return tuple(entry.load() for entry in found[:1])
     except Exception as error:
-        raise Mistake(f"the command {wanted} of {found[0].value} can't be imported ({type(error).__name__}: {error}): mend or remove the "
-                      f"package that brings it") from error
+        raise Mistake(
+            f"the command {wanted} of {found[0].value} can't be imported ({type(error).__name__}: {error}): mend or remove the "
+            f"package that brings it"
+        ) from error
 
 
 def failed(error: Exception, code: int, shown: bool, text: str = "") -> int:
@@ -182,7 +209,9 @@ def refused(error: OverBudget, as_json: bool) -> int:
         import json
 
         told = nearest.as_json()
-        least = {"least_bytes": told["process_bytes"]} if "process_bytes" in told else {}   # other rooms have other budgets
+        least = (
+            {"least_bytes": told["process_bytes"]} if "process_bytes" in told else {}
+        )  # other rooms have other budgets
         print(json.dumps({"error": str(error), **least, "nearest": told}))
     print(f"shoestring: {error}", file=sys.stderr)
     return OVER_BUDGET

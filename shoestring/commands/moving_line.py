@@ -1,4 +1,5 @@
 """The line at the bottom of the terminal that moves, and what is said above it. On a pipe every line stands for itself."""
+
 from __future__ import annotations
 
 import os
@@ -8,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
 
-ERASE = "\x1b[K"   # to the end of the line
+ERASE = "\x1b[K"  # to the end of the line
 
 
 class MovingLine:
@@ -17,7 +18,7 @@ class MovingLine:
     def __init__(self, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.moves = self.stream.isatty()
-        self.shown = ""   # what stands there now
+        self.shown = ""  # what stands there now
 
     def show(self, text: str) -> None:
         """Write the line anew; on a pipe, another one."""

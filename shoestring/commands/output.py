@@ -1,4 +1,5 @@
 """What commands say beside their result: words for a person, on the error stream, where they are never in the way of --json."""
+
 from __future__ import annotations
 
 import os

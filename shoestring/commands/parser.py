@@ -1,4 +1,5 @@
 """argparse as we use it: light to import, help as wide as the terminal, and every error a sentence of ours."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,10 +13,13 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
-SAID = (   # how argparse says it, and how we do
+SAID = (  # how argparse says it, and how we do
     (r"^argument (--?[\w-]+)(?:/\S+)?: expected one argument$", r"\1 needs a value"),
     (r"^argument (--?[\w-]+)(?:/\S+)?: invalid int value: (.+)$", r"\1 takes a whole number, and \2 is none"),
-    (r"^argument (--?[\w-]+)(?:/\S+)?: invalid choice: (\S+) \(choose from (.+)\)$", r"\1 takes one of \3, and \2 is none of them"),
+    (
+        r"^argument (--?[\w-]+)(?:/\S+)?: invalid choice: (\S+) \(choose from (.+)\)$",
+        r"\1 takes one of \3, and \2 is none of them",
+    ),
     (r"^the following arguments are required: ", "what is missing: "),
 )
 
@@ -39,8 +43,8 @@ class Parser(argparse.ArgumentParser):
     """No abbreviations: --step would be our --steps and never reach a job that has a flag of that name."""
 
     def __init__(self, **settings: Any) -> None:
-        self.known: dict[str, argparse.Action] = {}   # by what begins with a dash
-        self.below: dict[str, Parser] = {}            # the parsers of commands, by name
+        self.known: dict[str, argparse.Action] = {}  # by what begins with a dash
+        self.below: dict[str, Parser] = {}  # the parsers of commands, by name
         super().__init__(**settings, formatter_class=Formatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=Help, nargs=0, default=argparse.SUPPRESS, help="show this and end")
 
@@ -59,8 +63,13 @@ class Parser(argparse.ArgumentParser):
 class Help(argparse.Action):
     """Shows the help; where a job is named, with the flags of that job."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
         assert isinstance(parser, Parser), "we make no other"
         job = vars(namespace).get("job")
         if job and "job_words" in namespace:
@@ -86,7 +95,11 @@ def add_job_flags(parser: Parser, job: str) -> None:
         return
     for flag in flags:
         name = f"--{flag.name.replace('_', '-')}"
-        usual = "" if flag.default is None else f" (default {flag.default if flag.default != '' else 'empty'})".replace("%", "%%")
+        usual = (
+            ""
+            if flag.default is None
+            else f" (default {flag.default if flag.default != '' else 'empty'})".replace("%", "%%")
+        )
         if flag.name in OF_EVERY_JOB and name in parser.known:
             parser.known[name].help = f"an argument of this job, {WORDS[flag.kind]}{usual}"
         elif name in parser.known:
@@ -98,4 +111,6 @@ def add_job_flags(parser: Parser, job: str) -> None:
     if not flags:
         group.description = "it has none: arguments of its function `job` would be flags"
     if hidden:
-        group.description = f"{', '.join(hidden)}: flags of the command have these names; give the job's arguments other ones"
+        group.description = (
+            f"{', '.join(hidden)}: flags of the command have these names; give the job's arguments other ones"
+        )

@@ -1,4 +1,5 @@
 """shoestring plan: what would it take."""
+
 from __future__ import annotations
 
 import sys
@@ -20,7 +21,9 @@ help = "what would it take: every technique costed, the best plan chosen and exp
 def flags(parser: ArgumentParser) -> None:
     job_flags(parser)
     team_flags(parser)
-    parser.add_argument("--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here")
+    parser.add_argument(
+        "--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here"
+    )
     parser.add_argument("--save", metavar="FILE", help="save the chosen plan")
 
 

@@ -1,4 +1,5 @@
 """What the person in front of the terminal sees of a run while it trains."""
+
 from __future__ import annotations
 
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def telling(options: Namespace, clock: Callable[[], float] | None = None) -> Iterator[Callable[[str, float | None], None]]:
+def telling(
+    options: Namespace, clock: Callable[[], float] | None = None
+) -> Iterator[Callable[[str, float | None], None]]:
     """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time. In a log, it is
     told again every ten seconds."""
     import time
@@ -37,9 +40,9 @@ def telling(options: Namespace, clock: Callable[[], float] | None = None) -> Ite
         so_far = now() - begun
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
         passed = f", {about(so_far)}{of}" if so_far > 1 else f", about {about(expected)}" if expected else ""
-        text = f"planning{passed}: {what} …"   # the time first: the end may be cut
+        text = f"planning{passed}: {what} …"  # the time first: the end may be cut
         width = screen(line.stream).width
-        line.show(text if width is None else text[:width - 1])
+        line.show(text if width is None else text[: width - 1])
         ticker.said()
 
     try:
@@ -60,12 +63,12 @@ class Shower:
 
         history = History().read(held.folder.path)
         self.options, self.line, self.budget, self.job = options, line, held.request.memory, job
-        self.steps = job.steps if not job.epochs else 0   # in all; 0: nobody knows
+        self.steps = job.steps if not job.epochs else 0  # in all; 0: nobody knows
         self.seconds = list(history.steps.seconds)
         self.validations = [(one.step, one.seconds) for one in history.validated]
         self.metrics = dict(history.validated[-1].metrics) if history.validated else {}
-        self.rounds = list(history.steps.epoch)   # of the data, that were over after every step
-        self.told: ProgressLine | None = None         # what the line says
+        self.rounds = list(history.steps.epoch)  # of the data, that were over after every step
+        self.told: ProgressLine | None = None  # what the line says
 
     def __call__(self, event: Event) -> None:
         from dataclasses import replace
@@ -89,7 +92,10 @@ class Shower:
             self.say(event.text)
         elif isinstance(event, Begun):
             self.steps = event.steps
-            del self.seconds[event.step:], self.rounds[event.step:]   # what was done after the last checkpoint is done again
+            del (
+                self.seconds[event.step :],
+                self.rounds[event.step :],
+            )  # what was done after the last checkpoint is done again
             self.validations = [one for one in self.validations if one[0] <= event.step]
             if event.step:
                 of = f" of {event.steps}" if event.steps else ""
@@ -109,11 +115,24 @@ class Shower:
         epoch = self.rounds[-1] + 1 if self.rounds else 1
         self.rounds.append(event.epoch)
         due, every = self.ticker.due, max(10, self.steps // 100)
-        if (self.options.json and not due) or not (self.line.moves or event.step % every in (0, 1) or event.step == self.steps or due):
+        if (self.options.json and not due) or not (
+            self.line.moves or event.step % every in (0, 1) or event.step == self.steps or due
+        ):
             return
-        self.show(ProgressLine(event.step, self.steps, event.loss, event.most, self.budget,
-                           time_left(event.step, self.steps, self.seconds, self.validations),
-                           epoch if self.job.epochs or epoch > 1 else 0, self.job.epochs, event.rate, self.metrics))
+        self.show(
+            ProgressLine(
+                event.step,
+                self.steps,
+                event.loss,
+                event.most,
+                self.budget,
+                time_left(event.step, self.steps, self.seconds, self.validations),
+                epoch if self.job.epochs or epoch > 1 else 0,
+                self.job.epochs,
+                event.rate,
+                self.metrics,
+            )
+        )
 
     def show(self, told: ProgressLine) -> None:
         from shoestring.show.terminal import progress

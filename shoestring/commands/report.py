@@ -1,4 +1,5 @@
 """How `train` tells of a run that is finished, or that the same command goes on with: page, JSON and a few lines."""
+
 from __future__ import annotations
 
 import sys
@@ -51,8 +52,10 @@ def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
     try:
         show(report, Path(options.report or run / "report.html"))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise Mistake(f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
-                      f"command makes it again") from error
+        raise Mistake(
+            f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
+            f"command makes it again"
+        ) from error
     return DONE
 
 
@@ -64,10 +67,13 @@ def show(report: dict[str, Any], page: Path) -> None:
     from shoestring.show.timeline import cut_text
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
-    for one in report.get("workers", ()):   # the table above is about the largest
-        told = (f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
-                f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
-                for figure in compared(one["predicted"], one["measured"]) if figure.off is not None)
+    for one in report.get("workers", ()):  # the table above is about the largest
+        told = (
+            f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
+            f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
+            for figure in compared(one["predicted"], one["measured"])
+            if figure.off is not None
+        )
         print(f"worker {one['rank']}: {', '.join(told) or 'nothing was predicted of it'}")
     if (cut := cut_in(report)) is not None:
         print("", cut_text(cut, screen(sys.stdout)), "", sep="\n")
@@ -78,7 +84,9 @@ def show(report: dict[str, Any], page: Path) -> None:
         print(ended_text(report["ended"], report["steps"], report.get("epochs", 0), report.get("asked", {})))
     if report.get("best"):
         print(best_text(report["best"]))
-    course = f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['steps']} steps; " if losses else ""   # its events may be lost
+    course = (
+        f"loss {losses[0]:.3f} -> {losses[-1]:.3f} in {report['steps']} steps; " if losses else ""
+    )  # its events may be lost
     print(f"{course}weights {report['weights_sha256'][:12]}")
     print(f"report: {page.resolve()}")
 
@@ -94,7 +102,9 @@ def ended_text(why: str, steps: int, epochs: int, asked: dict[str, int]) -> str:
     ended after 1 step: 1 epoch is done
     """
     done = f"ended after {steps} step{'s' * (steps != 1)}"
-    wanted = " or ".join(f"{count} {name if count != 1 else name[:-1]}" for name in ("steps", "epochs") if (count := asked.get(name, 0)))
+    wanted = " or ".join(
+        f"{count} {name if count != 1 else name[:-1]}" for name in ("steps", "epochs") if (count := asked.get(name, 0))
+    )
     were = f" ({wanted} {'was' if wanted.startswith('1 ') else 'were'} asked for)" if wanted else ""
     if why == "epochs":
         return f"{done}: {epochs} epoch{'s are' if epochs != 1 else ' is'} done"
@@ -112,4 +122,6 @@ def best_text(best: dict[str, Any]) -> str:
     from shoestring.show.terminal import number_text
 
     found = ", ".join(f"{name} {number_text(value)}" for name, value in best.items() if name not in ("step", "epoch"))
-    return f"best held out: {found}, after step {best['step']}" + (f" (epoch {best['epoch']})" if best.get("epoch") else "")
+    return f"best held out: {found}, after step {best['step']}" + (
+        f" (epoch {best['epoch']})" if best.get("epoch") else ""
+    )

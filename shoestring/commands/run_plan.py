@@ -1,4 +1,5 @@
 """The plan of a run that `train` begins or goes on with: the one it keeps, a new one, or one made after memory ran out."""
+
 from __future__ import annotations
 
 import sys
@@ -29,7 +30,9 @@ def settled_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
         from shoestring.training.plan import check_paths
 
         check_paths(kept.techniques, options.use or (), held.folder.path / "plan.json")
-        check_together(kept.techniques)   # the rest was checked when the run was begun; a resume need not look at the data again
+        check_together(
+            kept.techniques
+        )  # the rest was checked when the run was begun; a resume need not look at the data again
         return kept
     if kept is not None:
         held = replanned(held, reason, team(options).world)
@@ -78,8 +81,10 @@ def following_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     folder = held.folder
     following = folder.path / "plan-next.json"
     if not following.exists():
-        raise Mistake(f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
-                      f"or give another --memory with --adopt")
+        raise Mistake(
+            f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
+            f"or give another --memory with --adopt"
+        )
     chosen = plan_in(folder.read("plan-next.json"), following)
     check_paths(chosen.techniques, options.use or (), following)
     check_from_file(options, job, chosen, held.request.exact)
@@ -125,13 +130,17 @@ def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
     chosen, outcome = planned(options, job, memory)
     for one in Budget(memory=memory).broken(chosen.numbers()) if outcome else ():
-        raise OverBudget(f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen)
+        raise OverBudget(
+            f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen
+        )
     held.folder.write("plan.json", plan_file(chosen, outcome))
-    for text in chosen.warnings:   # for the page; the terminal shows them with the plan
+    for text in chosen.warnings:  # for the page; the terminal shows them with the plan
         note(held.folder.path, Warned(text))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
     if not options.json and outcome:
-        print(plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True)   # a log has it before training begins
+        print(
+            plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True
+        )  # a log has it before training begins
     return chosen
 
 
@@ -140,10 +149,14 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
     from shoestring.training.memory.disk_store import require_room
 
     if workers.world > 1 and not any(one.unites for one in chosen.techniques):
-        raise Mistake(f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
-                      f"(--devices without --plan, --fresh in a folder that has a plan), or train with one")
+        raise Mistake(
+            f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
+            f"(--devices without --plan, --fresh in a folder that has a plan), or train with one"
+        )
     if reason := unplaced(chosen, workers.world):
-        raise Mistake(f"{reason}: they would train apart; add --use \"DataParallel()\", or give as many --devices as the plan has places")
+        raise Mistake(
+            f'{reason}: they would train apart; add --use "DataParallel()", or give as many --devices as the plan has places'
+        )
     require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
@@ -163,16 +176,29 @@ def after_memory_ran_out(options: Namespace, job: Job, held: OpenedRun, chosen: 
     budget = held.request.memory or int(0.9 * memory_free())
     workers = team(options)
     if not chosen.looked:
-        return (f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
-                f"nothing can be planned for it: {chosen.sure}")
-    said = f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} " \
-           f"and had {bytes_text(measured)} at its last step"
+        return (
+            f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
+            f"nothing can be planned for it: {chosen.sure}"
+        )
+    said = (
+        f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} "
+        f"and had {bytes_text(measured)} at its last step"
+    )
     say(options, "planning again with what was measured …")
     try:
-        outcome = make_plan(job, int(min(0.9, chosen.process_bytes / most) * min(budget, most)), None, held.request.inexact,
-                            devices=workers.world, here=workers.devices, exact=held.request.exact)
-    except (Mistake, OverBudget) as error:   # nothing fits, or planning, which trains a few steps, met the same
+        outcome = make_plan(
+            job,
+            int(min(0.9, chosen.process_bytes / most) * min(budget, most)),
+            None,
+            held.request.inexact,
+            devices=workers.world,
+            here=workers.devices,
+            exact=held.request.exact,
+        )
+    except (Mistake, OverBudget) as error:  # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", outcome.as_file())
-    return (f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
-            f"go on with it by the same command and --run {held.folder.path} --replan")
+    return (
+        f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
+        f"go on with it by the same command and --run {held.folder.path} --replan"
+    )

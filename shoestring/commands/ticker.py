@@ -1,4 +1,5 @@
 """A line of progress at least every ten seconds, where a log is written and no line moves."""
+
 from __future__ import annotations
 
 import os
@@ -10,8 +11,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-LONGEST = 9.0   # seconds without a line
-LOOKS = 0.5     # seconds between two looks at the clock: together less than ten
+LONGEST = 9.0  # seconds without a line
+LOOKS = 0.5  # seconds between two looks at the clock: together less than ten
 
 SAYING = threading.Lock()
 # Nobody says anything while a process is forked: the new one would find the lock of a standard stream held by a thread that it has not
@@ -23,9 +24,9 @@ class Ticker:
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say, self.clock = say, clock
-        self.doing = ""                      # nothing: there is nothing to say
-        self.since = self.last = clock()     # it is being done; something was said
-        self.lock = SAYING                   # two threads say something
+        self.doing = ""  # nothing: there is nothing to say
+        self.since = self.last = clock()  # it is being done; something was said
+        self.lock = SAYING  # two threads say something
 
     def begin(self, doing: str) -> None:
         """Something else is being done from now on."""

@@ -1,4 +1,5 @@
 """shoestring train: run a plan in a folder, go on with it after whatever ended it, and show predicted beside measured."""
+
 from __future__ import annotations
 
 import os
@@ -42,13 +43,25 @@ help = "run that plan and show predicted beside measured"
 def flags(parser: ArgumentParser) -> None:
     job_flags(parser)
     team_flags(parser)
-    parser.add_argument("--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
+    parser.add_argument(
+        "--run", metavar="DIR", help="folder of the run; one that is there is resumed (default: runs/JOB-TIME)"
+    )
     parser.add_argument("--fresh", action="store_true", help="begin anew in --run; what is there is kept aside")
-    parser.add_argument("--adopt", action="store_true", help="go on with what is in --run although the job or plan changed")
-    parser.add_argument("--replan", action="store_true", help="go on in --run with a plan made from what was measured there")
-    parser.add_argument("--save-every", metavar="N", default="1m",
-                        help="save every so many steps (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)")
-    parser.add_argument("--keep", type=int, default=3, metavar="K", help="checkpoints to keep, beside the best one (default 3)")
+    parser.add_argument(
+        "--adopt", action="store_true", help="go on with what is in --run although the job or plan changed"
+    )
+    parser.add_argument(
+        "--replan", action="store_true", help="go on in --run with a plan made from what was measured there"
+    )
+    parser.add_argument(
+        "--save-every",
+        metavar="N",
+        default="1m",
+        help="save every so many steps (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)",
+    )
+    parser.add_argument(
+        "--keep", type=int, default=3, metavar="K", help="checkpoints to keep, beside the best one (default 3)"
+    )
     parser.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard into the run")
     parser.add_argument("--report", metavar="FILE", help="where to write the report page as well")
 
@@ -69,13 +82,22 @@ def run(options: Namespace) -> int:
 
     if options.tensorboard:
         require("tensorboard")
-    wanted = request_for(given.path, given.flags, given.memory, options.use, options.inexact, options.plan, options.exact)
+    wanted = request_for(
+        given.path, given.flags, given.memory, options.use, options.inexact, options.plan, options.exact
+    )
     if workers.nodes is not None and workers.nodes.rank:
         return followed(options, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
         loader = JobLoader(options, given.path, given.flags)
-        held = opened(Path(options.run) if options.run else new_folder(given.path.stem), wanted, given.path.read_bytes(), options.fresh,
-                      options.adopt, usual_values(given.path), loader.resolve)
+        held = opened(
+            Path(options.run) if options.run else new_folder(given.path.stem),
+            wanted,
+            given.path.read_bytes(),
+            options.fresh,
+            options.adopt,
+            usual_values(given.path),
+            loader.resolve,
+        )
         try:
             report = {} if held.changed else kept_report(held.folder)
             if report and not options.replan:
@@ -111,7 +133,14 @@ def kept_report(folder: Folder) -> dict[str, Any]:
         return {}
 
 
-def noted(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+def noted(
+    options: Namespace,
+    loader: JobLoader,
+    held: OpenedRun,
+    cadence: Cadence,
+    workers: Team,
+    rendezvous: Rendezvous | None,
+) -> int:
     """Train; what ends it early is noted among the run's events, unless the worker did so. A mistake before the first step leaves no run
     behind."""
     from shoestring.runs.event import Failed, Stopped
@@ -131,7 +160,14 @@ def noted(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Caden
         raise
 
 
-def trained(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cadence, workers: Team, rendezvous: Rendezvous | None) -> int:
+def trained(
+    options: Namespace,
+    loader: JobLoader,
+    held: OpenedRun,
+    cadence: Cadence,
+    workers: Team,
+    rendezvous: Rendezvous | None,
+) -> int:
     """Train in a folder that this process holds."""
     from shoestring.processes.messages import OutOfMemory
     from shoestring.runs.report import report_of
@@ -146,9 +182,15 @@ def trained(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cad
     chosen = settled_plan(options, job, held)
     require_means(chosen, workers, held.folder.path)
     folder = held.folder
-    task = TrainTask(file=str(path), flags=request.flags, techniques=specs_of(chosen.techniques),
-                     recording=RecordingSettings(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
-                     traceback=options.traceback, expected=expected(chosen), position=Position(speeds=chosen.speeds))
+    task = TrainTask(
+        file=str(path),
+        flags=request.flags,
+        techniques=specs_of(chosen.techniques),
+        recording=RecordingSettings(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
+        traceback=options.traceback,
+        expected=expected(chosen),
+        position=Position(speeds=chosen.speeds),
+    )
     try:
         result = worked(options, task, job, chosen, held, workers, rendezvous)
     except OutOfMemory as error:
@@ -160,13 +202,22 @@ def trained(options: Namespace, loader: JobLoader, held: OpenedRun, cadence: Cad
     try:
         folder.write("report.json", report)
     except OSError as error:
-        print(f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
-              file=sys.stderr)
+        print(
+            f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
+            file=sys.stderr,
+        )
     return reported(options, report, folder.path)
 
 
-def worked(options: Namespace, task: TrainTask, job: Job, chosen: Plan, held: OpenedRun, workers: Team,
-           rendezvous: Rendezvous | None) -> TrainResult:
+def worked(
+    options: Namespace,
+    task: TrainTask,
+    job: Job,
+    chosen: Plan,
+    held: OpenedRun,
+    workers: Team,
+    rendezvous: Rendezvous | None,
+) -> TrainResult:
     """What the worker, or the group of them, gives back; what happens meanwhile is shown."""
     from shoestring.processes.launch import run_worker
     from shoestring.runs.tensorboard import Board
@@ -210,7 +261,9 @@ def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
     return Rendezvous(workers.nodes)
 
 
-def grouped(task: TrainTask, held: OpenedRun, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]) -> TrainResult:
+def grouped(
+    task: TrainTask, held: OpenedRun, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]
+) -> TrainResult:
     """Train in a group of workers, here and on the machines that came to the rendezvous."""
     from dataclasses import replace
 
@@ -225,8 +278,17 @@ def grouped(task: TrainTask, held: OpenedRun, workers: Team, rendezvous: Rendezv
         assert task.recording is not None, "the command trains in a folder"
         there = replace(task, recording=replace(task.recording, folder=str(held.folder.path.resolve())))
         rendezvous.invite(Invitation(written_task(there), held.request, fingerprint(task.file)))
-    return run_group(task, worker_environment(techniques_of(task.techniques)), on_event, held.lock.file, workers.devices, rendezvous,
-                     workers.patience, workers.restarts, on_stop=say_stopping)
+    return run_group(
+        task,
+        worker_environment(techniques_of(task.techniques)),
+        on_event,
+        held.lock.file,
+        workers.devices,
+        rendezvous,
+        workers.patience,
+        workers.restarts,
+        on_stop=say_stopping,
+    )
 
 
 def check_invited(options: Namespace, path: Path, task: TrainTask, given: Mapping[str, Any]) -> None:
@@ -241,8 +303,10 @@ def check_invited(options: Namespace, path: Path, task: TrainTask, given: Mappin
     assert task.recording is not None, "machines train together, in a folder"
     folder = task.recording.folder
     if task.weights or (options.run and Path(options.run).resolve() != Path(folder)):
-        raise Mistake(f"node 0 trains in {folder!r}, and here --run is {options.run!r}: give the same --run everywhere, a folder that all "
-                      f"machines see")
+        raise Mistake(
+            f"node 0 trains in {folder!r}, and here --run is {options.run!r}: give the same --run everywhere, a folder that all "
+            f"machines see"
+        )
     check_flags(folder, path, task.flags, given)
     check_paths(techniques_of(task.techniques), options.use or (), "node 0")
 
@@ -266,13 +330,24 @@ def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> 
         task, found = read_task(given.task), differences(given.request, wanted)
         assert isinstance(task, TrainTask) and task.recording is not None, "machines train together, in a folder"
         if found:
-            raise Mistake(f"{workers.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere")
+            raise Mistake(
+                f"{workers.nodes} asks for something else than node 0: {'; '.join(found)}; give the same command everywhere"
+            )
         check_invited(options, path, task, wanted.flags)
         if not Path(task.recording.folder).is_dir():
-            raise Mistake(f"{workers.nodes} does not see the folder of the run, {task.recording.folder}: put it where all machines see "
-                          f"it, under the same name, and say so with --run")
+            raise Mistake(
+                f"{workers.nodes} does not see the folder of the run, {task.recording.folder}: put it where all machines see "
+                f"it, under the same name, and say so with --run"
+            )
         say(options, f"{workers.nodes}: training; node 0 tells how it goes")
-        result = run_group(replace(task, file=str(path)), worker_environment(techniques_of(task.techniques)), devices=workers.devices,
-                           nodes=rendezvous, patience=workers.patience, restarts=workers.restarts, expected=given.fingerprint,
-                           on_stop=say_stopping)
+        result = run_group(
+            replace(task, file=str(path)),
+            worker_environment(techniques_of(task.techniques)),
+            devices=workers.devices,
+            nodes=rendezvous,
+            patience=workers.patience,
+            restarts=workers.restarts,
+            expected=given.fingerprint,
+            on_stop=say_stopping,
+        )
     return DONE if result.stopped is None else STOPPED

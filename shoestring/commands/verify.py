@@ -1,4 +1,5 @@
 """shoestring verify: plain training and the plan side by side."""
+
 from __future__ import annotations
 
 import sys
@@ -50,13 +51,24 @@ def show(report: dict[str, Any], steps: int) -> None:
 
     same = Exactness.BITS.word
     rows = [["", "weights", "largest difference", "losses off by", "stated", "verdict"]]
-    rows += [[one["technique"], same if one["bit_equal"] else f"not the {same}", f"{one['largest_difference']:.2g}",
-              f"{one['loss_difference']:.1g}", one["stated"], VERDICTS[one["kept"]]] for one in report["verdicts"]]
+    rows += [
+        [
+            one["technique"],
+            same if one["bit_equal"] else f"not the {same}",
+            f"{one['largest_difference']:.2g}",
+            f"{one['loss_difference']:.1g}",
+            one["stated"],
+            VERDICTS[one["kept"]],
+        ]
+        for one in report["verdicts"]
+    ]
     print(table(rows, right=(2, 3), screen=screen(sys.stdout)))
     level = stated_in(report)
     print(f"\nthe plan states {level.word}: {level.meaning}" if level is not None else "")
-    print(f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
-          f"is promised that {steps} steps could show")
+    print(
+        f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
+        f"is promised that {steps} steps could show"
+    )
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     print("losses, plain and planned:")
     print("\n".join(f"  {plain:.6f}  {planned:.6f}" for plain, planned in report["losses"]))

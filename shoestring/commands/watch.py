@@ -1,4 +1,5 @@
 """shoestring watch: a live page of runs."""
+
 from __future__ import annotations
 
 from shoestring.commands import DONE
@@ -13,7 +14,9 @@ help = "a live page of runs: plan, memory, loss, events; says when a run died an
 
 def flags(parser: ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", help="folders of runs, or a folder of such folders")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; another than this machine's own asks for a token")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; another than this machine's own asks for a token"
+    )
     parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
 
 

@@ -5,6 +5,7 @@ dynamic programming over the bytes above the smallest option of every weight, in
 hundredth of them; so the smallest of all is found whatever the unit. Seconds are priced into the damage, and the price is found by
 bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +16,8 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-UNITS = 16_000   # that the bytes above the smallest are divided into
-PRICES = 40      # steps of the bisection
+UNITS = 16_000  # that the bytes above the smallest are divided into
+PRICES = 40  # steps of the bisection
 
 What = TypeVar("What")
 
@@ -28,9 +29,9 @@ class Option(Generic[What]):
     what: What
     bytes: int
     damage: float
-    seconds: float = 0.0    # that it takes more than the plain weight, in every call
-    memory: int = 0         # bytes when the model is loaded
-    damages: tuple[float, ...] = ()   # of every output of the model; `damage` is what is made of them
+    seconds: float = 0.0  # that it takes more than the plain weight, in every call
+    memory: int = 0  # bytes when the model is loaded
+    damages: tuple[float, ...] = ()  # of every output of the model; `damage` is what is made of them
 
 
 Options = Mapping[str, Sequence[Option[What]]]
@@ -64,7 +65,7 @@ def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: 
     if free is not None and total(free)[2] <= most_seconds:
         return filled(free, options, most_bytes, most_seconds)
     low, high, best = 0.0, 1e-6, None
-    while high < 1e12 and (best is None or total(best)[2] > most_seconds):   # a price that is high enough
+    while high < 1e12 and (best is None or total(best)[2] > most_seconds):  # a price that is high enough
         high *= 10
         best = table(options, most_bytes, high).taken()
     if best is None or total(best)[2] > most_seconds:
@@ -104,7 +105,7 @@ class DamageTable(Generic[What]):
 
     options: Options[What]
     unit: float
-    chosen: list[NDArray[np.int16]]    # of every weight, for every number of units: the option taken
+    chosen: list[NDArray[np.int16]]  # of every weight, for every number of units: the option taken
     least: NDArray[np.float64]
 
     def taken(self) -> Allocation[What] | None:
@@ -128,31 +129,37 @@ def table(options: Options[What], most_bytes: float, price: float) -> DamageTabl
     low = smallest_bytes(options)
     room = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values())) - low
     unit = max(room / UNITS, 1.0)
-    width = int(room // unit) + 1 + (len(options) if most_bytes > low + room else 0)   # every weight may waste a unit
+    width = int(room // unit) + 1 + (len(options) if most_bytes > low + room else 0)  # every weight may waste a unit
     least, chosen = np.zeros(width), []
     for some in options.values():
         rows, least_bytes = np.full((len(some), width), inf), min(one.bytes for one in some)
         for number, option in enumerate(some):
             size = units(option.bytes - least_bytes, unit)
             if size < width:
-                rows[number, size:] = least[:width - size] + option.damage + price * option.seconds
+                rows[number, size:] = least[: width - size] + option.damage + price * option.seconds
         picks = rows.argmin(0)
         chosen.append(picks.astype(np.int16))
         least = rows[picks, np.arange(width)]
     return DamageTable(options, unit, chosen, least)
 
 
-def filled(allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float) -> Allocation[What] | None:
+def filled(
+    allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float
+) -> Allocation[What] | None:
     """Greedily spend the bytes left by rounding: again and again the step that saves most damage a byte and still fits."""
     if allocation is None:
         return None
     now = dict(allocation)
     while True:
         size, _, seconds = total(now)
-        steps = [((now[name].damage - one.damage) / max(one.bytes - now[name].bytes, 1e-9), name, one)
-                 for name, some in options.items() for one in some
-                 if one.damage < now[name].damage and size + one.bytes - now[name].bytes <= most_bytes
-                 and seconds + one.seconds - now[name].seconds <= most_seconds]
+        steps = [
+            ((now[name].damage - one.damage) / max(one.bytes - now[name].bytes, 1e-9), name, one)
+            for name, some in options.items()
+            for one in some
+            if one.damage < now[name].damage
+            and size + one.bytes - now[name].bytes <= most_bytes
+            and seconds + one.seconds - now[name].seconds <= most_seconds
+        ]
         if not steps:
             return now
         _, name, one = max(steps, key=lambda step: step[0])
@@ -166,6 +173,9 @@ def frontier(options: Options[What], points: int = 24, most_seconds: float = inf
     if best is None:
         return []
     high = max(total(best)[0], low)
-    found = [least_damage(options, low + (high - low) * (number / (points - 1)) ** 1.5, most_seconds) for number in range(points)]
+    found = [
+        least_damage(options, low + (high - low) * (number / (points - 1)) ** 1.5, most_seconds)
+        for number in range(points)
+    ]
     there = [one for one in found if one is not None]
     return [one for number, one in enumerate(there) if number == 0 or total(one)[1] < total(there[number - 1])[1]]

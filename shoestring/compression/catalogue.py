@@ -1,4 +1,5 @@
 """The list of compression techniques. A new one is one file, and one line here."""
+
 from __future__ import annotations
 
 from shoestring.compression.technique import CompressTechnique
@@ -12,12 +13,28 @@ from shoestring.compression.techniques.prune import Prune
 from shoestring.compression.techniques.quantize import Quantize
 from shoestring.compression.techniques.sparsify import Sparsify
 
-CATALOGUE: tuple[type[CompressTechnique], ...] = (Prune, Factorize, Sparsify, Half, Quantize, Int8, Codebook,
-                                                   ProductQuantize, Decode)
+CATALOGUE: tuple[type[CompressTechnique], ...] = (
+    Prune,
+    Factorize,
+    Sparsify,
+    Half,
+    Quantize,
+    Int8,
+    Codebook,
+    ProductQuantize,
+    Decode,
+)
 CLASHES: dict[frozenset[type[CompressTechnique]], str] = {
-    frozenset((Int8, Decode)): "Int8 multiplies whole numbers, and Decode makes ordinary weights of them: leave one out",
-    frozenset((Int8, Sparsify)): "Int8 multiplies all numbers of a weight and stores them, zeros too: use Quantize with Sparsify",
-    frozenset((ProductQuantize, Sparsify)): "ProductQuantize codes several numbers at once, zeros too: use Quantize with Sparsify"}
+    frozenset(
+        (Int8, Decode)
+    ): "Int8 multiplies whole numbers, and Decode makes ordinary weights of them: leave one out",
+    frozenset(
+        (Int8, Sparsify)
+    ): "Int8 multiplies all numbers of a weight and stores them, zeros too: use Quantize with Sparsify",
+    frozenset(
+        (ProductQuantize, Sparsify)
+    ): "ProductQuantize codes several numbers at once, zeros too: use Quantize with Sparsify",
+}
 
 
 def clash(one: CompressTechnique, other: CompressTechnique) -> str:

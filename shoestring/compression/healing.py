@@ -6,6 +6,7 @@ It needs no labels: the loss is the damage itself, and how far states between bl
 is kept in a folder of its own, so that a healing that was killed goes on when the same command is given again; `shoestring watch` shows it
 meanwhile.
 """
+
 from __future__ import annotations
 
 import copy
@@ -34,11 +35,16 @@ from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.units import parse_seconds
 
-OBJECTIVES = {COSINE: "cosine", KL: "kl", BINARY: "mse", R2: "mse"}   # how an output is compared -> what the distillation calls it
+OBJECTIVES = {
+    COSINE: "cosine",
+    KL: "kl",
+    BINARY: "mse",
+    R2: "mse",
+}  # how an output is compared -> what the distillation calls it
 BEGUN = "begun.json"
-RATES = (1.0, 3.0, 10.0)     # times what a form proposes: which of them heals best is tried
-TRIED = 0.04                 # of the steps, for each of them;
-FEWEST = 8                   # fewer steps than that tell nothing
+RATES = (1.0, 3.0, 10.0)  # times what a form proposes: which of them heals best is tried
+TRIED = 0.04  # of the steps, for each of them;
+FEWEST = 8  # fewer steps than that tell nothing
 Train = Callable[..., Iterable[Any]]
 
 
@@ -48,9 +54,9 @@ class Healed:
 
     seconds: float
     steps: int
-    before: float       # fidelity
+    before: float  # fidelity
     after: float
-    run: str            # its folder
+    run: str  # its folder
 
     def as_json(self) -> dict[str, Any]:
         return vars(self).copy()
@@ -62,14 +68,16 @@ def healed(session: CompressSession, time: str, folder: Path, train: Train) -> C
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
     if not latent_forms(forms):
-        raise Mistake(f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out")
+        raise Mistake(
+            f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
+        )
     lesson = HealingSettings(session, student_of(session, forms), folder, train)
     job = lesson.begun(seconds)
     model = lesson.student()
     for _ in train(job, (), model, run=folder / "run", save_every=f"{min(30.0, seconds / 10):.2f}s"):
         pass
     model.cpu()
-    session.source.model.cpu()   # the teacher goes where the student is
+    session.source.model.cpu()  # the teacher goes where the student is
     learned = {name: one.packed() if isinstance(one, Latent) else one for name, one in forms_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
@@ -81,7 +89,9 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
 
     def made() -> nn.Module:
         trainable = latent_forms(forms)
-        model = placed(copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable})
+        model = placed(
+            copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
+        )
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.rpartition(".")[0].endswith(SUFFIX))
         return answering(model)
@@ -93,7 +103,7 @@ def answering(model: nn.Module) -> nn.Module:
     """The model, which stays in the mode in which it answers while it learns: what dropout would draw, and what the statistics of batch
     norms would become, is not what is packed."""
     model.eval()
-    model.train = lambda mode=True: model   # type: ignore[method-assign]
+    model.train = lambda mode=True: model  # type: ignore[method-assign]
     return model
 
 
@@ -118,14 +128,20 @@ class HealingSettings:
     def chosen(self, seconds: float) -> dict[str, Any]:
         """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
         source, batch = self.session.source, self.session.given.calibration[0]
-        states = common_states(self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"])
+        states = common_states(
+            self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"]
+        )
         wanted = objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
         steps = self.job(1.0, wanted, seconds=seconds).steps
         few = int(TRIED * steps)
         if few < FEWEST:
             return {"steps": steps, "rate": 1.0, "objective": wanted}
         tried = {rate: self.tried(self.job(rate, wanted, steps=few)) for rate in RATES}
-        return {"steps": steps - few * len(RATES), "rate": min(tried, key=lambda rate: tried[rate]), "objective": wanted}
+        return {
+            "steps": steps - few * len(RATES),
+            "rate": min(tried, key=lambda rate: tried[rate]),
+            "objective": wanted,
+        }
 
     def tried(self, job: Job) -> float:
         """The damage after it."""
@@ -137,15 +153,30 @@ class HealingSettings:
 
     def job(self, rate: float, wanted: str, steps: int = 0, seconds: float = 0.0) -> Job:
         source = self.session.source
-        rates = {f"{name}{SUFFIX}.{part}": rate * each for name, form in forms_of(self.student()).items() if isinstance(form, Latent)
-                 for part, each in form.rate().items()}
+        rates = {
+            f"{name}{SUFFIX}.{part}": rate * each
+            for name, form in forms_of(self.student()).items()
+            if isinstance(form, Latent)
+            for part, each in form.rate().items()
+        }
 
         def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
             groups = [{"params": [one], "lr": rates[name]} for name, one in named_parameters]
             return torch.optim.Adam(groups, betas=(0.9, 0.98))
 
-        job = healing_job(source.job, lambda: source.model, self.student, objective=wanted, lr=1e-4, steps=steps, seconds=seconds)
-        return replace(job, optimizer=optimizer, schedule=falling, held_out=None, metrics=None, validate=None, goal="min loss", origin=None)
+        job = healing_job(
+            source.job, lambda: source.model, self.student, objective=wanted, lr=1e-4, steps=steps, seconds=seconds
+        )
+        return replace(
+            job,
+            optimizer=optimizer,
+            schedule=falling,
+            held_out=None,
+            metrics=None,
+            validate=None,
+            goal="min loss",
+            origin=None,
+        )
 
 
 def digest(session: CompressSession, seconds: float) -> str:
@@ -169,20 +200,31 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
     except Damaged as error:
         raise Mistake(f"{folder / BEGUN} is damaged ({error}): remove {folder} to heal anew") from error
     if kept.get("plan") != plan:
-        raise Mistake(f"{folder} holds the healing of another plan or of another time (a latency that was asked for is measured, so its "
-                      f"plan may come out otherwise): remove it to heal anew, or name another folder with --out")
-    if type(kept.get("steps")) is not int or not 0 < kept["steps"] < 1 << 40 or not isinstance(kept.get("objective"), str) or not (
-            isinstance(kept.get("rate"), float) and 0 < kept["rate"] < float("inf")):
+        raise Mistake(
+            f"{folder} holds the healing of another plan or of another time (a latency that was asked for is measured, so its "
+            f"plan may come out otherwise): remove it to heal anew, or name another folder with --out"
+        )
+    if (
+        type(kept.get("steps")) is not int
+        or not 0 < kept["steps"] < 1 << 40
+        or not isinstance(kept.get("objective"), str)
+        or not (isinstance(kept.get("rate"), float) and 0 < kept["rate"] < float("inf"))
+    ):
         raise Mistake(f"{folder / BEGUN} says what can't be ({str(kept)[:120]}): remove {folder} to heal anew")
     return kept
 
 
-def with_forms(session: CompressSession, learned: dict[str, WeightFormat], seconds: float, steps: int, folder: Path) -> CompressSession:
+def with_forms(
+    session: CompressSession, learned: dict[str, WeightFormat], seconds: float, steps: int, folder: Path
+) -> CompressSession:
     """The session with other numbers in the same forms."""
     plan, study, batches = session.plan, session.plan.cost.study, session.given.checked
     made = replace(plan, learned=learned)
     found = study.comparison(batches, made.made().model, session.source.model).fidelity
     before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
     chosen = replace(made, known={**plan.known, "quality": found.mean, "damage": found.damage}, checked=found)
-    return replace(session, outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),
-                   healed=Healed(seconds, steps, before, found.mean, str(folder)))
+    return replace(
+        session,
+        outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),
+        healed=Healed(seconds, steps, before, found.mean, str(folder)),
+    )

@@ -1,4 +1,5 @@
 """The library's door to compression: `shoestring.compress` and `shoestring.load`."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,16 @@ from torch import nn
 from shoestring.compression.calibration.metric import floor
 from shoestring.compression.load import load
 from shoestring.compression.session import CompressOptions, begun
-from shoestring.compression.source import ModelSource, about, copied, from_weights, is_run, opened, prepared, with_copies
+from shoestring.compression.source import (
+    ModelSource,
+    about,
+    copied,
+    from_weights,
+    is_run,
+    opened,
+    prepared,
+    with_copies,
+)
 from shoestring.compression.technique import CompressTechnique
 from shoestring.compression.weight_source import is_weights, job_needed
 from shoestring.core.budget import Budget
@@ -29,17 +39,30 @@ __all__ = ["Smaller", "compress", "load"]
 class Smaller:
     """A model that was compressed."""
 
-    model: nn.Module = field(repr=False)            # computes from the packed weights, as `shoestring.load(folder)` gives it
+    model: nn.Module = field(repr=False)  # computes from the packed weights, as `shoestring.load(folder)` gives it
     folder: Path
-    report: Mapping[str, Any] = field(repr=False)   # everything, as `shoestring compress --json` prints it
+    report: Mapping[str, Any] = field(repr=False)  # everything, as `shoestring compress --json` prints it
 
 
 @speaking_of_arguments()
 @random_state_kept()
-def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = None, size: str | int | None = None,
-             latency: str | float | None = None, keep: float | None = None, metric: str | None = None,
-             use: Iterable[str | CompressTechnique] | None = None, fidelity: str = "auto", output: str | Iterable[str] = (),
-             axis: int | None = None, samples: int = 1024, model: nn.Module | None = None, **flags: Any) -> Smaller:
+def compress(
+    source: Job | str | Path,
+    out: str | Path,
+    *,
+    job: Named | None = None,
+    size: str | int | None = None,
+    latency: str | float | None = None,
+    keep: float | None = None,
+    metric: str | None = None,
+    use: Iterable[str | CompressTechnique] | None = None,
+    fidelity: str = "auto",
+    output: str | Iterable[str] = (),
+    axis: int | None = None,
+    samples: int = 1024,
+    model: nn.Module | None = None,
+    **flags: Any,
+) -> Smaller:
     """A smaller or faster model, within a size, a latency and a quality floor at once, written to the folder `out`.
 
         small = shoestring.compress(job, "small", size="16MB", keep=0.998, model=trained)
@@ -63,14 +86,23 @@ def compress(source: Job | str | Path, out: str | Path, *, job: Named | None = N
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
     names = None if use is None else tuple(use)
-    asked = CompressOptions(Budget.parsed(size=size, latency=latency, quality=keep), floor(metric) if metric else None, names, fidelity, samples,
-                  (output,) if isinstance(output, str) else tuple(output), axis)
+    asked = CompressOptions(
+        Budget.parsed(size=size, latency=latency, quality=keep),
+        floor(metric) if metric else None,
+        names,
+        fidelity,
+        samples,
+        (output,) if isinstance(output, str) else tuple(output),
+        axis,
+    )
     session = begun(source_of(source, model, flags, job), asked)
     measured = session.packed(Path(out))
     return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
 
 
-def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None) -> ModelSource:
+def source_of(
+    job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None
+) -> ModelSource:
     if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
     if not isinstance(job, Job) and is_weights(str(job)):
@@ -83,5 +115,9 @@ def source_of(job: Job | str | Path, model: nn.Module | None, flags: Mapping[str
     job = job if job.origin is not None else with_copies(job)
     made = fresh_model(job) if model is None else copied(model)
     origin = job.origin
-    how = about(Path(origin.file), dict(origin.flags)) if origin is not None else {"job": None, "edits": [], "decoded": False}
+    how = (
+        about(Path(origin.file), dict(origin.flags))
+        if origin is not None
+        else {"job": None, "edits": [], "decoded": False}
+    )
     return ModelSource(job, prepared(made), how, (), "model")

@@ -1,4 +1,5 @@
 """A compressed model as an ordinary module."""
+
 from __future__ import annotations
 
 import warnings
@@ -19,8 +20,14 @@ from shoestring.processes.named_job import Claim, Named, named_job
 
 @speaking_of_arguments()
 @random_state.kept()
-def load(folder: str | Path, *, job: Named | None = None, model: Callable[[], nn.Module] | None = None, decoded: bool = False,
-         **flags: Any) -> nn.Module:
+def load(
+    folder: str | Path,
+    *,
+    job: Named | None = None,
+    model: Callable[[], nn.Module] | None = None,
+    decoded: bool = False,
+    **flags: Any,
+) -> nn.Module:
     """The model that `shoestring compress` wrote: an ordinary module in eval mode that computes from the packed weights.
 
         model = shoestring.load("small", job="train.py")
@@ -47,8 +54,10 @@ def skeleton(packed: PackedModel, job: Named | None, flags: Mapping[str, Any]) -
     """The module as the job makes it."""
     claim = packed.claim
     if job is None and claim is None:
-        raise Mistake(f"{packed.folder} does not say how its model is made: give job=, a job file or a Job, or model=, a function that "
-                      f"makes the module")
+        raise Mistake(
+            f"{packed.folder} does not say how its model is made: give job=, a job file or a Job, or model=, a function that "
+            f"makes the module"
+        )
     found, notes = named_job(claim or Claim(packed.folder), job, flags)
     for note in notes:
         warnings.warn(note, stacklevel=5)

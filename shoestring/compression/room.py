@@ -1,4 +1,5 @@
 """The compression room: what the chooser chooses among, and how a candidate is confirmed by really compressing the model."""
+
 from __future__ import annotations
 
 import copy
@@ -34,7 +35,7 @@ from shoestring.planning.room import Candidate, Room, named
 DAMAGE = Quantity("damage", "damage", "share")
 SIZE = Quantity("size_bytes", "size")
 NONE: Mapping[str, WeightFormat] = {}
-TRIES = 4          # allocations for a quality floor, each corrected by what the last one really did
+TRIES = 4  # allocations for a quality floor, each corrected by what the last one really did
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,13 @@ class CompressPlan:
     exactness: Exactness
     known: Mapping[str, float]
     cost: ModelCost = field(repr=False, compare=False)
-    first: Calibration = field(repr=False, compare=False)                  # of the model as it was given
-    checked: Fidelity | None = field(default=None, compare=False)   # really measured, on batches that calibration did not see
-    learned: Mapping[str, WeightFormat] = field(default_factory=dict, repr=False, compare=False)   # by healing, in the place of what was rounded
+    first: Calibration = field(repr=False, compare=False)  # of the model as it was given
+    checked: Fidelity | None = field(
+        default=None, compare=False
+    )  # really measured, on batches that calibration did not see
+    learned: Mapping[str, WeightFormat] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # by healing, in the place of what was rounded
 
     def numbers(self) -> Mapping[str, float]:
         return self.known
@@ -62,14 +67,27 @@ class CompressPlan:
 
     def as_json(self) -> dict[str, Any]:
         told = [described(one) | {"why": one.why} for one in self.techniques]
-        return {"techniques": told, "exactness": self.exactness.word, **self.known, "layers": self.layers(),
-                "frontier": self.cost.frontier()}
+        return {
+            "techniques": told,
+            "exactness": self.exactness.word,
+            **self.known,
+            "layers": self.layers(),
+            "frontier": self.cost.frontier(),
+        }
 
     def layers(self) -> list[dict[str, Any]]:
-        return [{"name": name, "technique": one.what.technique, "form": one.what.stored.kind, "bits": one.what.bits,
-                 "bytes": numbers_bytes(one.what.stored), "shape": list(one.what.stored.shape),
-                 "damage": None if self.learned else max(one.damages)}
-                for name, one in self.allocation.items()]
+        return [
+            {
+                "name": name,
+                "technique": one.what.technique,
+                "form": one.what.stored.kind,
+                "bits": one.what.bits,
+                "bytes": numbers_bytes(one.what.stored),
+                "shape": list(one.what.stored.shape),
+                "damage": None if self.learned else max(one.damages),
+            }
+            for name, one in self.allocation.items()
+        ]
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -81,16 +99,25 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
     better: ClassVar[str] = "better"
     worse: ClassVar[str] = "worse"
     real: ClassVar[str] = "when the model is really compressed"
-    phrases: ClassVar[Mapping[str, str]] = {"size_bytes": "{}", "latency_seconds": "{} an answer", "quality": "fidelity {}",
-                                            "damage": "damage {}"}
+    phrases: ClassVar[Mapping[str, str]] = {
+        "size_bytes": "{}",
+        "latency_seconds": "{} an answer",
+        "quality": "fidelity {}",
+        "damage": "damage {}",
+    }
 
-    def __init__(self, cost: ModelCost, checked: Sequence[Batch], original: nn.Module,
-                 catalogue: Sequence[type[CompressTechnique]]) -> None:
+    def __init__(
+        self,
+        cost: ModelCost,
+        checked: Sequence[Batch],
+        original: nn.Module,
+        catalogue: Sequence[type[CompressTechnique]],
+    ) -> None:
         budget, self.first = cost.wanted, cost.study
         self.objective = SIZE if budget.size is None and budget.quality is not None else DAMAGE
         self.budget, self.batches, self.original, self.catalogue = budget, checked, original, tuple(catalogue)
-        self.wanted: list[dict[str, ScratchTensor]] | None = None    # what the original says
-        self.timed: Latency | None = None    # the answers that had to wait most while they were timed
+        self.wanted: list[dict[str, ScratchTensor]] | None = None  # what the original says
+        self.timed: Latency | None = None  # the answers that had to wait most while they were timed
 
     def sketched(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         return CompressPlan(one.techniques, one.exactness, one.known, one.cost, self.first)
@@ -119,20 +146,28 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
     def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> tuple[Fidelity, float | None]:
         """What the model really does; where a latency counts, also by how many seconds an answer is later than reckoned."""
         study = cost.study
-        if not techniques:   # the model as it is
+        if not techniques:  # the model as it is
             return unharmed(study.measures), None
         if self.wanted is None:
-            self.wanted = [{name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
-                           for batch in self.batches]
+            self.wanted = [
+                {name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
+                for batch in self.batches
+            ]
         made, comparison = compressed(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
-            comparison.add(study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()})
-        if not comparison.finite and not self.budget.broken(cost.known):   # else it is only told of, as the nearest that there is
+            comparison.add(
+                study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()}
+            )
+        if not comparison.finite and not self.budget.broken(
+            cost.known
+        ):  # else it is only told of, as the nearest that there is
             raise Mistake("the compressed model's outputs have numbers that are not finite: allow more bytes")
         found = comparison.fidelity
         if self.budget.latency is None:
             return found, None
-        mine, plain = latencies([made, self.original], study.forward, study.sample)   # in turns: the machine is not what it was before
+        mine, plain = latencies(
+            [made, self.original], study.forward, study.sample
+        )  # in turns: the machine is not what it was before
         self.timed = mine if self.timed is None or mine.busy > self.timed.busy else self.timed
         return found, mine.p50 / plain.p50 * self.first.clock.median - cost.known["median_seconds"]
 
@@ -143,8 +178,14 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         return kind.seam == "storage"
 
     def hint(self) -> str:
-        heal = "; --heal 10m lets the small model learn from the original afterwards" if self.budget.quality is not None else ""
-        busiest = max((one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy)
+        heal = (
+            "; --heal 10m lets the small model learn from the original afterwards"
+            if self.budget.quality is not None
+            else ""
+        )
+        busiest = max(
+            (one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy
+        )
         told = busiest.warning if self.budget.latency is not None else ""
         return f"{heal}; {told}: ask again when it is quieter" if told else heal
 
@@ -157,18 +198,37 @@ def excess(cost: ModelCost, found: Fidelity) -> float:
     return (found.damages[leading] - dead) / reckoned if reckoned > 0 else 0.0
 
 
-def plain_cost(source: ModelSource, given: CalibrationSamples, budget: Budget, measure: str = AUTO, wanted: Sequence[str] = (),
-               axis: int | None = None) -> ModelCost:
+def plain_cost(
+    source: ModelSource,
+    given: CalibrationSamples,
+    budget: Budget,
+    measure: str = AUTO,
+    wanted: Sequence[str] = (),
+    axis: int | None = None,
+) -> ModelCost:
     """What the model costs as it is. `measure`, `wanted`, `axis`: how which outputs are compared, where the user says it."""
     measures, notes = measures_of(source.job, source.model, given.calibration, wanted, measure, axis)
-    study = Calibration(source.model, source.job.forward, given.calibration, given.checked, measures, one_sample(given.unseen[0]), notes=notes)
+    study = Calibration(
+        source.model,
+        source.job.forward,
+        given.calibration,
+        given.checked,
+        measures,
+        one_sample(given.unseen[0]),
+        notes=notes,
+    )
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 
-def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: Calibration, learned: Mapping[str, WeightFormat] = NONE) -> Compressed:
+def compressed(
+    techniques: Sequence[CompressTechnique],
+    cost: ModelCost,
+    first: Calibration,
+    learned: Mapping[str, WeightFormat] = NONE,
+) -> Compressed:
     """The model of the first study with these techniques: a copy, the given one stays as it is."""
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
-    own = {id(one): one for one in first.model.parameters()}   # forms take their place, so they are not copied
+    own = {id(one): one for one in first.model.parameters()}  # forms take their place, so they are not copied
     made = applied(techniques, Compressed(copy.deepcopy(first.model, own), first, cost.allocation, forms))
     return finished(replace(made, forms={**made.forms, **learned}))
 
@@ -177,11 +237,16 @@ def compressed(techniques: Sequence[CompressTechnique], cost: ModelCost, first: 
 class CompressOutcome:
     chosen: CompressPlan
     plain: CompressPlan
-    choice: Choice[CompressPlan] | None      # None: the techniques were given
+    choice: Choice[CompressPlan] | None  # None: the techniques were given
 
 
-def planned(cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use: Sequence[str | CompressTechnique] | None = None,
-            catalogue: Sequence[type[CompressTechnique]] = CATALOGUE) -> CompressOutcome:
+def planned(
+    cost: ModelCost,
+    original: nn.Module,
+    checked: Sequence[Batch],
+    use: Sequence[str | CompressTechnique] | None = None,
+    catalogue: Sequence[type[CompressTechnique]] = CATALOGUE,
+) -> CompressOutcome:
     """The best plan within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
     budget = cost.wanted
     room = CompressRoom(cost, checked, original, catalogue)
@@ -194,6 +259,8 @@ def planned(cost: ModelCost, original: nn.Module, checked: Sequence[Batch], use:
         raise Mistake(f"{named(techniques)} can't be combined: {reason}")
     chosen = room.confirmed(asked_for(techniques, replace(cost, forced=True)))
     if broken := budget.broken(chosen.numbers()):
-        raise OverBudget(f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
-                         chosen)
+        raise OverBudget(
+            f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
+            chosen,
+        )
     return CompressOutcome(chosen, plain, None)

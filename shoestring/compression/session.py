@@ -1,4 +1,5 @@
 """One compression from beginning to end: look at the model, choose, pack, measure what came out, report."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,15 @@ from shoestring.compression.calibration.answers import answer
 from shoestring.compression.calibration.calibration import same
 from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
-from shoestring.compression.calibration.metric import BatchMetrics, Floor, MetricValue, metrics, moved_by, of_batch, of_batches
+from shoestring.compression.calibration.metric import (
+    BatchMetrics,
+    Floor,
+    MetricValue,
+    metrics,
+    moved_by,
+    of_batch,
+    of_batches,
+)
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
@@ -34,11 +43,15 @@ from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
 from shoestring.core.technique import described
 
-QUANTITIES = (Quantity("size_bytes", "size on disk", counted=True), Quantity("memory_bytes", "weights in memory", counted=True),
-              Quantity("p50_seconds", "an answer, median", "seconds"), Quantity("p99_seconds", "an answer, 99 of 100", "seconds"),
-              Quantity("damage", "damage (1 - fidelity)", "share"))
-LEVELS = (1e-5, 0.3)    # damages between which a metric's floor is looked for
-STEPS = 9               # of the bisection
+QUANTITIES = (
+    Quantity("size_bytes", "size on disk", counted=True),
+    Quantity("memory_bytes", "weights in memory", counted=True),
+    Quantity("p50_seconds", "an answer, median", "seconds"),
+    Quantity("p99_seconds", "an answer, 99 of 100", "seconds"),
+    Quantity("damage", "damage (1 - fidelity)", "share"),
+)
+LEVELS = (1e-5, 0.3)  # damages between which a metric's floor is looked for
+STEPS = 9  # of the bisection
 
 
 @dataclass(frozen=True)
@@ -46,16 +59,18 @@ class CompressOptions:
     budget: Budget
     floor: Floor | None = None
     use: tuple[str | CompressTechnique, ...] | None = None
-    measure: str = AUTO                # of all outputs; auto: what suits each
+    measure: str = AUTO  # of all outputs; auto: what suits each
     unseen: int = 1024
-    outputs: tuple[str, ...] = ()      # that are compared; none: all
-    axis: int | None = None            # of classes or vectors; None: found
+    outputs: tuple[str, ...] = ()  # that are compared; none: all
+    axis: int | None = None  # of classes or vectors; None: found
 
     def __post_init__(self) -> None:
         if self.measure not in (AUTO, *MEASURES):
             raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {self.measure!r}")
         if not self.budget.limits() and self.floor is None and self.use is None:
-            raise Mistake("nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)")
+            raise Mistake(
+                "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+            )
 
 
 @dataclass(frozen=True)
@@ -68,7 +83,9 @@ class CompressedMeasurement:
     fidelity: Fidelity
     metrics: Mapping[str, MetricValue]
     original: Mapping[str, MetricValue]
-    predicted: Mapping[str, MetricValue]     # the original's, moved by what the samples for confirming show; those that can be predicted
+    predicted: Mapping[
+        str, MetricValue
+    ]  # the original's, moved by what the samples for confirming show; those that can be predicted
     notes: tuple[str, ...] = ()
 
 
@@ -79,7 +96,7 @@ class CompressSession:
     given: CalibrationSamples
     outcome: CompressOutcome
     plain_latency: Latency
-    healed: Any = None          # what healing did, if it was asked for
+    healed: Any = None  # what healing did, if it was asked for
 
     @property
     def plan(self) -> CompressPlan:
@@ -89,15 +106,23 @@ class CompressSession:
         """Write the folder, load it back, and measure what was loaded."""
         plan, job = self.plan, self.source.job
         made = plan.made()
-        size = write_folder(target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy())
+        size = write_folder(
+            target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy()
+        )
         loaded = self.loaded(target, made.model)
         mine, plain = latencies([loaded, self.source.model], job.forward, one_sample(self.given.unseen[0]))
-        busy = (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
+        busy = (
+            (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
+        )
         notes: list[str] = []
         found, now, original = self.compared(loaded, notes)
-        return CompressedMeasurement(size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes))
+        return CompressedMeasurement(
+            size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes)
+        )
 
-    def compared(self, loaded: nn.Module, notes: list[str]) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
+    def compared(
+        self, loaded: nn.Module, notes: list[str]
+    ) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
         """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
         batch is there at a time."""
         job, models = self.source.job, (loaded, self.source.model)
@@ -116,23 +141,29 @@ class CompressSession:
         if job.validate is not None:
             return {}
         before, after = (metrics(job, model, batches) for model in (self.source.model, made))
-        return {name: moved_by(original[name], before[name], after[name]) for name in original if name in before and name in after}
+        return {
+            name: moved_by(original[name], before[name], after[name])
+            for name in original
+            if name in before and name in after
+        }
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
         loaded = self.loaded_model(target)
         study, sample = self.plan.cost.study, self.given.unseen[:1]
         if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
-            raise Mistake(f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
-                          f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers")
+            raise Mistake(
+                f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
+                f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers"
+            )
         return loaded
 
     def loaded_model(self, target: Path) -> nn.Module:
         packed = PackedModel(target)
-        trim()   # before a whole model is made
+        trim()  # before a whole model is made
         with random_state.kept():
             found = packed.fill(edited(self.source.job.model(), packed.edits))
-        trim()   # what it had before it was filled
+        trim()  # what it had before it was filled
         return found
 
     def job_copy(self) -> dict[str, bytes]:
@@ -144,12 +175,18 @@ class CompressSession:
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
         doubt = f" ({measured.latency.warning})" if measured.latency.warning else ""
-        found = [f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}" for one in budget.broken({
-            "size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)})]
+        found = [
+            f"measured on unseen data, {one}{doubt if one.limit.name == 'latency' else ''}"
+            for one in budget.broken(
+                {"size_bytes": measured.size, "latency_seconds": tail, "quality": max(measured.fidelity.mean, 0.0)}
+            )
+        ]
         floor = self.asked.floor
         if floor is not None and not floor.keeps((metric := measured.metrics[floor.name]).value):
-            found.append(f"measured on unseen data, {floor.name} is {metric}, and {floor} was asked for"
-                         + (f": {few}" if (few := floor.undecided(metric)) else ""))
+            found.append(
+                f"measured on unseen data, {floor.name} is {metric}, and {floor} was asked for"
+                + (f": {few}" if (few := floor.undecided(metric)) else "")
+            )
         return found
 
     # Telling
@@ -158,21 +195,38 @@ class CompressSession:
         known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
-        if self.plan.checked is not None:   # measured of the whole model on the samples for confirming: better than a sum
+        if (
+            self.plan.checked is not None
+        ):  # measured of the whole model on the samples for confirming: better than a sum
             predicted["damage"] = self.plan.checked.damage
-        if self.healed is not None:   # what training will do is not predicted
+        if self.healed is not None:  # what training will do is not predicted
             predicted["damage"] = None
         told = figures(QUANTITIES, predicted)
         if measured is None:
             return told
-        return told.measured({"size_bytes": measured.size, "memory_bytes": measured.memory, "p50_seconds": measured.latency.p50,
-                              "p99_seconds": measured.latency.p99, "damage": measured.fidelity.damage})
+        return told.measured(
+            {
+                "size_bytes": measured.size,
+                "memory_bytes": measured.memory,
+                "p50_seconds": measured.latency.p50,
+                "p99_seconds": measured.latency.p99,
+                "damage": measured.fidelity.damage,
+            }
+        )
 
     def metric_report(self, name: str, measured: CompressedMeasurement) -> dict[str, Any]:
         guess = measured.predicted.get(name) if self.healed is None else None
-        predicted = {} if guess is None else {"predicted": number(guess.value), "predicted_standard_error": guess.standard_error}
+        predicted = (
+            {}
+            if guess is None
+            else {"predicted": number(guess.value), "predicted_standard_error": guess.standard_error}
+        )
         found, floor = measured.metrics[name], self.asked.floor
-        decides = {"decided_by": str(floor), "undecided": floor.undecided(found)} if floor is not None and floor.name == name else {}
+        decides = (
+            {"decided_by": str(floor), "undecided": floor.undecided(found)}
+            if floor is not None and floor.name == name
+            else {}
+        )
         told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}
         return {**told, **found.as_json(), **decides}
 
@@ -180,12 +234,27 @@ class CompressSession:
         """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
         checked = self.plan.checked.outputs if self.plan.checked is not None else ()
         predicted = {one.name: one for one in checked if one.count}
-        return [{"name": one.name, "by": how.measure, "axis": how.axis, "why": how.why, "n": one.count, "samples": one.samples,
-                 "standard_error": one.standard_error,
-                 "predicted_standard_error": predicted[one.name].standard_error if one.name in predicted else None,
-                 "mean": {"predicted": predicted[one.name].mean if one.name in predicted else None, "measured": one.mean},
-                 "worst": {"predicted": predicted[one.name].worst if one.name in predicted else None, "measured": one.worst}}
-                for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)]
+        return [
+            {
+                "name": one.name,
+                "by": how.measure,
+                "axis": how.axis,
+                "why": how.why,
+                "n": one.count,
+                "samples": one.samples,
+                "standard_error": one.standard_error,
+                "predicted_standard_error": predicted[one.name].standard_error if one.name in predicted else None,
+                "mean": {
+                    "predicted": predicted[one.name].mean if one.name in predicted else None,
+                    "measured": one.mean,
+                },
+                "worst": {
+                    "predicted": predicted[one.name].worst if one.name in predicted else None,
+                    "measured": one.worst,
+                },
+            }
+            for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)
+        ]
 
     def report(self, measured: CompressedMeasurement, folder: Path) -> dict[str, Any]:
         """Everything, as `compress --json` prints it."""
@@ -195,32 +264,53 @@ class CompressSession:
 
         def both(name: str, times: float = 1.0) -> dict[str, float | None]:
             one = told[name]
-            return {"predicted": None if one.predicted is None else one.predicted * times,
-                    "measured": None if one.measured is None else one.measured * times}
+            return {
+                "predicted": None if one.predicted is None else one.predicted * times,
+                "measured": None if one.measured is None else one.measured * times,
+            }
 
-        return {"folder": str(folder), "size_bytes": both("size_bytes"), "memory_bytes": both("memory_bytes"),
-                "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
-                "fidelity": {"by": leading.measure, "output": leading.name, "n": leading.count, "samples": leading.samples,
-                             "standard_error": leading.standard_error, "outputs": self.outputs(measured),
-                             "mean": {"predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
-                                      "measured": measured.fidelity.mean},
-                             "worst": {"predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
-                                       "measured": measured.fidelity.worst}},
-                "metric": {name: self.metric_report(name, measured) for name in measured.metrics},
-                "techniques": [described(one) | {"why": one.why} for one in self.plan.techniques],
-                "plain": {"size_bytes": self.outcome.plain.numbers()["size_bytes"],
-                          "memory_bytes": self.outcome.plain.cost.known["memory_bytes"], "latency_ms": {"p50": 1e3 * self.plain_latency.p50,
-                          "p99": 1e3 * self.plain_latency.p99}},
-                "layers": self.plan.layers(), "frontier": self.plan.cost.frontier(),
-                **({"healed": self.healed.as_json()} if self.healed is not None else {}),
-                "asked": {one.name: one.value for one in self.asked.budget.limits()}
-                         | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
-                "missed": self.missed(measured),
-                "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
-                "files": [TENSORS, MANIFEST]}
+        return {
+            "folder": str(folder),
+            "size_bytes": both("size_bytes"),
+            "memory_bytes": both("memory_bytes"),
+            "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
+            "fidelity": {
+                "by": leading.measure,
+                "output": leading.name,
+                "n": leading.count,
+                "samples": leading.samples,
+                "standard_error": leading.standard_error,
+                "outputs": self.outputs(measured),
+                "mean": {
+                    "predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
+                    "measured": measured.fidelity.mean,
+                },
+                "worst": {
+                    "predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
+                    "measured": measured.fidelity.worst,
+                },
+            },
+            "metric": {name: self.metric_report(name, measured) for name in measured.metrics},
+            "techniques": [described(one) | {"why": one.why} for one in self.plan.techniques],
+            "plain": {
+                "size_bytes": self.outcome.plain.numbers()["size_bytes"],
+                "memory_bytes": self.outcome.plain.cost.known["memory_bytes"],
+                "latency_ms": {"p50": 1e3 * self.plain_latency.p50, "p99": 1e3 * self.plain_latency.p99},
+            },
+            "layers": self.plan.layers(),
+            "frontier": self.plan.cost.frontier(),
+            **({"healed": self.healed.as_json()} if self.healed is not None else {}),
+            "asked": {one.name: one.value for one in self.asked.budget.limits()}
+            | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
+            "missed": self.missed(measured),
+            "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
+            "files": [TENSORS, MANIFEST],
+        }
 
 
-def compared_batch(job: Job, models: Sequence[nn.Module], batch: Batch, comparison: FidelitySums, notes: list[str]) -> list[BatchMetrics]:
+def compared_batch(
+    job: Job, models: Sequence[nn.Module], batch: Batch, comparison: FidelitySums, notes: list[str]
+) -> list[BatchMetrics]:
     """What a smaller model and the original say of a batch, added to the comparison; and the metrics of both, unless the job validates by
     itself."""
     with torch.no_grad():
@@ -234,11 +324,17 @@ def number(value: float) -> float | None:
     return value if isfinite(value) else None
 
 
-def begun(source: ModelSource, asked: CompressOptions, cost: ModelCost | None = None, given: CalibrationSamples | None = None) -> CompressSession:
+def begun(
+    source: ModelSource, asked: CompressOptions, cost: ModelCost | None = None, given: CalibrationSamples | None = None
+) -> CompressSession:
     """Look at a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
-    outcome = planned(cost, source.model, given.checked, asked.use) if asked.floor is None else for_metric(source, asked, given, cost)
+    outcome = (
+        planned(cost, source.model, given.checked, asked.use)
+        if asked.floor is None
+        else for_metric(source, asked, given, cost)
+    )
     return CompressSession(source, asked, given, outcome, cost.clock.plain)
 
 
@@ -249,7 +345,9 @@ def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptio
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
     """The session of the plan that came nearest, if all it lacks is fidelity."""
     plan = error.nearest
-    if not isinstance(plan, CompressPlan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
+    if not isinstance(plan, CompressPlan) or any(
+        one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())
+    ):
         return None
     given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())
@@ -257,14 +355,18 @@ def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudg
     return CompressSession(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
 
 
-def for_metric(source: ModelSource, asked: CompressOptions, given: CalibrationSamples, cost: ModelCost) -> CompressOutcome:
+def for_metric(
+    source: ModelSource, asked: CompressOptions, given: CalibrationSamples, cost: ModelCost
+) -> CompressOutcome:
     """The smallest model whose metric, on the samples for deciding, is what it must be; with a size, the best within it."""
     wanted, batches = asked.floor, given.deciding or given.checked
     assert wanted is not None, "who asks has one"
     everywhere = metrics(source.job, source.model, [*batches, *given.unseen])
     if wanted.name not in everywhere:
-        raise Mistake(f"--metric {wanted}: the job measures {', '.join(everywhere) or 'nothing'}; name one of them, or give the Job "
-                      f"metrics=...")
+        raise Mistake(
+            f"--metric {wanted}: the job measures {', '.join(everywhere) or 'nothing'}; name one of them, or give the Job "
+            f"metrics=..."
+        )
     original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
     def tried(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
@@ -273,8 +375,11 @@ def for_metric(source: ModelSource, asked: CompressOptions, given: CalibrationSa
 
     def refused(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:
         few = wanted.undecided(metric)
-        return OverBudget(f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
-                          f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m", found)
+        return OverBudget(
+            f"{why} {wanted.name} {metric}, where {wanted} is asked for (the original: {original})"
+            f"{f': {few}, give the Job more held_out' if few else ''}; allow more bytes, or --heal 10m",
+            found,
+        )
 
     if asked.budget.size is not None or asked.use is not None or asked.budget.quality is not None:
         found, metric = tried(asked.budget)
@@ -284,8 +389,12 @@ def for_metric(source: ModelSource, asked: CompressOptions, given: CalibrationSa
     return smallest_keeping(asked, wanted, tried, refused)
 
 
-def smallest_keeping(asked: CompressOptions, wanted: Floor, tried: Callable[[Budget], tuple[CompressOutcome, MetricValue]],
-                     refused: Callable[[CompressPlan, MetricValue, str], OverBudget]) -> CompressOutcome:
+def smallest_keeping(
+    asked: CompressOptions,
+    wanted: Floor,
+    tried: Callable[[Budget], tuple[CompressOutcome, MetricValue]],
+    refused: Callable[[CompressPlan, MetricValue, str], OverBudget],
+) -> CompressOutcome:
     """By bisection over damages. A model must keep the floor by a standard error of what it changes, so that samples which nothing was
     chosen by seldom say otherwise; if not even the least damage leaves that margin, it must keep it as it is measured."""
     low, high = LEVELS

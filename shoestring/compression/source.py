@@ -1,4 +1,5 @@
 """What is to be compressed: the trained model of a run, or of a job, and batches to look at it with."""
+
 from __future__ import annotations
 
 import copy
@@ -27,9 +28,9 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.initial_weights import source as weights_taken
 from shoestring.runs.modules import changed_text, changes, imported_modules, kept_modules
 
-CALIBRATION = 256    # samples that are looked at
-CHECKED = 192        # that plans are confirmed with,
-UNSEEN = 1024        # and that only the report is measured on
+CALIBRATION = 256  # samples that are looked at
+CHECKED = 192  # that plans are confirmed with,
+UNSEEN = 1024  # and that only the report is measured on
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,9 @@ class ModelSource:
 
     job: Job
     model: nn.Module
-    about: Mapping[str, Any]     # how the model is made again, for the manifest
-    notes: tuple[str, ...]       # what the user should know
-    name: str                    # of the folder that is written, if nothing else is said
+    about: Mapping[str, Any]  # how the model is made again, for the manifest
+    notes: tuple[str, ...]  # what the user should know
+    name: str  # of the folder that is written, if nothing else is said
 
 
 def is_run(path: str) -> bool:
@@ -64,16 +65,22 @@ def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Mo
     job, pickled = named_job(Claim(Path(path)), named, flags)[0], path.endswith(PICKLES)
     if model is not None:
         own = model
-        job = replace(job, model=lambda: own, origin=None)   # the job's file does not make it
+        job = replace(job, model=lambda: own, origin=None)  # the job's file does not make it
     job = job if job.origin is not None else with_copies(job)
     if pickled:
         job = replace(job, weights="")
         load_state(made := fresh_model(job), Path(path))
     else:
         job, made = with_file(job, path)
-    how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
+    how = (
+        about(Path(job.origin.file), dict(job.origin.flags))
+        if job.origin is not None
+        else {"job": None, "edits": [], "decoded": False}
+    )
     said = None if pickled else weights_taken(made, job)
-    return ModelSource(job, prepared(made), how, (said.note,) if said is not None and said.note else (), Path(path).stem)
+    return ModelSource(
+        job, prepared(made), how, (said.note,) if said is not None and said.note else (), Path(path).stem
+    )
 
 
 def with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
@@ -94,21 +101,31 @@ def load_state(model: nn.Module, path: Path) -> None:
     try:
         with open(path, "rb", opener=regular) as file:
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:   # torch raises many kinds, of files that are none too
-        raise Mistake(f"{path} is not a state dict of tensors alone ({type(error).__name__}: {str(error).splitlines()[0][:200]}), and "
-                      f"nothing else is read of a pickle, which can run code: save model.state_dict() alone") from error
+    except Exception as error:  # torch raises many kinds, of files that are none too
+        raise Mistake(
+            f"{path} is not a state dict of tensors alone ({type(error).__name__}: {str(error).splitlines()[0][:200]}), and "
+            f"nothing else is read of a pickle, which can run code: save model.state_dict() alone"
+        ) from error
     if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
-        inner = [str(key) for key, one in state.items() if isinstance(one, Mapping)] if isinstance(state, Mapping) else []
-        raise Mistake(f"{path} holds no state dict, but a {type(state).__name__}{f' with {chr(44).join(inner[:3])} in it' * bool(inner)}"
-                      f": save the model's state_dict() alone")
+        inner = (
+            [str(key) for key, one in state.items() if isinstance(one, Mapping)] if isinstance(state, Mapping) else []
+        )
+        raise Mistake(
+            f"{path} holds no state dict, but a {type(state).__name__}{f' with {chr(44).join(inner[:3])} in it' * bool(inner)}"
+            f": save the model's state_dict() alone"
+        )
     own = model.state_dict()
     for name in sorted({*own, *state}):
         if name not in state or name not in own:
-            raise Mistake(f"{path} {'has no' if name in own else 'has'} {name}, which the job's model {'has' if name in own else 'has not'}"
-                          f": give the job that makes the model of these weights")
+            raise Mistake(
+                f"{path} {'has no' if name in own else 'has'} {name}, which the job's model {'has' if name in own else 'has not'}"
+                f": give the job that makes the model of these weights"
+            )
         if own[name].shape != state[name].shape:
-            raise Mistake(f"{name} is {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: give the job, "
-                          f"and the flags, that these weights were trained with")
+            raise Mistake(
+                f"{name} is {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: give the job, "
+                f"and the flags, that these weights were trained with"
+            )
     model.load_state_dict(dict(state))
 
 
@@ -118,18 +135,26 @@ def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:
     return ModelSource(job, prepared(fresh_model(job)), about(Path(job_path(path)), flags), notes, Path(path).stem)
 
 
-UNTRAINED = ("{} names no weights, so the model is compressed as the job's factory makes it; if that is untrained, give the folder of a "
-             "run of it instead, or Job(weights=...)")
+UNTRAINED = (
+    "{} names no weights, so the model is compressed as the job's factory makes it; if that is untrained, give the folder of a "
+    "run of it instead, or Job(weights=...)"
+)
 
 
 def from_run(folder: Folder, best: bool, named: Named | None, flags: Mapping[str, Any]) -> ModelSource:
     job, notes = named_job(claim_of_run(folder), named, flags)
     if job.origin is not None:
         changed = changes(kept_modules(folder) or {}, imported_modules(), Path(job.origin.file).parent).changed
-        notes += [f"{changed_text(name)}: what it computes with the run's weights may be something else" for name in changed]
+        notes += [
+            f"{changed_text(name)}: what it computes with the run's weights may be something else" for name in changed
+        ]
     job = job if job.origin is not None else with_copies(job)
     model = filled(job, folder, best, notes)
-    how = about(Path(job.origin.file), dict(job.origin.flags)) if job.origin is not None else {"job": None, "edits": [], "decoded": False}
+    how = (
+        about(Path(job.origin.file), dict(job.origin.flags))
+        if job.origin is not None
+        else {"job": None, "edits": [], "decoded": False}
+    )
     return ModelSource(job, prepared(model), how, tuple(notes), folder.path.name)
 
 
@@ -151,17 +176,21 @@ def with_weights(job: Job, checkpoint: RunCheckpoint, trained: bool = False) -> 
     weights = named_weights(checkpoint, frozenset(own), trained)
     missing = [name for name in own if name not in weights]
     if missing:
-        raise Mistake(f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed")
+        raise Mistake(
+            f"the checkpoint of step {checkpoint.step} has no {missing[0]}, which the job's model has: the job changed"
+        )
     for name, value in own.items():
         if tuple(weights[name].shape) != tuple(value.shape):
-            raise Mistake(f"{name} is {tuple(weights[name].shape)} in the checkpoint of step {checkpoint.step} and {tuple(value.shape)} in "
-                          f"the job's model: give the job, and the flags, that the run was trained with")
+            raise Mistake(
+                f"{name} is {tuple(weights[name].shape)} in the checkpoint of step {checkpoint.step} and {tuple(value.shape)} in "
+                f"the job's model: give the job, and the flags, that the run was trained with"
+            )
     with torch.no_grad():
         for name, value in own.items():
             flat, place = value.reshape(-1), 0
             assert flat.data_ptr() == value.data_ptr() or not value.numel(), "a model's own tensors lie together"
             for piece in weights[name].pieces():
-                flat[place:place + piece.numel()] = piece.reshape(-1).to(value.dtype)
+                flat[place : place + piece.numel()] = piece.reshape(-1).to(value.dtype)
                 place += piece.numel()
     return model
 
@@ -176,9 +205,11 @@ def copied(model: nn.Module) -> nn.Module:
     """The user's own stays in its mode, on its device, with its gradients."""
     try:
         return copy.deepcopy(model)
-    except Exception as error:   # a module's own copying, or torch's, which refuses tensors that were computed
-        raise Mistake(f"model= can't be copied ({type(error).__name__}: {error}): it is compressed as a copy, so that yours stays as "
-                      f"it is; save its weights and name them in the Job instead: Job(weights=...)") from error
+    except Exception as error:  # a module's own copying, or torch's, which refuses tensors that were computed
+        raise Mistake(
+            f"model= can't be copied ({type(error).__name__}: {error}): it is compressed as a copy, so that yours stays as "
+            f"it is; save its weights and name them in the Job instead: Job(weights=...)"
+        ) from error
 
 
 def prepared(model: nn.Module) -> nn.Module:
@@ -190,8 +221,15 @@ def prepared(model: nn.Module) -> nn.Module:
 def about(file: Path, flags: Mapping[str, Any]) -> dict[str, Any]:
     """How a job is named in a manifest: its file, or its built-in name, what it held, and its flags."""
     built_in = next((name for name in BUILT_IN if Path(job_path(name)) == file), "")
-    return {"job": {"file": built_in or str(file.resolve()), "sha256": hashlib.sha256(file.read_bytes()).hexdigest(), "flags": dict(flags)},
-            "edits": [], "decoded": False}
+    return {
+        "job": {
+            "file": built_in or str(file.resolve()),
+            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
+            "flags": dict(flags),
+        },
+        "edits": [],
+        "decoded": False,
+    }
 
 
 @dataclass(frozen=True)
@@ -202,12 +240,15 @@ class CalibrationSamples:
     checked: list[Batch]
     unseen: list[Batch]
     notes: tuple[str, ...]
-    deciding: list[Batch] = field(default_factory=list)   # that a metric is decided on, `checked` among them; else `checked`
+    deciding: list[Batch] = field(
+        default_factory=list
+    )  # that a metric is decided on, `checked` among them; else `checked`
 
 
 def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> CalibrationSamples:
     """Calibration from the training data; what is confirmed and reported on from the held-out data, or, without those, from further
     training batches of the same round. `by_metric`: a metric decides, whose noise needs many samples: half of them are for that."""
+
     def taken(batches: Iterator[Batch], count: int) -> list[Batch]:
         found: list[Batch] = []
         while sum(map(counted, found)) < count and (batch := next(batches, None)) is not None:
@@ -226,22 +267,27 @@ def samples_of(job: Job, unseen: int = UNSEEN, by_metric: bool = False) -> Calib
     if len(beside) < 2:
         calibration = parted(calibration, 3)
         third = len(calibration) // 3
-        beside = [*calibration[len(calibration) - 2 * third:], *beside]
-        calibration = calibration[:len(calibration) - 2 * third]
+        beside = [*calibration[len(calibration) - 2 * third :], *beside]
+        calibration = calibration[: len(calibration) - 2 * third]
     if not calibration or len(beside) < 2:
-        raise Mistake(f"the job's data gave {len(calibration) + len(beside)} samples or batches in a round: compressing needs some to "
-                      f"calibrate with and others to measure on; give the Job more data, or held_out=lambda: batches")
+        raise Mistake(
+            f"the job's data gave {len(calibration) + len(beside)} samples or batches in a round: compressing needs some to "
+            f"calibrate with and others to measure on; give the Job more data, or held_out=lambda: batches"
+        )
     part = max(1, min(len(beside) // 4, -(-CHECKED // max(counted(beside[0]), 1))))
     half = max(part, len(beside) // 2) if by_metric else part
     told = sum(map(counted, beside[half:]))
     if told < 200:
-        notes.append(f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
-                     f"held_out")
+        notes.append(
+            f"fidelity is measured on {told} samples that nothing was chosen by: a small number; give the Job more data, or "
+            f"held_out"
+        )
     return CalibrationSamples(calibration, beside[:part], beside[half:], tuple(notes), beside[:half])
 
 
 def parted(batches: list[Batch], least: int) -> list[Batch]:
     """At least so many batches, of a few that are cut, as far as they can be."""
+
     def pieces(batch: Batch) -> list[Batch]:
         try:
             return split(batch, min(-(-least // len(batches)), samples(batch)))

@@ -9,6 +9,7 @@ There are four kinds, and they stand in this order:
 
 So two techniques of storage together are more options for every weight, and storage after structure packs what is left.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -30,17 +31,17 @@ from shoestring.compression.formats.manifest import Stored, fixed_bytes, folder_
 from shoestring.core.budget import Budget
 from shoestring.core.technique import Technique
 
-STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40   # orders
-COUNTS = 0.01     # of the whole damage: from there on a weight's damage is measured and not only estimated
-ROUNDS = 4        # allocations, each after the damages that the last one relied on were measured
+STRUCTURE, ZEROS, STORAGE, RUNNING = 10, 20, 30, 40  # orders
+COUNTS = 0.01  # of the whole damage: from there on a weight's damage is measured and not only estimated
+ROUNDS = 4  # allocations, each after the damages that the last one relied on were measured
 
 
 @dataclass(frozen=True)
 class StorageOffer:
     """A form for a weight."""
 
-    technique: str       # who offers it; empty: it is stored as it is
-    label: str           # its name in the study
+    technique: str  # who offers it; empty: it is stored as it is
+    label: str  # its name in the study
     way: StorageChoice = field(repr=False)
 
     @property
@@ -64,13 +65,13 @@ class ModelCost:
     study: Calibration
     wanted: Budget
     buffers: Mapping[str, Tensor]
-    about: Mapping[str, Any] = field(default_factory=dict)                # of the manifest beside weights: the job, edits
+    about: Mapping[str, Any] = field(default_factory=dict)  # of the manifest beside weights: the job, edits
     offers: Mapping[str, tuple[StorageOffer, ...]] = field(default_factory=dict)
-    decoded: bool = False                                                 # weights are dense again when the model is loaded
-    forced: bool = False                                                  # the user named the techniques: what they can store they must
-    settled: frozenset[str] = frozenset()                                 # weights of which the user named the form
-    factor: float = 1.0                                                   # by which damages measured together exceeded their sum
-    late: float = 0.0                                                     # seconds by which an answer, timed as a whole, exceeded its sum
+    decoded: bool = False  # weights are dense again when the model is loaded
+    forced: bool = False  # the user named the techniques: what they can store they must
+    settled: frozenset[str] = frozenset()  # weights of which the user named the form
+    factor: float = 1.0  # by which damages measured together exceeded their sum
+    late: float = 0.0  # seconds by which an answer, timed as a whole, exceeded its sum
 
     @property
     def clock(self) -> LatencyTimer:
@@ -79,13 +80,23 @@ class ModelCost:
     @cached_property
     def options(self) -> dict[str, list[Option[StorageOffer]]]:
         """The ways to store every weight, with bytes in the folder, damage and seconds."""
-        return {weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]] for weight in self.study.weights}
+        return {
+            weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]]
+            for weight in self.study.weights
+        }
 
     def option(self, weight: Weight, offer: StorageOffer) -> Option[StorageOffer]:
         dense, packed = weight.count * weight.dtype.itemsize, offer.stored
         seconds = 0.0 if self.decoded or is_plain(packed) else self.clock.decoding(packed)
         damages = self.study.damage(weight, offer.label)
-        return Option(offer, stored_bytes(packed), sum(damages), seconds, dense if self.decoded else numbers_bytes(packed), damages)
+        return Option(
+            offer,
+            stored_bytes(packed),
+            sum(damages),
+            seconds,
+            dense if self.decoded else numbers_bytes(packed),
+            damages,
+        )
 
     @property
     def sums(self) -> OutputSums:
@@ -98,7 +109,7 @@ class ModelCost:
         for _ in range(ROUNDS):
             if not self.measure(found):
                 return found
-            self.__dict__.pop("options", None)   # their damages are known better now
+            self.__dict__.pop("options", None)  # their damages are known better now
             found = self.solved()
         return found
 
@@ -106,17 +117,22 @@ class ModelCost:
         budget = self.wanted
         fixed, sums = fixed_bytes(self.about, self.buffers), self.sums
         most = (budget.size - fixed) if budget.size is not None else float("inf")
-        seconds = float("inf") if budget.latency is None else (
-            budget.latency / self.clock.tail(budget.percentile) - self.clock.median - self.late)
+        seconds = (
+            float("inf")
+            if budget.latency is None
+            else (budget.latency / self.clock.tail(budget.percentile) - self.clock.median - self.late)
+        )
         if budget.size is None and budget.quality is not None:
             found = sums.fewest(self.options, 1 - budget.quality, seconds)
             if found is not None:
                 return found
         found = sums.least(self.options, most, seconds)
         smallest = smallest_bytes(self.options)
-        if found is None and most < smallest:   # the nearest: the smallest there is, in time if that can be
+        if found is None and most < smallest:  # the nearest: the smallest there is, in time if that can be
             found = sums.least(self.options, smallest, seconds) or sums.least(self.options, smallest)
-        return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()}
+        return found or {
+            name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()
+        }
 
     def measure(self, allocation: Allocation[StorageOffer]) -> bool:
         """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
@@ -139,19 +155,35 @@ class ModelCost:
     def known(self) -> dict[str, float]:
         found = self.allocation
         damage, seconds = max(self.sums.damages(found)), total(found)[2]
-        return {"size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
-                "memory_bytes": sum(one.memory for one in found.values()),
-                "latency_seconds": (median := self.clock.median + seconds + self.late) * self.clock.tail(self.wanted.percentile),
-                "median_seconds": median, "quality": max(1 - damage, 0.0), "damage": damage}
+        return {
+            "size_bytes": folder_bytes(self.about, self.specs(found), self.buffers),
+            "memory_bytes": sum(one.memory for one in found.values()),
+            "latency_seconds": (median := self.clock.median + seconds + self.late)
+            * self.clock.tail(self.wanted.percentile),
+            "median_seconds": median,
+            "quality": max(1 - damage, 0.0),
+            "damage": damage,
+        }
 
     def frontier(self) -> list[dict[str, float]]:
         """The whole of what can be reached, by arithmetic."""
-        points = [{"size_bytes": folder_bytes(self.about, self.specs(one), self.buffers), "damage": max(self.sums.damages(one)),
-                   "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late)} for one in frontier(self.options)]
-        return [one for number, one in enumerate(points) if all(one["damage"] < other["damage"] for other in points[:number])]
+        points = [
+            {
+                "size_bytes": folder_bytes(self.about, self.specs(one), self.buffers),
+                "damage": max(self.sums.damages(one)),
+                "latency_ms": 1000 * (self.clock.median + total(one)[2] + self.late),
+            }
+            for one in frontier(self.options)
+        ]
+        return [
+            one
+            for number, one in enumerate(points)
+            if all(one["damage"] < other["damage"] for other in points[:number])
+        ]
 
     def with_offers(self, offers: Mapping[str, Sequence[StorageOffer]], only: bool) -> Self:
         """With more forms for some weights. `only`: the user named these, so others do not count for them."""
+
         def merged(name: str, before: tuple[StorageOffer, ...]) -> tuple[StorageOffer, ...]:
             if name not in offers or (name in self.settled and not only):
                 return before
@@ -217,13 +249,20 @@ class Storage(CompressTechnique, ABC):
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         name, ways = type(self).__name__, cost.study.ways
-        found = {weight.name: [StorageOffer(name, label, ways[weight.name, label]) for label in labels]
-                 for weight in cost.study.storable if (labels := self.labels(cost, weight))}
+        found = {
+            weight.name: [StorageOffer(name, label, ways[weight.name, label]) for label in labels]
+            for weight in cost.study.storable
+            if (labels := self.labels(cost, weight))
+        }
         if cost.forced and (left := self.reasons(cost)):
             said = tuple(f"{name} left {one}" for one in left)
             cost.study.notes = (*cost.study.notes, *(one for one in said if one not in cost.study.notes))
         return cost.with_offers(found, self.only(cost))
 
     def apply(self, subject: Compressed, /) -> Compressed:
-        mine = {name: one.what.way.form for name, one in subject.allocation.items() if one.what.technique == type(self).__name__}
+        mine = {
+            name: one.what.way.form
+            for name, one in subject.allocation.items()
+            if one.what.technique == type(self).__name__
+        }
         return replace(subject, forms={**subject.forms, **mine})

@@ -1,4 +1,5 @@
 """Weights as people have them: a file, or a folder of Hugging Face's. Without torch, whose import takes seconds."""
+
 from __future__ import annotations
 
 import json
@@ -9,13 +10,15 @@ from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular
 from shoestring.core.weights import PICKLES, SAFE
 
-LONGEST = 1 << 20   # bytes of a config.json that is looked at
+LONGEST = 1 << 20  # bytes of a config.json that is looked at
 
 
 def is_weights(path: str) -> bool:
     """Whether it is a file of weights, or a folder with some that is not a run."""
     if os.path.isdir(path):
-        return not os.path.exists(os.path.join(path, "run.json")) and any(one.endswith((*SAFE, *PICKLES)) for one in os.listdir(path))
+        return not os.path.exists(os.path.join(path, "run.json")) and any(
+            one.endswith((*SAFE, *PICKLES)) for one in os.listdir(path)
+        )
     return path.endswith((*SAFE, *PICKLES))
 
 
@@ -28,8 +31,10 @@ def check_weights(path: str) -> None:
 
 def job_needed(path: str, argument: str) -> Mistake:
     """What to say of weights without a job: the file to write."""
-    return Mistake(f"{path} has weights, and nothing that says what computes with them, or on which data: give {argument}, a file such "
-                   f"as\n\n{job_to_write(path)}\nIts model needs no trained weights: they are taken from {path}")
+    return Mistake(
+        f"{path} has weights, and nothing that says what computes with them, or on which data: give {argument}, a file such "
+        f"as\n\n{job_to_write(path)}\nIts model needs no trained weights: they are taken from {path}"
+    )
 
 
 def job_to_write(path: str) -> str:
@@ -37,9 +42,11 @@ def job_to_write(path: str) -> str:
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     if (kind := architecture(folder)) is None:
         return "    import shoestring\n\n    def job():\n        return shoestring.Job(model=lambda: MyModel(...), data=[batch, ...])\n"
-    return (f"    import shoestring\n    from transformers import AutoConfig, {kind}\n\n    def job():\n"
-            f"        config = AutoConfig.from_pretrained({os.path.abspath(folder)!r}, local_files_only=True)\n"
-            f"        return shoestring.Job(model=lambda: {kind}(config), data=[{{\"input_ids\": ...}}, ...])   # batches of your own\n")
+    return (
+        f"    import shoestring\n    from transformers import AutoConfig, {kind}\n\n    def job():\n"
+        f"        config = AutoConfig.from_pretrained({os.path.abspath(folder)!r}, local_files_only=True)\n"
+        f'        return shoestring.Job(model=lambda: {kind}(config), data=[{{"input_ids": ...}}, ...])   # batches of your own\n'
+    )
 
 
 def architecture(folder: str) -> str | None:

@@ -2,6 +2,7 @@
 
 What is computed from one is absent too, whatever else goes into it. Code that looks at its numbers can't be answered, and is told so.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -22,12 +23,12 @@ class Absent(Tensor):
 
     shaped: Tensor
     __torch_function__ = NO_OVERRIDE
-    number: tuple[int, int] | None   # which value of a forward it is (training/pipeline/walk.py); None: nobody asked
-    forward: object                  # the forward in which it has that number
-    maker: int                       # the block in which it was made; -1: in none, or nobody asked
+    number: tuple[int, int] | None  # which value of a forward it is (training/pipeline/walk.py); None: nobody asked
+    forward: object  # the forward in which it has that number
+    maker: int  # the block in which it was made; -1: in none, or nobody asked
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:   # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         given = (args, kwargs or {})
         if func is READ_NUMBER or func in SHAPED_BY_VALUES:
             raise LooksAtAbsent
@@ -35,13 +36,17 @@ class Absent(Tensor):
         if func is aten.index.Tensor:
             given = ((args[0], [one for index in args[1] for one in counted(index)]), {})
         shapes = tree_map(shape_of, given)
-        known = {id(shape): leaf for shape, leaf in zip(tree_leaves(shapes), tree_leaves(given), strict=True) if isinstance(shape, Tensor)}
+        known = {
+            id(shape): leaf
+            for shape, leaf in zip(tree_leaves(shapes), tree_leaves(given), strict=True)
+            if isinstance(shape, Tensor)
+        }
         out = WITHOUT_NUMBERS.get(func, func)(*shapes[0], **shapes[1])
 
         def back(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if (same := known.get(id(leaf))) is not None:   # it was written to
+            if (same := known.get(id(leaf))) is not None:  # it was written to
                 if not isinstance(same, Absent):
                     raise WritesAbsent(same)
                 return same
@@ -52,16 +57,20 @@ class Absent(Tensor):
 
 class LooksAtAbsent(Mistake):
     def __init__(self) -> None:
-        super().__init__("the model looks at a number that depends on weights (item, bool or a comparison in an if, a shape that follows "
-                         "from values), and workers that do not compute it do not have it: compute with tensors alone (torch.where), or "
-                         "use a plan that does not cut the model")
+        super().__init__(
+            "the model looks at a number that depends on weights (item, bool or a comparison in an if, a shape that follows "
+            "from values), and workers that do not compute it do not have it: compute with tensors alone (torch.where), or "
+            "use a plan that does not cut the model"
+        )
 
 
 class WritesAbsent(Mistake):
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor   # that would be written to
-        super().__init__("the model writes what depends on weights into a tensor that does not, outside of its blocks: other workers would "
-                         "not see it; do that inside of a block, or compute a new tensor")
+        self.tensor = tensor  # that would be written to
+        super().__init__(
+            "the model writes what depends on weights into a tensor that does not, outside of its blocks: other workers would "
+            "not see it; do that inside of a block, or compute a new tensor"
+        )
 
 
 def absent(like: Tensor, device: torch.device | None = None, gradient: bool = False) -> Absent:

@@ -3,6 +3,7 @@
 Every worker that computes gets one part of every batch, unless a technique hands out work in another way: workers that do not wait for
 each other take the next part from a queue when they are free, so one may get several parts of a batch, or none.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -14,15 +15,19 @@ from shoestring.core.mesh import Mesh
 class Batches(Protocol):
     """What an assignment may ask of the feed."""
 
-    taken: int   # batches that it has gone through
+    taken: int  # batches that it has gone through
 
-    def part(self, number: int, part: int | None) -> Any: ...   # goes to the batch with this number; gives a part of it, None: nothing
+    def part(
+        self, number: int, part: int | None
+    ) -> Any: ...  # goes to the batch with this number; gives a part of it, None: nothing
 
 
 class Assignment(ABC):
-    asynchronous: ClassVar[bool] = False   # workers do not wait for each other: what all must do together is not done while they train
-    parts: int                             # that a batch is cut into
-    idle: bool = False                     # set by the feed: this worker's part is empty, because the batch has fewer samples than parts
+    asynchronous: ClassVar[bool] = (
+        False  # workers do not wait for each other: what all must do together is not done while they train
+    )
+    parts: int  # that a batch is cut into
+    idle: bool = False  # set by the feed: this worker's part is empty, because the batch has fewer samples than parts
 
     @abstractmethod
     def next(self, feed: Batches) -> tuple[int, int | None]:

@@ -1,4 +1,5 @@
 """A batch is whatever the user's data yields: a tensor, or tuples, lists and dicts of them, nested."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -74,9 +75,14 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
     if not count:
         raise Mistake("a batch without samples can't be split: leave it out of the data")
     if pieces > count:
-        raise Mistake(f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
-                      f"ask for {count} pieces or fewer, or make the batch bigger")
-    return [mapped(partial(rows_of, start=start, stop=stop, count=count), batch) for start, stop in piece_bounds(count, pieces)]
+        raise Mistake(
+            f"{pieces} pieces of a batch of {count} samples: a piece needs a sample; "
+            f"ask for {count} pieces or fewer, or make the batch bigger"
+        )
+    return [
+        mapped(partial(rows_of, start=start, stop=stop, count=count), batch)
+        for start, stop in piece_bounds(count, pieces)
+    ]
 
 
 def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:

@@ -11,9 +11,11 @@ belongs to no library:
 
 Torch's own lines tell a user nothing: where a layer of torch fails, the module is named, as the model's `named_modules` has it.
 
-`FusedOptimizer` changes the user's optimizer, so what fails in it when `FusedOptimizer` calls is ours too (CHANGERS). A mode that watches operations stands
+`FusedOptimizer` changes the user's optimizer, so what fails in it when `FusedOptimizer` calls is ours too (CHANGERS).
+A mode that watches operations stands
 between a layer and its kernel, and passes on what fails there: it counts as a library.
 """
+
 from __future__ import annotations
 
 import sysconfig
@@ -78,15 +80,15 @@ SEAMS: dict[tuple[str, str], str] = {
 REPLAYS = {("training/memory/recompute.py", "replay")}
 CHANGERS = {("training/memory/fused.py", "update")}
 
-PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}   # of libraries: they only call on
+PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # of libraries: they only call on
 
 
 @dataclass(frozen=True)
 class Blame:
     ours: bool
-    line: str           # my.py line 12; its model; training/memory/recompute.py line 150
-    library: str = ""   # where in a library it failed, if no line of the user was closer
-    module: str = ""    # of the model: head (Linear)
+    line: str  # my.py line 12; its model; training/memory/recompute.py line 150
+    library: str = ""  # where in a library it failed, if no line of the user was closer
+    module: str = ""  # of the model: head (Linear)
 
     @property
     def place(self) -> str:
@@ -105,12 +107,16 @@ def blamed(error: BaseException) -> Blame:
 def failed_module(error: BaseException) -> str:
     """The name and the class of the innermost module whose forward failed; empty if none did, or it is the model itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    first = [frame.f_locals.get(next(iter(frame.f_code.co_varnames), "")) for frame in frames if frame.f_code.co_name == "forward"]
+    first = [
+        frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        for frame in frames
+        if frame.f_code.co_name == "forward"
+    ]
     called = [one for one in first if is_module(one)]
     if not called:
         return ""
     inner = called[-1]
-    around = (value for frame in frames for value in frame.f_locals.values() if is_module(value))   # the outermost first
+    around = (value for frame in frames for value in frame.f_locals.values() if is_module(value))  # the outermost first
     names = ({id(module): name for name, module in one.named_modules()} for one in around)
     name = next((known[id(inner)] for known in names if id(inner) in known), "")
     return f"{name} ({type(inner).__name__})" if name else ""
@@ -120,7 +126,7 @@ def failure_text(error: BaseException) -> str:
     """What went wrong and where, in a line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
     try:
         said = (str(error).strip().splitlines() or [""])[0][:160]
-    except Exception:   # a class of the user's, whose text can't be had
+    except Exception:  # a class of the user's, whose text can't be had
         said = ""
     return f"{type(error).__name__}{f': {said}' * bool(said)} ({blamed(error).place})"
 
@@ -142,8 +148,8 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
     seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
     if seam is not None and not set(above) & CHANGERS:
         return Blame(False, f"its {seam}", below(frames, inner))
-    if here not in REPLAYS and any(map(is_layer, frames[inner + 1:])):
-        called = next(number for number, one in enumerate(frames) if is_layer(one))   # the model
+    if here not in REPLAYS and any(map(is_layer, frames[inner + 1 :])):
+        called = next(number for number, one in enumerate(frames) if is_layer(one))  # the model
         own = [frames[number] for number in telling if number > called and not is_ours(frames[number])]
         return Blame(False, line(own[-1])) if own else Blame(False, "its model", below(frames, inner))
     return Blame(True, f"{here[0]} line {frame.lineno}")
@@ -151,8 +157,11 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
 
 def below(frames: Sequence[FrameSummary], inner: int) -> str:
     """Where in a library it failed, called by a frame of ours: the innermost frame before a mode that watches operations."""
-    inside = [frame for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1:])
-              if Path(frame.filename).name not in PASSING]
+    inside = [
+        frame
+        for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1 :])
+        if Path(frame.filename).name not in PASSING
+    ]
     return line(inside[-1]) if inside else ""
 
 
@@ -190,5 +199,7 @@ def is_layer(frame: FrameSummary) -> bool:
     parts = Path(frame.filename).parts
     if "nn" in parts and "modules" in parts and "torch" in parts:
         return frame.name in ("forward", "_call_impl", "_wrapped_call_impl")
-    installed = next((parts[number + 1] for number, part in enumerate(parts[:-1]) if part in ("site-packages", "dist-packages")), "")
+    installed = next(
+        (parts[number + 1] for number, part in enumerate(parts[:-1]) if part in ("site-packages", "dist-packages")), ""
+    )
     return installed not in ("", "torch", "numpy")

@@ -3,6 +3,7 @@
 A limit is about one figure by its name; a figure that nothing predicts is not limited. Whatever a room brings (bytes sent up by a
 phone, the latency of an answer), it is the same check.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
@@ -25,17 +26,17 @@ def limit(figure: str, unit: str, least: bool = False) -> Any:
 class Budget:
     """What the user has; None: it is not limited. `Budget.parsed` takes them as they are written."""
 
-    memory: int | None = limit("process_bytes", "bytes")             # of a process, the most
-    seconds: float | None = limit("total_seconds", "seconds")        # for the whole job
-    devices: int | None = limit("world", "")                         # that compute together
-    up: int | None = limit("up_bytes", "bytes")                      # that a device sends in a round,
-    down: int | None = limit("down_bytes", "bytes")                  # and that it is sent
-    epsilon: float | None = limit("epsilon", "")                     # privacy loss, at
-    delta: float | None = limit("delta", "")                         # this chance of a greater one
-    size: int | None = limit("size_bytes", "bytes")                  # of the model on disk
-    latency: float | None = limit("latency_seconds", "seconds")      # of an answer, at
-    percentile: float = 0.99                                         # this share of the answers
-    quality: float | None = limit("quality", "share", least=True)    # the least that is good enough
+    memory: int | None = limit("process_bytes", "bytes")  # of a process, the most
+    seconds: float | None = limit("total_seconds", "seconds")  # for the whole job
+    devices: int | None = limit("world", "")  # that compute together
+    up: int | None = limit("up_bytes", "bytes")  # that a device sends in a round,
+    down: int | None = limit("down_bytes", "bytes")  # and that it is sent
+    epsilon: float | None = limit("epsilon", "")  # privacy loss, at
+    delta: float | None = limit("delta", "")  # this chance of a greater one
+    size: int | None = limit("size_bytes", "bytes")  # of the model on disk
+    latency: float | None = limit("latency_seconds", "seconds")  # of an answer, at
+    percentile: float = 0.99  # this share of the answers
+    quality: float | None = limit("quality", "share", least=True)  # the least that is good enough
 
     @classmethod
     def parsed(cls, **written: str | float | None) -> Budget:
@@ -45,7 +46,9 @@ class Budget:
         629145600
         """
         units = {one.name: one.metadata.get("unit", "") for one in fields(cls)}
-        entries: dict[str, Any] = {name: value_of(name, units[name], one) for name, one in written.items() if one is not None}
+        entries: dict[str, Any] = {
+            name: value_of(name, units[name], one) for name, one in written.items() if one is not None
+        }
         return cls(**entries)
 
     def limits(self) -> tuple[Limit, ...]:
@@ -75,17 +78,20 @@ class Budget:
 def limits_of(budget: Budget) -> tuple[Limit, ...]:
     """Kept, because a ranking asks for each of thousands of candidates."""
     values = ((one, vars(budget)[one.name]) for one in fields(budget) if one.metadata)
-    return tuple(Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
-                 for one, value in values if value is not None)
+    return tuple(
+        Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
+        for one, value in values
+        if value is not None
+    )
 
 
 @dataclass(frozen=True)
 class Limit:
-    name: str       # of the budget's entry
-    figure: str     # that it is about
+    name: str  # of the budget's entry
+    figure: str  # that it is about
     unit: str
     value: float
-    least: bool     # that the figure must be; else it is the most that it may be
+    least: bool  # that the figure must be; else it is the most that it may be
 
     def keeps(self, found: float, slack: float = 1.0) -> bool:
         return found * slack >= self.value if self.least else found <= self.value * slack
@@ -119,5 +125,7 @@ def value_of(name: str, unit: str, written: str | float) -> float:
     except ValueError:
         raise Mistake(f"{name}={written!r} is not a number") from None
     if value < 0 or (unit == "share" and value > 1) or (name == "percentile" and not 0 < value < 1):
-        raise Mistake(f"{name}={written}: give a number {'from 0 to 1' if unit == 'share' or name == 'percentile' else 'of zero or more'}")
+        raise Mistake(
+            f"{name}={written}: give a number {'from 0 to 1' if unit == 'share' or name == 'percentile' else 'of zero or more'}"
+        )
     return int(value) if name == "devices" else value

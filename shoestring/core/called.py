@@ -1,4 +1,5 @@
 """How the functions of a job are called. One that can't be called so is told when the Job is made, before anything is built."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -18,9 +19,9 @@ CALLS = {
     "weight": (("batch",), "weight=lambda batch: len(batch[0])"),
     "split": (("batch", "pieces"), "split=lambda batch, pieces: [...]"),
     "optimizer": (("parameters",), "optimizer=lambda parameters: AdamW(parameters, lr=1e-3)"),
-    "metrics": (("output", "batch"), "metrics=lambda output, batch: {\"accuracy\": ...}"),
-    "validate": (("model",), "validate=lambda model: {\"accuracy\": ...}"),
-    "show": (("model",), "show=lambda model: \"...\""),
+    "metrics": (("output", "batch"), 'metrics=lambda output, batch: {"accuracy": ...}'),
+    "validate": (("model",), 'validate=lambda model: {"accuracy": ...}'),
+    "show": (("model",), 'show=lambda model: "..."'),
 }
 
 
@@ -32,22 +33,29 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             continue
         called = f"it is called as {name}({', '.join(arguments)})"
         if name == "model" and isinstance(function, nn.Module):
-            raise Mistake(f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without "
-                          f"memory: {called}; write {example}")
+            raise Mistake(
+                f"model in the Job is a model, and a function that makes it is needed, so that planning can make it without "
+                f"memory: {called}; write {example}"
+            )
         if not callable(function):
-            raise Mistake(f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}")
+            raise Mistake(
+                f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}"
+            )
         try:
             takes = signature(function)
-        except (ValueError, TypeError):   # of a builtin, which does not say
+        except (ValueError, TypeError):  # of a builtin, which does not say
             continue
         try:
             takes.bind(*arguments)
         except TypeError as error:
-            raise Mistake(f"{name} in the Job is a function of {takes}, which does not fit ({error}): {called}; write {example}") from None
+            raise Mistake(
+                f"{name} in the Job is a function of {takes}, which does not fit ({error}): {called}; write {example}"
+            ) from None
 
 
 def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
     """The job's loss; where it takes the whole batch for a tensor, it is told what it was called with."""
+
     def call_loss(output: Any, batch: Any) -> Tensor:
         try:
             return loss(output, batch)
@@ -59,7 +67,9 @@ def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
             place = found.library or ("" if found.line == "its loss" else found.place)
             given = "Tensor" if isinstance(output, Tensor) else type(output).__name__
             many = f" of {len(batch)}" if type(batch) in (tuple, list, dict) else ""
-            raise Mistake(f"the job's loss failed ({place or 'in its call'}): {error}. It is called as loss(output, batch), with what the "
-                          f"model gave (a {given}) and the whole batch (a {kind}{many}): write {CALLS['loss'][1]}") from error
+            raise Mistake(
+                f"the job's loss failed ({place or 'in its call'}): {error}. It is called as loss(output, batch), with what the "
+                f"model gave (a {given}) and the whole batch (a {kind}{many}): write {CALLS['loss'][1]}"
+            ) from error
 
     return call_loss

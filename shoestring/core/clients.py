@@ -1,4 +1,5 @@
 """Clients: devices' names and their records, by name and by number, made when they are asked for."""
+
 from __future__ import annotations
 
 from abc import abstractmethod
@@ -45,7 +46,7 @@ class Clients(Mapping[str, Any]):
 class Numbered(Clients):
     """Clients with the names "0", "1", ... whose records are `make(number)`: a million of them cost nothing until they are asked for.
 
-        Job(..., clients=lambda: Numbered(1_000_000, lambda number: records_of_user(number)))
+    Job(..., clients=lambda: Numbered(1_000_000, lambda number: records_of_user(number)))
     """
 
     count: int
@@ -100,7 +101,7 @@ class Some(Clients):
     """A few of many clients, with the names that they have there."""
 
     everybody: Clients
-    chosen: Tensor      # their numbers there, ascending
+    chosen: Tensor  # their numbers there, ascending
 
     def __len__(self) -> int:
         return len(self.chosen)

@@ -2,6 +2,7 @@
 
 A key that nobody knows is refused, never ignored: a misspelt one would silently be a default. docs/hardware.md has the same table.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,29 +20,29 @@ from shoestring.core.units import parse_bytes
 EXAMPLE = """{"name": "8 x A100", "device": "cuda", "memory": "80GiB", "flops": 1.2e14, "bandwidth": "1.5TB", "devices": 8,
  "link": "250GB", "latency": 1e-5, "network": "25GB", "network_latency": 3e-5, "base": "1GiB"}"""
 DEVICES = ("cpu", "cuda")
-PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}   # bytes of a number in a matrix product
+PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}  # bytes of a number in a matrix product
 
 
 @dataclass(frozen=True)
 class Description:
     """A cluster of machines with `devices` equal devices each, as somebody wrote it down. Speeds are of one direction."""
 
-    memory: float                   # bytes of a device
-    flops: float                    # float32 operations per second of a device, as it reaches them
-    bandwidth: float                # bytes per second of a device's memory
-    devices: int                    # of a machine
-    link: float                     # bytes per second between two devices of a machine
-    latency: float                  # seconds until a message between them begins to arrive
-    network: float                  # bytes per second from a machine to the others, for all its devices together
-    network_latency: float          # seconds until a message between machines begins to arrive
+    memory: float  # bytes of a device
+    flops: float  # float32 operations per second of a device, as it reaches them
+    bandwidth: float  # bytes per second of a device's memory
+    devices: int  # of a machine
+    link: float  # bytes per second between two devices of a machine
+    latency: float  # seconds until a message between them begins to arrive
+    network: float  # bytes per second from a machine to the others, for all its devices together
+    network_latency: float  # seconds until a message between machines begins to arrive
     name: str = ""
     device: str = "cuda"
-    base: float = 2.0**30           # bytes of a process beside its tensors
-    peak: Mapping[str, float] = field(default_factory=dict)         # precision -> operations per second of the data sheet
-    efficiency: Mapping[str, float] = field(default_factory=dict)   # precision -> share of that inside a large product
-    attention: float = 0.33         # share of the 16-bit peak that fused attention reaches
-    processors: int = 108           # that a product's tiles are spread over
-    sending: int = 24               # of them, what a sum between devices occupies while it runs
+    base: float = 2.0**30  # bytes of a process beside its tensors
+    peak: Mapping[str, float] = field(default_factory=dict)  # precision -> operations per second of the data sheet
+    efficiency: Mapping[str, float] = field(default_factory=dict)  # precision -> share of that inside a large product
+    attention: float = 0.33  # share of the 16-bit peak that fused attention reaches
+    processors: int = 108  # that a product's tiles are spread over
+    sending: int = 24  # of them, what a sum between devices occupies while it runs
 
 
 class Wrong(Exception):
@@ -75,7 +76,7 @@ def size(value: Any, least: float = 1 << 20) -> float:
     try:
         return number(parse_bytes(value) if isinstance(value, str) else value, least, strictly=False)
     except (Mistake, Wrong):
-        raise Wrong('bytes with their unit, as "80GiB" or "25GB", at least 1 MiB') from None   # less is a forgotten unit
+        raise Wrong('bytes with their unit, as "80GiB" or "25GB", at least 1 MiB') from None  # less is a forgotten unit
 
 
 def size_or_nothing(value: Any) -> float:
@@ -103,20 +104,37 @@ def kind_of_device(value: Any) -> str:
 
 def by_precision(of: Callable[[Any], float]) -> Callable[[Any], dict[str, float]]:
     """A reader of a value for each of some precisions."""
+
     def read(value: Any) -> dict[str, float]:
         if not isinstance(value, dict) or (unknown := value.keys() - PRECISIONS.keys()):
             known = f"the precisions {', '.join(PRECISIONS)}"
-            raise Wrong(f'an object by precision, as {{"bf16": 0.7}}; known are {known}' if not isinstance(value, dict) else
-                        f"by {known}, and there is no {sorted(unknown)[0]}{did_you_mean(sorted(unknown)[0], PRECISIONS)}")
+            raise Wrong(
+                f'an object by precision, as {{"bf16": 0.7}}; known are {known}'
+                if not isinstance(value, dict)
+                else f"by {known}, and there is no {sorted(unknown)[0]}{did_you_mean(sorted(unknown)[0], PRECISIONS)}"
+            )
         return {name: of(one) for name, one in value.items()}
 
     return read
 
 
 KEYS: dict[str, Callable[[Any], Any]] = {
-    "name": text, "device": kind_of_device, "memory": size, "flops": number, "bandwidth": rate, "devices": whole, "link": rate,
-    "latency": seconds, "network": rate, "network_latency": seconds, "base": size_or_nothing, "peak": by_precision(number),
-    "efficiency": by_precision(share), "attention": share, "processors": whole, "sending": whole,
+    "name": text,
+    "device": kind_of_device,
+    "memory": size,
+    "flops": number,
+    "bandwidth": rate,
+    "devices": whole,
+    "link": rate,
+    "latency": seconds,
+    "network": rate,
+    "network_latency": seconds,
+    "base": size_or_nothing,
+    "peak": by_precision(number),
+    "efficiency": by_precision(share),
+    "attention": share,
+    "processors": whole,
+    "sending": whole,
 }
 NEEDED = ("memory", "flops", "bandwidth", "devices", "link", "latency", "network", "network_latency")
 
@@ -133,7 +151,9 @@ def read_cluster(path: Path) -> Description:
         raise Mistake(f"{path} does not describe a cluster: write a file such as {EXAMPLE}")
     if unknown := sorted(told.keys() - KEYS.keys()):
         meant = did_you_mean(unknown[0], KEYS) or "."
-        raise Mistake(f"{path} describes {', '.join(unknown)}, which is nothing of a cluster{meant} The keys are {', '.join(KEYS)}")
+        raise Mistake(
+            f"{path} describes {', '.join(unknown)}, which is nothing of a cluster{meant} The keys are {', '.join(KEYS)}"
+        )
     if missing := [name for name in NEEDED if name not in told]:
         raise Mistake(f"{path} does not say {', '.join(missing)} of the cluster; a whole description is {EXAMPLE}")
     found = {}
@@ -144,7 +164,9 @@ def read_cluster(path: Path) -> Description:
             raise Mistake(f"{path} says {name} {json.dumps(value)}: it must be {error}") from None
     described = Description(**found)
     if described.sending > described.processors:
-        raise Mistake(f"{path} says sending {described.sending} of {described.processors} processors: it must be a part of them")
+        raise Mistake(
+            f"{path} says sending {described.sending} of {described.processors} processors: it must be a part of them"
+        )
     return described
 
 

@@ -10,6 +10,7 @@ A class that knows better has `as_json` and `from_json` of its own (a technique 
 what somebody asks for, where a misspelt key would silently be a default, and ignored in what is told, so that an older reader can
 read what a newer writer says.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 T = TypeVar("T")
-Json = Any   # None, bool, int, float, str, a list or a dict of such
+Json = Any  # None, bool, int, float, str, a list or a dict of such
 
 
 class Unreadable(ValueError):
@@ -76,7 +77,7 @@ def to_json(value: object) -> Json:
 
 def from_json(kind: type[T], data: Json, unknown: str = "refused") -> T:
     """A value of a class from its JSON. `unknown`: keys that the class does not have are "refused" or "ignored"."""
-    return made(kind, data, unknown == "ignored", kind.__name__)   # type: ignore[no-any-return]
+    return made(kind, data, unknown == "ignored", kind.__name__)  # type: ignore[no-any-return]
 
 
 def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
@@ -99,7 +100,10 @@ def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
         return sequence_of(list, inside, data, lenient, where)
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         entries = plain(dict, data, where)
-        return {made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}") for key, one in entries.items()}
+        return {
+            made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}")
+            for key, one in entries.items()
+        }
     return plain(kind if isinstance(kind, type) else object, data, where)
 
 
@@ -109,15 +113,23 @@ def dataclass_of(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if "version" in given and "version" not in known:
         version = getattr(kind, "VERSION", 1)
         if not isinstance(given["version"], int) or given["version"] > version:
-            raise Unreadable(f"{where} is of version {given['version']}, and this shoestring reads up to {version}: use a newer one")
+            raise Unreadable(
+                f"{where} is of version {given['version']}, and this shoestring reads up to {version}: use a newer one"
+            )
         given = {name: one for name, one in given.items() if name != "version"}
     strange = sorted(set(given) - set(known))
     if strange and not lenient:
         raise Unreadable(f"{where} has {strange[0]!r}, which is unknown; it has {', '.join(known)}")
-    missing = [name for name, one in known.items() if name not in given and one.default is MISSING and one.default_factory is MISSING]
+    missing = [
+        name
+        for name, one in known.items()
+        if name not in given and one.default is MISSING and one.default_factory is MISSING
+    ]
     if missing:
         raise Unreadable(f"{where} lacks {missing[0]!r}")
-    return kind(**{name: made(hints[name], one, lenient, f"{where}.{name}") for name, one in given.items() if name in known})
+    return kind(
+        **{name: made(hints[name], one, lenient, f"{where}.{name}") for name, one in given.items() if name in known}
+    )
 
 
 @cache
@@ -147,9 +159,14 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
     entries = plain(list, list(data) if isinstance(data, tuple) else data, where)
     fixed = kind is tuple and bool(inside) and inside[-1] is not Ellipsis
     if not fixed and inside and inside[0] in (int, float, str) and all(type(one) is inside[0] for one in entries):
-        return kind(entries)   # a million losses take no longer than a list
-    if not fixed and inside and get_origin(inside[0]) is tuple and all(one in (int, float, str) for one in get_args(inside[0])):
-        wanted = list(get_args(inside[0]))   # so does a million events of a log
+        return kind(entries)  # a million losses take no longer than a list
+    if (
+        not fixed
+        and inside
+        and get_origin(inside[0]) is tuple
+        and all(one in (int, float, str) for one in get_args(inside[0]))
+    ):
+        wanted = list(get_args(inside[0]))  # so does a million events of a log
         if all(type(one) is list and list(map(type, one)) == wanted for one in entries):
             return kind(map(tuple, entries))
     if fixed:
@@ -157,7 +174,9 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
             raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
         both = enumerate(zip(inside, entries, strict=True))
         return tuple(made(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
-    return kind(made(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]") for number, entry in enumerate(entries))
+    return kind(
+        made(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]") for number, entry in enumerate(entries)
+    )
 
 
 def plain(kind: type, data: Json, where: str) -> Any:

@@ -1,4 +1,5 @@
 """Where a worker stands in a mesh, by its rank; without torch, for pages."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

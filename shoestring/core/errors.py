@@ -1,9 +1,10 @@
 """The two ways a user can be told no: a mistake to mend, or a budget that can't be met."""
+
 from __future__ import annotations
 
 import errno
 
-ABOUT_A_BLOCK = "the block "   # how a Mistake begins that says that a block of the model can't be computed again
+ABOUT_A_BLOCK = "the block "  # how a Mistake begins that says that a block of the model can't be computed again
 
 
 class Mistake(ValueError):
@@ -46,5 +47,9 @@ def system_text(error: OSError) -> str:
     'something odd'
     """
     cure = f": {CURES[error.errno]}" if error.errno in CURES else ""
-    where = f"{error.filename!r} can't be used ({error.strerror})" if error.filename is not None else error.strerror or str(error)
+    where = (
+        f"{error.filename!r} can't be used ({error.strerror})"
+        if error.filename is not None
+        else error.strerror or str(error)
+    )
     return f"{where}{cure}"

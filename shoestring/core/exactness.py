@@ -6,6 +6,7 @@ whoever chose it.
 
 Plan, page, report, `verify`, JSON, help and messages take their words from here. Nothing heavy is imported: help needs them too.
 """
+
 from __future__ import annotations
 
 from enum import IntEnum
@@ -52,7 +53,9 @@ MEANINGS = {
     Exactness.DRAWS: "dropout and the like draw other numbers of the same distribution than plain training would",
     Exactness.CHANGED: "the weights are not those of plain training",
 }
-ASKED = {level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DRAWS)}   # what --exact takes
+ASKED = {
+    level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DRAWS)
+}  # what --exact takes
 
 
 def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
@@ -64,7 +67,9 @@ def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
     if exact and exact not in ASKED:
         raise Mistake(f"exact={exact!r}: there are {', '.join(ASKED)}")
     if exact and inexact:
-        raise Mistake(f"--exact {exact} asks for {ASKED[exact].word} and --inexact allows {Exactness.CHANGED.word}: give one of them")
+        raise Mistake(
+            f"--exact {exact} asks for {ASKED[exact].word} and --inexact allows {Exactness.CHANGED.word}: give one of them"
+        )
     if inexact:
         return (Exactness.CHANGED,)
     return (ASKED[exact],) if exact else (Exactness.ROUNDING, Exactness.DRAWS)
@@ -73,8 +78,10 @@ def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
 def check_level(level: Exactness, exact: str | None, plan: str) -> None:
     """Refuse a plan that is further from plain training than `exact` says."""
     if exact and level > ASKED[exact]:
-        raise Mistake(f"{plan} is {level.word} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
-                      f"out, or give {level.flag}")
+        raise Mistake(
+            f"{plan} is {level.word} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
+            f"out, or give {level.flag}"
+        )
 
 
 def stated_in(plan: Mapping[str, Any]) -> Exactness | None:

@@ -1,4 +1,5 @@
 """Optional packages: the extra of shoestring that installs each one, and what it is needed for."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from shoestring.core.errors import Mistake
 
 @dataclass(frozen=True)
 class Extra:
-    name: str                  # as in pip install "shoestring[name]"
-    modules: tuple[str, ...]   # the packages it brings, by the names that Python imports
-    purpose: str               # what works only with them
+    name: str  # as in pip install "shoestring[name]"
+    modules: tuple[str, ...]  # the packages it brings, by the names that Python imports
+    purpose: str  # what works only with them
 
     @property
     def absent(self) -> tuple[str, ...]:
@@ -30,17 +31,24 @@ class Extra:
     @property
     def refusal(self) -> str:
         """Why its purpose can't be served here, and what to do; empty if all its packages are installed."""
-        return f"{self.purpose}: this needs {', '.join(self.absent)}, which is not installed; run: {self.command}" if self.absent else ""
+        return (
+            f"{self.purpose}: this needs {', '.join(self.absent)}, which is not installed; run: {self.command}"
+            if self.absent
+            else ""
+        )
 
 
-EXTRAS = {extra.name: extra for extra in (
-    Extra("private", ("dp_accounting",), "epsilon: federate --epsilon and techniques that add noise"),
-    Extra("onnx", ("onnx", "onnxscript", "onnxruntime"), "compress --to onnx and export --to onnx"),
-    Extra("tensorboard", ("tensorboard",), "train --tensorboard"),
-    Extra("sklearn", ("sklearn",), "the built-in job `digits`"),
-    Extra("transformers", ("transformers",), "jobs with Hugging Face models, such as examples/fine_tune.py"),
-    Extra("peft", ("peft",), "loading what export --to peft writes"),
-)}
+EXTRAS = {
+    extra.name: extra
+    for extra in (
+        Extra("private", ("dp_accounting",), "epsilon: federate --epsilon and techniques that add noise"),
+        Extra("onnx", ("onnx", "onnxscript", "onnxruntime"), "compress --to onnx and export --to onnx"),
+        Extra("tensorboard", ("tensorboard",), "train --tensorboard"),
+        Extra("sklearn", ("sklearn",), "the built-in job `digits`"),
+        Extra("transformers", ("transformers",), "jobs with Hugging Face models, such as examples/fine_tune.py"),
+        Extra("peft", ("peft",), "loading what export --to peft writes"),
+    )
+}
 
 
 class MissingExtra(Mistake):

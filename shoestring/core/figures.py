@@ -3,6 +3,7 @@
 Whoever shows figures (terminal, page, JSON, report) loops over them. None lists them by hand, so a figure that a new room brings
 is shown everywhere, and one that is missing is missing everywhere.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,11 +16,11 @@ from shoestring.core.units import unit_text
 class Quantity:
     """What a figure is a number of."""
 
-    name: str              # its key in JSON, such as process_bytes
-    label: str             # what people call it, such as process
-    unit: str = "bytes"    # bytes, seconds, share, or the word for what is counted (operations, requests/s)
+    name: str  # its key in JSON, such as process_bytes
+    label: str  # what people call it, such as process
+    unit: str = "bytes"  # bytes, seconds, share, or the word for what is counted (operations, requests/s)
     counted: bool = False  # predicted to the last one: a difference is told in numbers, not in percent
-    optional: bool = False # only shown where it is not zero: a run that sends nothing does not say so
+    optional: bool = False  # only shown where it is not zero: a run that sends nothing does not say so
 
     def text(self, value: float | None) -> str:
         """A number of it for people."""
@@ -31,7 +32,7 @@ class Figure:
     quantity: Quantity
     predicted: float | None = None
     measured: float | None = None
-    basis: str = ""        # how the prediction is known: measured on fake tensors, from a trial, a stated bound
+    basis: str = ""  # how the prediction is known: measured on fake tensors, from a trial, a stated bound
 
     @property
     def off(self) -> float | None:
@@ -72,7 +73,7 @@ class Figure:
 
 
 AS = "as predicted"
-CLOSE = 1e-3   # of a counted figure: below that the difference itself says more than a share
+CLOSE = 1e-3  # of a counted figure: below that the difference itself says more than a share
 
 
 @dataclass(frozen=True)

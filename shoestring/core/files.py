@@ -6,6 +6,7 @@
 
 So what is not locked was left behind, and is cleared by the next one who drafts that file, or needs such a folder.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -22,8 +23,8 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import regular
 
-TRIES = 300    # to lock a file that others append to, a tenth of a second each
-LONGEST = 60   # bytes of the name of a place: with our folder's and the socket's in it, the kernel takes 107
+TRIES = 300  # to lock a file that others append to, a tenth of a second each
+LONGEST = 60  # bytes of the name of a place: with our folder's and the socket's in it, the kernel takes 107
 DRAFT = re.compile(r"(.+)\.tmp-\d+")
 
 
@@ -80,7 +81,7 @@ def held_to_append(path: Path) -> Iterator[int]:
 def append_synced(file: int, data: bytes) -> None:
     """When this returns, it is on disk."""
     while data:
-        data = data[os.write(file, data):]
+        data = data[os.write(file, data) :]
     os.fsync(file)
 
 
@@ -93,6 +94,7 @@ def has_name(file: int, path: Path) -> bool:
 
 
 # Drafts
+
 
 def drafted_name(name: str) -> str:
     """The file that a draft is to become; empty if it is no draft.
@@ -162,6 +164,7 @@ def sync(path: Path) -> None:
 
 
 # What was left behind
+
 
 def clear(paths: Iterable[Path]) -> None:
     """Delete drafts and temporary files that nobody holds any more. What is another user's, or can't be told, stays."""

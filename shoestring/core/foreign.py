@@ -4,6 +4,7 @@ A model or a batch may hold anything: a tuple whose `len` raises, a list that co
 Torch never asks them, so neither do we: containers are read by the methods of the built-in class that they are or inherit from, and
 attributes where Python keeps them. Who must have a copy of a model shares with it what can't be copied.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict, deque
@@ -60,7 +61,7 @@ def attributes_of(value: object) -> dict[str, Any] | None:
         if isinstance(slot, (GetSetDescriptorType, MemberDescriptorType)):
             found = slot.__get__(value)
             return found if type(found) is dict else None
-        if slot is not None:   # the class computes it
+        if slot is not None:  # the class computes it
             return None
     return None
 
@@ -70,12 +71,16 @@ def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
     try:
         return deepcopy(module, dict(instead))
     except Exception:
-        shared = {id(value): value for part in module.modules() for name, value in part.__dict__.items()
-                  if name not in BOOKS and not can_be_copied(value, instead)}
+        shared = {
+            id(value): value
+            for part in module.modules()
+            for name, value in part.__dict__.items()
+            if name not in BOOKS and not can_be_copied(value, instead)
+        }
         return deepcopy(module, shared | dict(instead))
 
 
-BOOKS = frozenset(nn.Module().__dict__)   # nn.Module's own attributes
+BOOKS = frozenset(nn.Module().__dict__)  # nn.Module's own attributes
 
 
 def can_be_copied(value: object, instead: Mapping[int, Any]) -> bool:

@@ -1,4 +1,5 @@
 """Data that a Job was given as an object, in place of a factory of them."""
+
 from __future__ import annotations
 
 import copy
@@ -21,7 +22,7 @@ class GivenData:
     """
 
     def __init__(self, value: Any, checked: bool = False) -> None:
-        self.value, self.checked = value, checked   # checked: that it can be gone through again (data/lengths.py)
+        self.value, self.checked = value, checked  # checked: that it can be gone through again (data/lengths.py)
         self.state = copy.deepcopy(value.state_dict()) if has_state(value) else None
         self.drawn = [(one, one.get_state()) for one in generators_in(value)]
 
@@ -44,13 +45,17 @@ def factory_of(name: str, value: Any) -> Any:
     if isinstance(value, GivenData) or (callable(value) and not isinstance(value, (Dataset, DataLoader))):
         return value
     if isinstance(value, Iterator):
-        raise Mistake(f"{name} in the Job is a {type(value).__name__}, an iterator, which can be gone through once; planning looks at the "
-                      f"first batches too, and a run that goes on begins from the first: give a list, a data set, a DataLoader, or a "
-                      f"function that makes the iterator, {name}=lambda: ...")
+        raise Mistake(
+            f"{name} in the Job is a {type(value).__name__}, an iterator, which can be gone through once; planning looks at the "
+            f"first batches too, and a run that goes on begins from the first: give a list, a data set, a DataLoader, or a "
+            f"function that makes the iterator, {name}=lambda: ..."
+        )
     by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")
     if isinstance(value, (str, bytes)) or not (isinstance(value, Iterable) or by_number):
-        raise Mistake(f"{name} in the Job is a {type(value).__name__}: give batches (a list, a DataLoader), a data set, or a function that "
-                      f"makes them, {name}=lambda: ...")
+        raise Mistake(
+            f"{name} in the Job is a {type(value).__name__}: give batches (a list, a DataLoader), a data set, or a function that "
+            f"makes them, {name}=lambda: ..."
+        )
     return GivenData(value)
 
 
@@ -62,13 +67,16 @@ def has_state(data: Any) -> bool:
 def generators_in(data: Any) -> list[torch.Generator]:
     """Generators of its own that a loader draws from, each once."""
     sampler, batch_sampler = getattr(data, "sampler", None), getattr(data, "batch_sampler", None)
-    found = (getattr(one, "generator", None) for one in (data, sampler, batch_sampler, getattr(batch_sampler, "sampler", None)))
+    found = (
+        getattr(one, "generator", None)
+        for one in (data, sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    )
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
 def copied(one: Any, generators: dict[int, torch.Generator]) -> Any:
     """A copy of a loader or a sampler, with copies of its samplers, that draws from these generators in place of its own."""
-    same: dict[int, Any] = {}   # a loader's sampler is also its batch sampler's
+    same: dict[int, Any] = {}  # a loader's sampler is also its batch sampler's
 
     def copy_of(thing: Any) -> Any:
         if id(thing) not in same:
@@ -78,7 +86,7 @@ def copied(one: Any, generators: dict[int, torch.Generator]) -> Any:
                 if name == "generator" and id(inside) in generators:
                     vars(new)[name] = generators[id(inside)]
                 elif name == "_iterator" and inside is not None:
-                    vars(new)[name] = None   # of processes that live on between rounds: a copy starts its own
+                    vars(new)[name] = None  # of processes that live on between rounds: a copy starts its own
                 elif inside is not None and name != "generator":
                     vars(new)[name] = copy_of(inside)
         return same[id(thing)]

@@ -1,4 +1,5 @@
 """What the machine has and can do."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -12,37 +13,55 @@ from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds, s
 @dataclass(frozen=True)
 class Hardware:
     device: str = "cpu"
-    name: str = ""                  # of the processor or GPU
+    name: str = ""  # of the processor or GPU
     cores: int = 1
-    memory: int = 0                 # bytes of the device
-    torch: str = ""                 # build
-    flops: float = 5e10             # operations per second of a float32 matrix product, all cores
-    disk: float = 5e8               # bytes per second, write then read back
-    direct: float = 0.0             # the same without the page cache; 0: there is no direct I/O
-    moving: float = 0.0             # seconds of a core per byte of that, with its checksum; 0: not measured yet
-    fault: float = 6e-11            # seconds per byte of fresh memory in ordinary pages
-    huge_fault: float = 2e-11       # the same in huge pages
-    bandwidth: float = 5e9          # bytes per second of the device's memory
-    base: float = 5e8               # bytes of a process before any tensor, where no real step tells
-    links: Mapping[str, Sequence[float]] = field(default_factory=dict)   # workers -> seconds per byte sent, per message, bytes of a process
-    sums: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] = field(default_factory=dict)   # workers -> way to add up -> rates
-    speeds: Speeds | None = None    # how fast the workers of the group at hand can talk; None: nobody measured or described it
-    described: bool = False         # it is not here: somebody wrote down what it has
-    dtypes: Mapping[str, str] = field(default_factory=dict)       # name -> "" if it works, else what happened
+    memory: int = 0  # bytes of the device
+    torch: str = ""  # build
+    flops: float = 5e10  # operations per second of a float32 matrix product, all cores
+    disk: float = 5e8  # bytes per second, write then read back
+    direct: float = 0.0  # the same without the page cache; 0: there is no direct I/O
+    moving: float = 0.0  # seconds of a core per byte of that, with its checksum; 0: not measured yet
+    fault: float = 6e-11  # seconds per byte of fresh memory in ordinary pages
+    huge_fault: float = 2e-11  # the same in huge pages
+    bandwidth: float = 5e9  # bytes per second of the device's memory
+    base: float = 5e8  # bytes of a process before any tensor, where no real step tells
+    links: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # workers -> seconds per byte sent, per message, bytes of a process
+    sums: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] = field(
+        default_factory=dict
+    )  # workers -> way to add up -> rates
+    speeds: Speeds | None = (
+        None  # how fast the workers of the group at hand can talk; None: nobody measured or described it
+    )
+    described: bool = False  # it is not here: somebody wrote down what it has
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # name -> "" if it works, else what happened
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that workers need for kernels to work
-    when: float = 0.0               # seconds since 1970 at which the speeds were measured
-    tries: int = 0                  # of which the best count
-    busy: float = 0.0               # share of the cores that others kept busy in the quietest of them
+    when: float = 0.0  # seconds since 1970 at which the speeds were measured
+    tries: int = 0  # of which the best count
+    busy: float = 0.0  # share of the cores that others kept busy in the quietest of them
 
 
 def cluster(path: Path, devices: int) -> Hardware:
     """A described cluster as the hardware of one of `devices` workers."""
     told = read_cluster(path)
-    speeds = Speeds(told.devices, Rate(1 / told.link, told.latency), Rate(1 / min(told.link, told.network), told.network_latency),
-                    only="" if told.device == "cpu" else LIBRARY)
+    speeds = Speeds(
+        told.devices,
+        Rate(1 / told.link, told.latency),
+        Rate(1 / min(told.link, told.network), told.network_latency),
+        only="" if told.device == "cpu" else LIBRARY,
+    )
     return Hardware(
-        device=told.device, name=told.name, memory=int(told.memory), flops=told.flops, bandwidth=told.bandwidth, base=told.base,
-        described=True, cores=1, links={str(devices): (*sum_rate(speeds, devices), 0.0)}, speeds=speeds,
+        device=told.device,
+        name=told.name,
+        memory=int(told.memory),
+        flops=told.flops,
+        bandwidth=told.bandwidth,
+        base=told.base,
+        described=True,
+        cores=1,
+        links={str(devices): (*sum_rate(speeds, devices), 0.0)},
+        speeds=speeds,
     )
 
 
@@ -52,11 +71,14 @@ def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
     machines = speeds.machines(range(max(world, 2)))
     large = chosen(LARGE, machines, speeds)
     longer = seconds(large, 2 * LARGE, machines, speeds) - seconds(large, LARGE, machines, speeds)
-    return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(chosen(SMALL, machines, speeds), SMALL, machines, speeds)
+    return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(
+        chosen(SMALL, machines, speeds), SMALL, machines, speeds
+    )
 
 
-def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float,
-                   busy: bool = False) -> Hardware:
+def measured_group(
+    machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float, busy: bool = False
+) -> Hardware:
     """The machine with what was measured of so many workers on it, under a name of that. Where others kept it busy, ways can't be
     compared: only the usual one, which is the first, is kept."""
     ways = dict(list(ways.items())[:1]) if busy else ways
@@ -67,13 +89,15 @@ def measured_group(machine: Hardware, name: str, count: int, ways: Mapping[str, 
 
 def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
     """The machine as one of `world` workers has it, of which `here` share it, by what was measured under a name."""
-    ways = {way: tuple(Rate(per_byte, per_message, int(most)) for per_byte, per_message, most in found)
-            for way, found in machine.sums[name].items()}
+    ways = {
+        way: tuple(Rate(per_byte, per_message, int(most)) for per_byte, per_message, most in found)
+        for way, found in machine.sums[name].items()
+    }
     usual = next(iter(ways))
     rates = ways.get(RING, ways[usual])
-    message = Rate(rates[-1].per_byte, rates[0].per_message)   # for two levels, which can't be measured on one machine
+    message = Rate(rates[-1].per_byte, rates[0].per_message)  # for two levels, which can't be measured on one machine
     speeds = Speeds(0 if here == world else here, message, message, only=usual if len(ways) == 1 else "", measured=ways)
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 
-SMALL, LARGE = 64, 16 << 20   # bytes of what workers tell each other at every step, and of a bucket of gradients
+SMALL, LARGE = 64, 16 << 20  # bytes of what workers tell each other at every step, and of a bucket of gradients

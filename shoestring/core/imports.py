@@ -1,5 +1,6 @@
 """Large imports without the collector of garbage: they make a million objects that all stay, and looking through those takes a quarter of
 the time."""
+
 from __future__ import annotations
 
 import gc
@@ -16,7 +17,9 @@ class Uncollected:
         self.before = gc.isenabled()
         gc.disable()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.before:
             gc.enable()
 

@@ -1,4 +1,5 @@
 """A job: what the user wants trained. A job file is plain Python with one function `job(...) -> Job`."""
+
 from __future__ import annotations
 
 import math
@@ -32,15 +33,17 @@ def default_loss(output: Any, batch: Batch) -> Tensor:
         return brought
     if isinstance(batch, (tuple, list)) and len(batch) > 1 and isinstance(output, Tensor):
         return nn.functional.cross_entropy(output, batch[1])
-    raise Mistake("the job gives no loss, the model's output has none and the batch is not an (input, target) pair: "
-                  "add loss=lambda output, batch: ... to the Job")
+    raise Mistake(
+        "the job gives no loss, the model's output has none and the batch is not an (input, target) pair: "
+        "add loss=lambda output, batch: ... to the Job"
+    )
 
 
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-USUAL_STEPS = 100   # of a job that says neither steps nor epochs
+USUAL_STEPS = 100  # of a job that says neither steps nor epochs
 UNSAID = -1
 
 
@@ -48,7 +51,7 @@ class Interval(NamedTuple):
     """How often something is done: every so many of a unit."""
 
     number: float
-    unit: str   # "steps", "epochs" or "seconds"
+    unit: str  # "steps", "epochs" or "seconds"
 
 
 def interval(written: int | str) -> Interval:
@@ -62,7 +65,9 @@ def interval(written: int | str) -> Interval:
     except ValueError:
         number = 0.0
     if found is None or not number > 0:
-        raise Mistake(f"every={written!r} in the Job: give steps (100), epochs (\"1 epoch\") or a time (\"5m\", \"30s\", \"1h\")")
+        raise Mistake(
+            f'every={written!r} in the Job: give steps (100), epochs ("1 epoch") or a time ("5m", "30s", "1h")'
+        )
     if found[2] in SECONDS:
         return Interval(number * SECONDS[found[2]], "seconds")
     if number != int(number):
@@ -77,7 +82,7 @@ class Target(NamedTuple):
     """The metric that says which weights are best."""
 
     metric: str
-    most: bool   # the largest is best; else the least
+    most: bool  # the largest is best; else the least
 
     def better(self, now: float, before: float | None) -> bool:
         """Whether a value is better than one before; what is infinite or not a number never is."""
@@ -91,7 +96,9 @@ def target(written: str) -> Target:
     """
     way, _, metric = written.strip().partition(" ")
     if way not in ("max", "min") or not metric.strip():
-        raise Mistake(f"goal={written!r} in the Job: say which way and which metric, such as \"max accuracy\" or \"min loss\"")
+        raise Mistake(
+            f'goal={written!r} in the Job: say which way and which metric, such as "max accuracy" or "min loss"'
+        )
     return Target(metric.strip(), way == "max")
 
 
@@ -99,23 +106,27 @@ def target(written: str) -> Target:
 class Origin:
     """Where a job came from, so that another process can make it again."""
 
-    file: str                         # path of the job file
-    flags: tuple[tuple[str, Any], ...] = ()       # that were given
-    arguments: tuple[tuple[str, Any], ...] = ()   # of its function: all of them, with the values that it was called with
+    file: str  # path of the job file
+    flags: tuple[tuple[str, Any], ...] = ()  # that were given
+    arguments: tuple[tuple[str, Any], ...] = ()  # of its function: all of them, with the values that it was called with
 
 
 class Sampler(Protocol):
     """Chooses the samples of a map-style Dataset that make a batch; `data/samplers.py` has some."""
 
     @property
-    def fills_batches(self) -> bool: ...                          # every batch has as many samples as the job asks for
-    def refusal(self, count: int, size: int) -> str: ...          # why it can't make batches of `size` of `count` samples; empty: it can
+    def fills_batches(self) -> bool: ...  # every batch has as many samples as the job asks for
+    def refusal(
+        self, count: int, size: int
+    ) -> str: ...  # why it can't make batches of `size` of `count` samples; empty: it can
     # The samples' numbers, of every batch from number `begin` on, for ever; they follow from the seed
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]: ...
-    def per_epoch(self, count: int, size: int) -> int: ...        # batches that are one round of the samples
+    def per_epoch(self, count: int, size: int) -> int: ...  # batches that are one round of the samples
 
 
-@dataclass(frozen=True, eq=False)   # what a user gives is neither compared nor hashed: two jobs are the same if they are one object
+@dataclass(
+    frozen=True, eq=False
+)  # what a user gives is neither compared nor hashed: two jobs are the same if they are one object
 class Job:
     """What is to be trained, and how. `model` and `data` must be given; everything else has a default.
 
@@ -158,23 +169,23 @@ class Job:
     data: Any
     loss: Callable[[Any, Batch], Tensor] = default_loss
     forward: Callable[[nn.Module, Batch], Any] = default_forward
-    weight: Callable[[Batch], float] = samples           # what the loss is a mean over
+    weight: Callable[[Batch], float] = samples  # what the loss is a mean over
     # split(batch, n): the batch as a list of n batches whose weights add up to its own. For batches that can't be cut along the first
     # dimension of their tensors, such as graphs; `weight` must be given with it
     split: Callable[[Batch, int], Sequence[Batch]] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer
-    batch: int = 8                                       # samples per step, used when data is a Dataset
-    sampler: Sampler | None = None                       # which samples of a Dataset make a batch; None: shuffled, every one once a round
-    steps: int = UNSAID                                  # 0 or not said: as many as `epochs` make; not said, and no epochs: 100
+    batch: int = 8  # samples per step, used when data is a Dataset
+    sampler: Sampler | None = None  # which samples of a Dataset make a batch; None: shuffled, every one once a round
+    steps: int = UNSAID  # 0 or not said: as many as `epochs` make; not said, and no epochs: 100
     seed: int = 0
-    clip: float = 0.0                                    # largest global norm of the gradients; 0: no clipping
-    weights: Any = ""                                    # a safetensors file that the model begins from
-    show: Callable[[nn.Module], str] | None = None       # something to look at after training
-    origin: Origin | None = None                         # set when the job was read from a file
-    mesh: Mesh = field(default_factory=on_one_axis)      # set where several workers train it
-    epochs: int = 0                                      # rounds of the data; 0: by `steps` alone
+    clip: float = 0.0  # largest global norm of the gradients; 0: no clipping
+    weights: Any = ""  # a safetensors file that the model begins from
+    show: Callable[[nn.Module], str] | None = None  # something to look at after training
+    origin: Origin | None = None  # set when the job was read from a file
+    mesh: Mesh = field(default_factory=on_one_axis)  # set where several workers train it
+    epochs: int = 0  # rounds of the data; 0: by `steps` alone
     collate: Callable[[list[Any]], Batch] | None = None  # makes a batch of a Dataset's samples; None: as torch does
-    workers: int = 0                                     # processes that fetch samples of a Dataset ahead; 0: none, when they are needed
+    workers: int = 0  # processes that fetch samples of a Dataset ahead; 0: none, when they are needed
     largest: Callable[[], Batch] | None = None
     schedule: Callable[..., Any] | None = None
     held_out: Any = None
@@ -200,13 +211,21 @@ class Job:
         if not self.steps and not self.epochs:
             raise Mistake("steps=0 and no epochs in the Job: give 1 step or more, or epochs=1")
         if self.held_out is not None and self.validate is not None:
-            raise Mistake("the Job has held_out and validate, which are two ways to say how good the model is: give one of them")
-        if self.metrics is not None and self.held_out is None and self.clients is None:   # devices hold out some of their own records
-            raise Mistake("the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
-                          "validate=lambda model: {...}")
+            raise Mistake(
+                "the Job has held_out and validate, which are two ways to say how good the model is: give one of them"
+            )
+        if (
+            self.metrics is not None and self.held_out is None and self.clients is None
+        ):  # devices hold out some of their own records
+            raise Mistake(
+                "the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
+                "validate=lambda model: {...}"
+            )
         if self.patience and not self.validates:
-            raise Mistake(f"patience={self.patience} in the Job, and nothing says how good the model is: give held_out=lambda: batches")
-        interval(self.every), target(self.goal)   # a mistake in them is told now
+            raise Mistake(
+                f"patience={self.patience} in the Job, and nothing says how good the model is: give held_out=lambda: batches"
+            )
+        interval(self.every), target(self.goal)  # a mistake in them is told now
 
     @property
     def validates(self) -> bool:
@@ -215,7 +234,9 @@ class Job:
     @property
     def counts_epochs(self) -> bool:
         """Whether something in it depends on where an epoch ends."""
-        return bool(self.epochs) or (self.validates and interval(self.every).unit == "epochs") or self.schedule is not None
+        return (
+            bool(self.epochs) or (self.validates and interval(self.every).unit == "epochs") or self.schedule is not None
+        )
 
     @property
     def link(self) -> Link:
@@ -231,7 +252,9 @@ class Job:
         return split(batch, count) if self.split is None else checked(self.split, self.weight, batch, count)
 
 
-def checked(own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int) -> list[Batch]:
+def checked(
+    own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int
+) -> list[Batch]:
     """The pieces that a job's own split gives, if they are the batch."""
     try:
         found = own(batch, count)
@@ -239,9 +262,13 @@ def checked(own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batc
         raise Mistake(f"the job's split failed for {count} pieces: {type(error).__name__}: {error}") from error
     if not isinstance(found, (list, tuple)) or len(found) != count:
         gave = f"{len(found)} of them" if isinstance(found, (list, tuple)) else f"a {type(found).__name__}"
-        raise Mistake(f"the job's split was asked for {count} pieces of a batch and gave {gave}: it must give a list of as many batches")
+        raise Mistake(
+            f"the job's split was asked for {count} pieces of a batch and gave {gave}: it must give a list of as many batches"
+        )
     whole, parts = float(weight(batch)), sum(float(weight(piece)) for piece in found)
     if abs(whole - parts) > 1e-6 * max(abs(whole), abs(parts)):
-        raise Mistake(f"the job's split gave {count} pieces with the weight {parts:g} of a batch with the weight {whole:g}: "
-                      f"every sample must be in one piece, and the job's weight must count them")
+        raise Mistake(
+            f"the job's split gave {count} pieces with the weight {parts:g} of a batch with the weight {whole:g}: "
+            f"every sample must be in one piece, and the job's weight must count them"
+        )
     return list(found)

@@ -10,6 +10,7 @@ Peaks do not add up; timelines do. A step walks the blocks forward, then backwar
 and the peak is the highest of these. For the process, each has the kernels' own scratch memory on top, what the allocator
 rounds up and keeps back of the bytes that come and go, and the base that the interpreter and its libraries need.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,20 +38,20 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 @dataclass(frozen=True)
 class Block:
     name: str
-    inside: bool = True            # False: what runs outside all blocks (embeddings before, head and loss after)
-    kept: float = 0.0              # bytes born in its forward and alive at its end
-    output: float = 0.0            # of those, the bytes of its result, which the next block takes
-    rise: float = 0.0              # bytes above the start of its forward at the highest point of it
-    spike: float = 0.0             # bytes above what is kept and the later blocks' gradients, in its backward
-    gradient: float = 0.0          # bytes of weight gradient that its backward leaves behind
-    forward: float = 0.0           # seconds
-    backward: float = 0.0          # seconds, with all that is computed again
-    flops: float = 0.0             # operations of its forward
-    backward_flops: float = 0.0    # operations of its backward, with all that is computed again
-    scratch: float = 0.0           # bytes that kernels take for themselves at the highest point of its forward
+    inside: bool = True  # False: what runs outside all blocks (embeddings before, head and loss after)
+    kept: float = 0.0  # bytes born in its forward and alive at its end
+    output: float = 0.0  # of those, the bytes of its result, which the next block takes
+    rise: float = 0.0  # bytes above the start of its forward at the highest point of it
+    spike: float = 0.0  # bytes above what is kept and the later blocks' gradients, in its backward
+    gradient: float = 0.0  # bytes of weight gradient that its backward leaves behind
+    forward: float = 0.0  # seconds
+    backward: float = 0.0  # seconds, with all that is computed again
+    flops: float = 0.0  # operations of its forward
+    backward_flops: float = 0.0  # operations of its backward, with all that is computed again
+    scratch: float = 0.0  # bytes that kernels take for themselves at the highest point of its forward
     backward_scratch: float = 0.0
-    spilled: float = 0.0           # bytes that are not kept because they wait on disk,
-    ahead: float = 0.0             # and of the block before it, in memory again ahead of need
+    spilled: float = 0.0  # bytes that are not kept because they wait on disk,
+    ahead: float = 0.0  # and of the block before it, in memory again ahead of need
 
     def changed(self, **changes: float) -> Block:
         """`replace`, in a fraction of the time: a ranking makes millions of blocks."""
@@ -65,10 +66,14 @@ class Blocks(Sequence[Block]):
     Columns are kept, and rows with changed columns are made when somebody asks for them: most ledgers of a ranking are only asked for
     their numbers."""
 
-    def __init__(self, rows: Sequence[Block], columns: dict[str, Column] | None = None,
-                 changes: Mapping[str, Column] | None = None) -> None:
+    def __init__(
+        self,
+        rows: Sequence[Block],
+        columns: dict[str, Column] | None = None,
+        changes: Mapping[str, Column] | None = None,
+    ) -> None:
         self.unchanged = tuple(rows)
-        self.columns: dict[str, Column] = {} if columns is None else columns   # of the rows before the changes
+        self.columns: dict[str, Column] = {} if columns is None else columns  # of the rows before the changes
         self.changes: Mapping[str, Column] = changes or {}
 
     def changed(self, **changes: Column) -> Blocks:
@@ -92,7 +97,10 @@ class Blocks(Sequence[Block]):
         if not self.changes:
             return self.unchanged
         numbers = zip(*(column.tolist() for column in self.changes.values()), strict=True)
-        return tuple(row.changed(**dict(zip(self.changes, own, strict=True))) for row, own in zip(self.unchanged, numbers, strict=True))
+        return tuple(
+            row.changed(**dict(zip(self.changes, own, strict=True)))
+            for row, own in zip(self.unchanged, numbers, strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self.unchanged)
@@ -117,26 +125,32 @@ class Blocks(Sequence[Block]):
         return repr(self.rows)
 
 
-NO_BLOCK_RUNS = ("no block of the model was called as a module in the rehearsed step (its layers are used in another way, such as by their "
-                 "weights), so there is nothing to wrap and nothing would be saved")
+NO_BLOCK_RUNS = (
+    "no block of the model was called as a module in the rehearsed step (its layers are used in another way, such as by their "
+    "weights), so there is nothing to wrap and nothing would be saved"
+)
 TIMELINE = ("kept", "rise", "scratch", "spike", "gradient", "backward_scratch")
-NUMBERS = tuple(field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward"))
+NUMBERS = tuple(
+    field.name for field in fields(Block) if field.name not in ("name", "inside", "gradient", "forward", "backward")
+)
 
 
 def between(none: Block, full: Block, share: float) -> Block:
     """The block at a share of the batch: what does not depend on the batch, and that share of the rest."""
-    return full.changed(**{
-        name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS
-    })
+    return full.changed(
+        **{name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS}
+    )
 
 
 @dataclass(frozen=True)
 class Ledger:
-    blocks: Sequence[Block]                 # `columns` gives the same as columns of numbers
-    at_zero_batch: tuple[Block, ...] = ()   # the same blocks at a batch of nothing: the part that does not shrink with the batch
-    batch: int = 1                          # samples that go through the blocks at once
-    pieces: int = 1                         # times that the blocks run in a step
-    slices: int = 1                         # parts of its sequences that a piece runs in, all forward before any is backward
+    blocks: Sequence[Block]  # `columns` gives the same as columns of numbers
+    at_zero_batch: tuple[
+        Block, ...
+    ] = ()  # the same blocks at a batch of nothing: the part that does not shrink with the batch
+    batch: int = 1  # samples that go through the blocks at once
+    pieces: int = 1  # times that the blocks run in a step
+    slices: int = 1  # parts of its sequences that a piece runs in, all forward before any is backward
     standing: StandingBytes = field(default_factory=StandingBytes)
     update: UpdateCost = field(default_factory=UpdateCost)
     splitting: Splitting = field(default_factory=Splitting)
@@ -145,11 +159,11 @@ class Ledger:
     allocation: Allocation = field(default_factory=Allocation)
     workers: Workers = field(default_factory=Workers)
     findings: Findings = field(default_factory=Findings)
-    validation: ValidationCost | None = None    # None: the job has none
-    in_flight: float = 1.0                  # pieces of a batch whose activations are kept at once
-    stretch: float = 1.0                    # seconds of a step per second that this worker computes: others are waited for
-    streamed: float = 0.0                   # bytes of weights that are read from disk for every pass over a batch
-    by_precision: Mapping[str, Ledger] = field(default_factory=dict)   # the same step measured at other precisions
+    validation: ValidationCost | None = None  # None: the job has none
+    in_flight: float = 1.0  # pieces of a batch whose activations are kept at once
+    stretch: float = 1.0  # seconds of a step per second that this worker computes: others are waited for
+    streamed: float = 0.0  # bytes of weights that are read from disk for every pass over a batch
+    by_precision: Mapping[str, Ledger] = field(default_factory=dict)  # the same step measured at other precisions
 
     def __post_init__(self) -> None:
         if not isinstance(self.blocks, Blocks):
@@ -184,22 +198,32 @@ class Ledger:
         start = self.standing.total
         if self.in_flight > 1:
             start += (self.in_flight - 1) * self.columns.total("kept")
-        forward = np.add.accumulate(np.concatenate(((start,), kept)))   # alive before each block, and after all of them
+        forward = np.add.accumulate(np.concatenate(((start,), kept)))  # alive before each block, and after all of them
         backward = np.add.accumulate(np.concatenate((forward[-1:], (gradient - kept)[::-1])))
         after = [(float(backward[-1]) + self.update.rise, self.update.scratch)]
         if self.validation is not None:
-            after.append((self.standing.total - self.standing.gradients + self.validation.rise, self.validation.scratch))
+            after.append(
+                (self.standing.total - self.standing.gradients + self.validation.rise, self.validation.scratch)
+            )
         tops, scratches = zip(*after, strict=True)
         tensors = np.concatenate((forward[:-1] + rise, backward[:-1] + spike[::-1], tops))
         rates = self.allocation.rates
         above = self.allocation.base + rates.retention * self.allocation.allocated / self.pieces
-        return tensors, above + tensors * (1 + rates.slack) + np.concatenate((scratch, backward_scratch[::-1], scratches))
+        return tensors, above + tensors * (1 + rates.slack) + np.concatenate(
+            (scratch, backward_scratch[::-1], scratches)
+        )
 
     def numbers(self) -> dict[str, float]:
         """What is ranked and limited, by the names of their figures."""
         tensors, process = self.tops()
-        return {"peak_bytes": float(tensors.max()), "process_bytes": float(process.max()), "step_seconds": self.seconds,
-                "world": self.workers.everybody, "traffic_bytes": self.traffic.disk, "sent_bytes": self.traffic.sent}
+        return {
+            "peak_bytes": float(tensors.max()),
+            "process_bytes": float(process.max()),
+            "step_seconds": self.seconds,
+            "world": self.workers.everybody,
+            "traffic_bytes": self.traffic.disk,
+            "sent_bytes": self.traffic.sent,
+        }
 
     @property
     def peak(self) -> float:
@@ -238,7 +262,7 @@ class Ledger:
         1.3
         """
         numbers, seconds = zip(*self.splitting.paces, strict=True)
-        if pieces > numbers[-1] and len(numbers) > 1:   # the last line goes on
+        if pieces > numbers[-1] and len(numbers) > 1:  # the last line goes on
             slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
             return float(seconds[-1] + max(slope, 0.0) * (pieces - numbers[-1]))
         return float(np.interp(pieces, numbers, seconds))
@@ -251,14 +275,26 @@ class Ledger:
         mean = tuple(between(none, full, 1 / pieces) for none, full in both)
         share = self.pace(pieces) / pieces
         held = self.block_gradients
-        adding = (pieces - 1) / pieces * self.splitting.adding_seconds / max(held, 1.0)   # per byte, the mean of all pieces
-        blocks = tuple(   # the piece's own gradient is there while it is being added to the sum
-            part.changed(gradient=0.0, forward=share * part.forward, backward=share * part.backward + adding * part.gradient,
-                         flops=middle.flops, backward_flops=middle.backward_flops)
+        adding = (
+            (pieces - 1) / pieces * self.splitting.adding_seconds / max(held, 1.0)
+        )  # per byte, the mean of all pieces
+        blocks = tuple(  # the piece's own gradient is there while it is being added to the sum
+            part.changed(
+                gradient=0.0,
+                forward=share * part.forward,
+                backward=share * part.backward + adding * part.gradient,
+                flops=middle.flops,
+                backward_flops=middle.backward_flops,
+            )
             for part, middle in zip(parts, mean, strict=True)
         )
-        return replace(self, blocks=blocks, batch=largest, pieces=self.pieces * pieces,
-                       standing=replace(self.standing, gradients=self.standing.gradients + held))
+        return replace(
+            self,
+            blocks=blocks,
+            batch=largest,
+            pieces=self.pieces * pieces,
+            standing=replace(self.standing, gradients=self.standing.gradients + held),
+        )
 
     def by_fewer_copies(self, factor: int) -> Ledger:
         """The step of a worker whose batches go to fewer copies of the model, because so many workers hold one of them between them:
@@ -268,15 +304,21 @@ class Ledger:
         own = -(-workers.samples // fewer)
         share = own / workers.own if workers.own else factor
         empty = self.at_zero_batch or tuple(Block(block.name, block.inside) for block in self.blocks)
-        blocks = tuple(between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
-                       for none, full in zip(empty, self.blocks, strict=True))
+        blocks = tuple(
+            between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
+            for none, full in zip(empty, self.blocks, strict=True)
+        )
         paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))
         return replace(
-            self, blocks=blocks, at_zero_batch=empty, batch=max(round(self.batch * share), 1),
+            self,
+            blocks=blocks,
+            at_zero_batch=empty,
+            batch=max(round(self.batch * share), 1),
             splitting=replace(self.splitting, paces=paces),
             standing=replace(self.standing, inputs=share * self.standing.inputs),
             allocation=replace(self.allocation, allocated=share * self.allocation.allocated),
-            workers=replace(workers, world=fewer, per_copy=workers.per_copy * factor, own=own))
+            workers=replace(workers, world=fewer, per_copy=workers.per_copy * factor, own=own),
+        )
 
     @property
     def inside(self) -> tuple[Block, ...]:

@@ -8,9 +8,11 @@
     send         n                       to one other worker, who receives it; not all take part
 
 This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
-predicted by the same program that sends them. `training/links/process_link.py` has the one that sends, `training/links/shared_memory_link.py` that of
+predicted by the same program that sends them. `training/links/process_link.py` has the one that sends,
+`training/links/shared_memory_link.py` that of
 workers of one machine.
 """
+
 from __future__ import annotations
 
 import platform
@@ -24,8 +26,8 @@ from torch import Tensor
 from shoestring.core.absent import Absent
 from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent, sums_of
 
-ORDERED = ("x86_64", "AMD64", "i686")   # where everybody sees what was written in the order in which it was
-ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}   # what can be added up in memory
+ORDERED = ("x86_64", "AMD64", "i686")  # where everybody sees what was written in the order in which it was
+ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}  # what can be added up in memory
 
 
 class Sending(Protocol):
@@ -56,19 +58,26 @@ class Link:
 
     imagined = True
 
-    def __init__(self, rank: int = 0, world: int = 1, same_machine: bool = False, deadline: float = 300.0,
-                 speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        world: int = 1,
+        same_machine: bool = False,
+        deadline: float = 300.0,
+        speeds: Speeds | None = None,
+        line: Sequence[int] = (),
+    ) -> None:
         self.rank, self.world = rank, world
-        self.same_machine = same_machine and platform.machine() in ORDERED   # all workers see the same memory
-        self.deadline = deadline   # seconds that a wait for others may take
-        self.sent = 0              # bytes so far
-        self.speeds = speeds       # by which ways to add up are chosen; None: the usual one
-        self.sums = sums_of(speeds, line or range(world))   # `line`: the workers' ranks among all, if these are not all
+        self.same_machine = same_machine and platform.machine() in ORDERED  # all workers see the same memory
+        self.deadline = deadline  # seconds that a wait for others may take
+        self.sent = 0  # bytes so far
+        self.speeds = speeds  # by which ways to add up are chosen; None: the usual one
+        self.sums = sums_of(speeds, line or range(world))  # `line`: the workers' ranks among all, if these are not all
         self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
 
     def sum(self, tensor: Tensor) -> Sending:
         """Add up a tensor over all workers, in place."""
-        if isinstance(tensor, Absent):   # another stage computes it, and adds it up
+        if isinstance(tensor, Absent):  # another stage computes it, and adds it up
             return CompletedWork()
         self.count(self.sum_bytes(tensor))
         return self.begin_sum(tensor)
@@ -148,11 +157,21 @@ class Link:
 
     def in_memory(self, tensor: Tensor) -> bool:
         """Whether a tensor passes through memory that all workers see."""
-        return (self.same_machine and self.world > 1 and tensor.nbytes > 0 and tensor.device.type == "cpu" and tensor.dtype in ADDED
-                and tensor.is_contiguous())
+        return (
+            self.same_machine
+            and self.world > 1
+            and tensor.nbytes > 0
+            and tensor.device.type == "cpu"
+            and tensor.dtype in ADDED
+            and tensor.is_contiguous()
+        )
 
     def begin_sum(self, tensor: Tensor) -> Sending:
-        return self.later(self.add_by_messages, tensor) if self.world > 1 and self.way(tensor) in BY_MESSAGES else CompletedWork()
+        return (
+            self.later(self.add_by_messages, tensor)
+            if self.world > 1 and self.way(tensor) in BY_MESSAGES
+            else CompletedWork()
+        )
 
     def add_by_messages(self, tensor: Tensor) -> None:
         """Imagined, it takes the room into which others' numbers are received, and nothing comes."""
@@ -162,10 +181,14 @@ class Link:
         return tensor.new_empty(room(self.way(tensor), self.rank, self.sums.machines, tensor.numel()))
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        return CompletedWork() if self.in_memory(whole) else Received(torch.empty_like(whole) if self.world > 1 else whole, part)
+        return (
+            CompletedWork()
+            if self.in_memory(whole)
+            else Received(torch.empty_like(whole) if self.world > 1 else whole, part)
+        )
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        if self.world == 1:   # nothing is imagined then
+        if self.world == 1:  # nothing is imagined then
             whole.copy_(part)
         return CompletedWork()
 

@@ -1,4 +1,5 @@
 """What a device does with its own records in a federated round, and how records are divided among devices."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -43,7 +44,9 @@ class Local:
             if not getattr(self, name) >= least:
                 raise Mistake(f"{name}={getattr(self, name)} in Local: give {least} or more")
         if self.lr is not None and self.optimizer is not None:
-            raise Mistake(f"lr={self.lr} and an optimizer in Local: an optimizer has a rate of its own; give one of them")
+            raise Mistake(
+                f"lr={self.lr} and an optimizer in Local: an optimizer has a rate of its own; give one of them"
+            )
         if not self.rate > 0:
             raise Mistake(f"lr={self.lr} in Local: give a rate above 0")
         if self.held_out >= 1:
@@ -60,4 +63,6 @@ class Local:
 class Partition(Protocol):
     """A rule that divides a data set among devices; `data/partition.py` has some. What it gives follows from the seed."""
 
-    def clients(self, data: Any, count: int, seed: int) -> Mapping[str, Any]: ...   # name -> its records, made when they are asked for
+    def clients(
+        self, data: Any, count: int, seed: int
+    ) -> Mapping[str, Any]: ...  # name -> its records, made when they are asked for

@@ -7,6 +7,7 @@
 Ranks count along the last axis first, so with {"data": 2, "stage": 3} the workers 0, 1, 2 differ only in their stage, and 0 and 3 only in
 their samples. Such a row of workers that differ in one axis only is a *line*; a link along an axis connects the workers of one line.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -22,13 +23,15 @@ from shoestring.core.sums import Speeds
 class Mesh:
     """One worker's place among all. `on_one_axis` and `imagined_mesh` make one; `training/links/process_mesh` that of real processes."""
 
-    link: Link                 # to all workers
-    axes: Mapping[str, Link]   # of every axis: to the workers of this one's line
+    link: Link  # to all workers
+    axes: Mapping[str, Link]  # of every axis: to the workers of this one's line
 
     def __post_init__(self) -> None:
         own = {axis: link.rank for axis, link in self.axes.items()}
         assert prod(self.sizes.values()) == self.link.world, f"{self.sizes} are not {self.link.world} workers"
-        assert self.coordinates(self.link.rank) == own, f"worker {self.link.rank} of {self.sizes} does not stand at {own}"
+        assert self.coordinates(self.link.rank) == own, (
+            f"worker {self.link.rank} of {self.sizes} does not stand at {own}"
+        )
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -90,7 +93,11 @@ def lines(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
     [[0, 3], [1, 4], [2, 5]]
     """
     places = [coordinates(sizes, rank) for rank in range(prod(sizes.values()))]
-    return [[rank_at(sizes, {**place, axis: number}) for number in range(sizes[axis])] for place in places if place[axis] == 0]
+    return [
+        [rank_at(sizes, {**place, axis: number}) for number in range(sizes[axis])]
+        for place in places
+        if place[axis] == 0
+    ]
 
 
 def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
@@ -99,12 +106,18 @@ def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
     return Mesh(only, {axis: only})
 
 
-def imagined_mesh(sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False, speeds: Speeds | None = None) -> Mesh:
+def imagined_mesh(
+    sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False, speeds: Speeds | None = None
+) -> Mesh:
     """The mesh of a worker whose group is imagined: nothing is sent, everything is counted, along every axis."""
     link = Link(rank, prod(sizes.values()), same_machine, speeds=speeds)
     places = coordinates(sizes, rank)
-    axes = {axis: link if size == link.world else Link(places[axis], size, same_machine, speeds=speeds, line=own_line(sizes, axis, rank))
-            for axis, size in sizes.items()}
+    axes = {
+        axis: link
+        if size == link.world
+        else Link(places[axis], size, same_machine, speeds=speeds, line=own_line(sizes, axis, rank))
+        for axis, size in sizes.items()
+    }
     return Mesh(link, axes)
 
 

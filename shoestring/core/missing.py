@@ -1,4 +1,5 @@
 """Shapes of what torch's own operations give, where it has no function that says so."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,8 +11,13 @@ from torch import Tensor
 from shoestring.core.private import CTC_LOSSES, GROUPED_PRODUCT
 
 
-def grouped_mm(left: Tensor, right: Tensor, offsets: Tensor | None = None, bias: Tensor | None = None,
-               out_dtype: torch.dtype | None = None) -> Tensor:
+def grouped_mm(
+    left: Tensor,
+    right: Tensor,
+    offsets: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
     """Shape of a product of groups; rows are padded to 16 bytes, as the real kernel does."""
     shape: tuple[int, ...]
     if left.dim() == 2 and right.dim() == 2:

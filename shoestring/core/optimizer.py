@@ -3,6 +3,7 @@
 What is refused here would train something else than the job says: a weight in no group never moves, one in a group twice moves twice, one
 that is not the model's is in no checkpoint, and a schedule in a hook begins anew with every restart.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -15,8 +16,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import has_schedule, step_hooks
 
-WAY_OUT = ("give the Job schedule=lambda optimizer: torch.optim.lr_scheduler...(optimizer), which is saved in checkpoints and works with "
-           "every technique")
+WAY_OUT = (
+    "give the Job schedule=lambda optimizer: torch.optim.lr_scheduler...(optimizer), which is saved in checkpoints and works with "
+    "every technique"
+)
 
 
 def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
@@ -27,8 +30,10 @@ def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     given = named if takes_names(job) else [parameter for _, parameter in named]
     optimizer = job.optimizer(given)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise Mistake(f"the job's optimizer gave a {type(optimizer).__name__}: it must give an optimizer of torch, such as "
-                      f"optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)")
+        raise Mistake(
+            f"the job's optimizer gave a {type(optimizer).__name__}: it must give an optimizer of torch, such as "
+            f"optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+        )
     check_step(optimizer)
     check_groups(optimizer, model)
     return optimizer
@@ -38,7 +43,7 @@ def takes_names(job: Job) -> bool:
     """Whether the job's optimizer wants pairs of name and parameter: its first argument's name says so."""
     try:
         first = next(iter(signature(job.optimizer).parameters), "")
-    except (TypeError, ValueError):   # something built in, which does not tell
+    except (TypeError, ValueError):  # something built in, which does not tell
         return False
     return first.startswith("named")
 
@@ -48,14 +53,20 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
     kind = type(optimizer).__name__
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
-        raise Mistake(f"{kind} evaluates the loss itself, several times a step, and a step here is one forward and one backward: "
-                      f"use another optimizer")
+        raise Mistake(
+            f"{kind} evaluates the loss itself, several times a step, and a step here is one forward and one backward: "
+            f"use another optimizer"
+        )
     if has_schedule(optimizer):
-        raise Mistake(f"the job's optimizer comes with a learning-rate scheduler, whose state no checkpoint would have: a resumed run "
-                      f"would begin it anew; {WAY_OUT}")
+        raise Mistake(
+            f"the job's optimizer comes with a learning-rate scheduler, whose state no checkpoint would have: a resumed run "
+            f"would begin it anew; {WAY_OUT}"
+        )
     if step_hooks(optimizer):
-        raise Mistake(f"the job's optimizer ({kind}) has a hook on its step. What it counts or changes (a learning rate, say) would be "
-                      f"lost when a run is resumed, and techniques that step one weight at a time would call it for each: {WAY_OUT}")
+        raise Mistake(
+            f"the job's optimizer ({kind}) has a hook on its step. What it counts or changes (a learning rate, say) would be "
+            f"lost when a run is resumed, and techniques that step one weight at a time would call it for each: {WAY_OUT}"
+        )
 
 
 def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -64,16 +75,24 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     names = {parameter: name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
     twice = [names.get(parameter, "?") for parameter, count in members.items() if count > 1]
     if twice:
-        raise Mistake(f"the job's optimizer has {some(twice)} more than once and would move it as often: give every parameter once")
+        raise Mistake(
+            f"the job's optimizer has {some(twice)} more than once and would move it as often: give every parameter once"
+        )
     strange = [parameter for parameter in members if parameter not in names]
     if strange:
-        raise Mistake(f"the job's optimizer moves a parameter of shape {tuple(strange[0].shape)} that is not the model's: no checkpoint "
-                      f"would have it, and techniques would not know of it; make it a part of the model")
-    lost = [name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in members]
+        raise Mistake(
+            f"the job's optimizer moves a parameter of shape {tuple(strange[0].shape)} that is not the model's: no checkpoint "
+            f"would have it, and techniques would not know of it; make it a part of the model"
+        )
+    lost = [
+        name for name, parameter in model.named_parameters() if parameter.requires_grad and parameter not in members
+    ]
     if lost:
-        raise Mistake(f"{some(lost)} of the model need a gradient and are in no group of the job's optimizer: their gradients would "
-                      f"take memory and time and move nothing; give them to the optimizer, or freeze them in the model's factory "
-                      f"(parameter.requires_grad_(False)), where they cost neither")
+        raise Mistake(
+            f"{some(lost)} of the model need a gradient and are in no group of the job's optimizer: their gradients would "
+            f"take memory and time and move nothing; give them to the optimizer, or freeze them in the model's factory "
+            f"(parameter.requires_grad_(False)), where they cost neither"
+        )
 
 
 def some(names: list[str]) -> str:

@@ -5,6 +5,7 @@ through it into the words of a script, in one place:
 
     --memory 600MiB    memory="600MiB"        --inexact        inexact=True        --devices    devices=
 """
+
 from __future__ import annotations
 
 import re
@@ -13,11 +14,34 @@ from contextlib import contextmanager
 
 from shoestring.core.errors import Mistake, OverBudget
 
-SWITCHES = ("inexact", "fresh", "adopt", "replan", "fresh-plan")   # flags without a value
-VALUED = ("memory", "use", "devices", "hardware", "exact", "steps", "epochs", "seed", "run", "job", "plan", "rounds", "per-round",
-          "clients", "upload", "download", "epsilon", "delta", "time", "every", "processes", "ledger", "ledger-epsilon",
-          "insecure-seed")   # arguments of the library
-VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|draws\b"   # as messages write them
+SWITCHES = ("inexact", "fresh", "adopt", "replan", "fresh-plan")  # flags without a value
+VALUED = (
+    "memory",
+    "use",
+    "devices",
+    "hardware",
+    "exact",
+    "steps",
+    "epochs",
+    "seed",
+    "run",
+    "job",
+    "plan",
+    "rounds",
+    "per-round",
+    "clients",
+    "upload",
+    "download",
+    "epsilon",
+    "delta",
+    "time",
+    "every",
+    "processes",
+    "ledger",
+    "ledger-epsilon",
+    "insecure-seed",
+)  # arguments of the library
+VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|draws\b"  # as messages write them
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
 FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
 
@@ -30,6 +54,7 @@ def as_arguments(text: str) -> str:
     >>> as_arguments("--memory 600: did you mean 600MiB?"), as_arguments("a --width of 64 -- and a rule --")
     ('memory=600: did you mean 600MiB?', 'a width of 64 -- and a rule --')
     """
+
     def spelt(found: re.Match[str]) -> str:
         name, value = found[1].replace("-", "_"), found[2]
         after = f" {value}" if value else ""

@@ -2,6 +2,7 @@
 
 That it is the only one is checked by tests/core/test_private.py.
 """
+
 from __future__ import annotations
 
 import logging
@@ -44,38 +45,84 @@ READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 CTC_LOSSES = {torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor}
 SOFTMAX_BACKWARDS = {torch.ops.aten._softmax_backward_data.default, torch.ops.aten._log_softmax_backward_data.default}
-TRAINING_BATCH_NORMS = {torch.ops.aten._native_batch_norm_legit.default, torch.ops.aten._native_batch_norm_legit.no_stats}
+TRAINING_BATCH_NORMS = {
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit.no_stats,
+}
 
-int8_product: Any = torch._int_mm   # of two matrices of bytes, in whole numbers of 32 bits
+int8_product: Any = torch._int_mm  # of two matrices of bytes, in whole numbers of 32 bits
 
 # Methods that give the dense tensors which a sparse tensor consists of (indices() refuses what is not coalesced, _indices() does not)
 SPARSE_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"), torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
-LOADER_ITERATORS = (_MultiProcessingDataLoaderIter,)   # of a DataLoader with processes of its own
-PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)   # which are no wrappers of others
+LOADER_ITERATORS = (_MultiProcessingDataLoaderIter,)  # of a DataLoader with processes of its own
+PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # which are no wrappers of others
 
-WRITE_COUNT: Any = Tensor._version   # see write_count
+WRITE_COUNT: Any = Tensor._version  # see write_count
 FAKE_LOG = logging.getLogger(FakeTensorMode.__module__)
-unseen_functions: Any = torch._C.DisableTorchFunction   # while inside, nobody who looks at functions sees them
-NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl   # of a subclass: functions are called as they are
+unseen_functions: Any = torch._C.DisableTorchFunction  # while inside, nobody who looks at functions sees them
+NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl  # of a subclass: functions are called as they are
 
-__all__ = ["BATCH_NORMS", "CTC_LOSSES", "GROUPED_PRODUCT", "LOADER_ITERATORS", "NO_OVERRIDE", "READ_NUMBER", "RUNNING_NORMS",
-           "SOFTMAX_BACKWARDS", "TRAINING_BATCH_NORMS",
-           "UNTRACEABLE", "WATCHING", "WRITE_COUNT",
-           "DispatchMode", "FakeTensor", "FakeTensorMode", "Unlogged", "all_gather", "arguments_of",
-           "bit_generator", "convolved_by_onednn",
-           "dense_parts", "has_backward_hooks", "has_forward_hooks", "has_gradient_hooks",
-           "has_memory", "has_schedule", "made_at", "memory_format", "next_node_number", "node_number",
-           "note_step_called",
-           "number_of", "operation_of", "own_buffers", "own_parameters", "resize_storage", "results_of", "step_hooks",
-           "storage_address", "storage_id",
-           "storage_id_of", "transformers_initialiser", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten", "unseen_functions",
-           "unwatched_by", "without_modes",
-           "without_numbers", "write_count", "writes_unseen"]
+__all__ = [
+    "BATCH_NORMS",
+    "CTC_LOSSES",
+    "GROUPED_PRODUCT",
+    "LOADER_ITERATORS",
+    "NO_OVERRIDE",
+    "READ_NUMBER",
+    "RUNNING_NORMS",
+    "SOFTMAX_BACKWARDS",
+    "TRAINING_BATCH_NORMS",
+    "UNTRACEABLE",
+    "WATCHING",
+    "WRITE_COUNT",
+    "DispatchMode",
+    "FakeTensor",
+    "FakeTensorMode",
+    "Unlogged",
+    "all_gather",
+    "arguments_of",
+    "bit_generator",
+    "convolved_by_onednn",
+    "dense_parts",
+    "has_backward_hooks",
+    "has_forward_hooks",
+    "has_gradient_hooks",
+    "has_memory",
+    "has_schedule",
+    "made_at",
+    "memory_format",
+    "next_node_number",
+    "node_number",
+    "note_step_called",
+    "number_of",
+    "operation_of",
+    "own_buffers",
+    "own_parameters",
+    "resize_storage",
+    "results_of",
+    "step_hooks",
+    "storage_address",
+    "storage_id",
+    "storage_id_of",
+    "transformers_initialiser",
+    "tree_flatten",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+    "unseen_functions",
+    "unwatched_by",
+    "without_modes",
+    "without_numbers",
+    "write_count",
+    "writes_unseen",
+]
 
 
 class Unlogged:
@@ -103,14 +150,16 @@ class DispatchMode(TorchDispatchMode):
     """Sees every operation. Nothing is compiled inside it, so torch need not guard it against the compiler at each call."""
 
     def __init__(self) -> None:
-        super().__init__()   # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
 
-WATCHING: list[Callable[[torch.Tensor], object]] = []   # who wants to know of storages that change their size: no mode sees that
+WATCHING: list[
+    Callable[[torch.Tensor], object]
+] = []  # who wants to know of storages that change their size: no mode sees that
 
 
 def resize_storage(tensor: torch.Tensor, count: int) -> None:
@@ -169,7 +218,7 @@ def write_count(tensor: Tensor) -> int:
 
 def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]:
     """While inside, writes to these tensors are not counted: whoever saved one for backward sees to it that it is as it was then."""
-    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)   # type: ignore[attr-defined]
+    found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)  # type: ignore[attr-defined]
     return found
 
 
@@ -188,7 +237,7 @@ def storage_address(tensor: Tensor) -> int:
         return 0
     try:
         return tensor.untyped_storage().data_ptr()
-    except RuntimeError:   # of a subclass that wraps others, or only looks like a tensor
+    except RuntimeError:  # of a subclass that wraps others, or only looks like a tensor
         return 0
 
 
@@ -202,8 +251,14 @@ def has_memory(tensor: Tensor) -> bool:
 def without_numbers(kind: type[Tensor], like: Tensor, device: torch.device, gradient: bool) -> Any:
     """A tensor of a subclass that looks like another and has no memory."""
     return Tensor._make_wrapper_subclass(
-        kind, like.shape, strides=like.stride(), storage_offset=like.storage_offset(), dtype=like.dtype, device=device,
-        requires_grad=gradient)
+        kind,
+        like.shape,
+        strides=like.stride(),
+        storage_offset=like.storage_offset(),
+        dtype=like.dtype,
+        device=device,
+        requires_grad=gradient,
+    )
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
@@ -279,7 +334,7 @@ def has_schedule(optimizer: torch.optim.Optimizer) -> bool:
 
 def note_step_called(optimizer: torch.optim.Optimizer) -> None:
     """Tell schedulers that the optimizer was stepped."""
-    optimizer._opt_called = True   # type: ignore[attr-defined]
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:

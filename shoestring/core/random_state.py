@@ -1,4 +1,5 @@
 """The random states of Python, NumPy and torch, as one."""
+
 from __future__ import annotations
 
 import random
@@ -29,7 +30,12 @@ def state() -> State:
     """The state of all global generators; `restore` puts it back."""
     kind, keys, *rest = np.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "numpy": (kind, np.array(keys), *rest), "torch": torch.get_rng_state(), "cuda": cuda}
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, np.array(keys), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
 
 
 def restore(saved: State) -> None:
@@ -85,4 +91,4 @@ def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
     finally:
         with kept():
             restore(own)
-            found.close()   # its end may draw, and may save the state it ends with
+            found.close()  # its end may draw, and may save the state it ends with

@@ -3,6 +3,7 @@
 A pipe in place of a file makes `open` wait for a writer, a device may do anything when it is opened. What is kept in a run's folder
 is neither, so both are refused before they are opened.
 """
+
 from __future__ import annotations
 
 import errno
@@ -15,8 +16,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFDIR: "a folder", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
-         stat.S_IFLNK: "a link"}
+KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a link",
+}
 
 
 class NotRegular(OSError, Mistake):
@@ -41,7 +48,7 @@ def regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
             raise NotRegular(path, stat.S_IFLNK) from error
         raise
     try:
-        check(path, os.fstat(file).st_mode)   # it may have been exchanged since
+        check(path, os.fstat(file).st_mode)  # it may have been exchanged since
     except NotRegular:
         os.close(file)
         raise

@@ -1,4 +1,5 @@
 """A run: the handful of replaceable parts that the training loop calls."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,9 @@ class StoredTensor(Protocol):
     dtype: torch.dtype
     shape: torch.Size
 
-    def pieces(self) -> Iterator[Tensor]: ...   # its numbers in order, some at a time; asked of all workers that hold parts of it
+    def pieces(
+        self,
+    ) -> Iterator[Tensor]: ...  # its numbers in order, some at a time; asked of all workers that hold parts of it
 
 
 class RunState:
@@ -40,9 +43,13 @@ class RunState:
     What a part can do is what its class says, never an attribute that happens to have a name.
     """
 
-    of_technique: ClassVar[bool] = True   # a technique made it, so the report shows its state
-    beside_model: ClassVar[bool] = False   # it has weights that are trained beside the model's, and a run can't go on without them
-    on_disk: ClassVar[bool] = False   # its state is a file that only it can read; a checkpoint says what lies where in it
+    of_technique: ClassVar[bool] = True  # a technique made it, so the report shows its state
+    beside_model: ClassVar[bool] = (
+        False  # it has weights that are trained beside the model's, and a run can't go on without them
+    )
+    on_disk: ClassVar[bool] = (
+        False  # its state is a file that only it can read; a checkpoint says what lies where in it
+    )
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must have of it."""
@@ -118,7 +125,7 @@ class Noted:
     """What was found on the way through a step and is told after it. Nothing is computed for it."""
 
     def __init__(self) -> None:
-        self.norm: float | Tensor | None = None   # of all gradients, before they were clipped
+        self.norm: float | Tensor | None = None  # of all gradients, before they were clipped
 
     def note_norm(self, norm: Tensor) -> None:
         """On a GPU it is read when the step is told of, with the loss: reading it now would wait for the kernels."""
@@ -139,8 +146,10 @@ class Slice:
     """A part of every sequence of a batch, or all of it. It runs forward after those before it, and backward before them."""
 
     batch: Batch
-    share: float = 1.0                                                 # that its loss has in the loss of the batch
-    within: Callable[[], AbstractContextManager[object]] = nullcontext   # where it runs forward, and where it runs backward
+    share: float = 1.0  # that its loss has in the loss of the batch
+    within: Callable[[], AbstractContextManager[object]] = (
+        nullcontext  # where it runs forward, and where it runs backward
+    )
 
 
 # Adds up a gradient over several workers, in place. It is told whether there is one here (else these are zeros), and gives whether there is
@@ -152,22 +161,30 @@ AddUp = Callable[[Tensor, bool], bool]
 class Run:
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    blocks: Mapping[str, nn.Module]                     # the model's repeated parts, by name, in the order they run
+    blocks: Mapping[str, nn.Module]  # the model's repeated parts, by name, in the order they run
     forward: Callable[[nn.Module, Batch], Any]
-    loss: Callable[[Any, Batch], Tensor]                # a mean over the batch's weight
+    loss: Callable[[Any, Batch], Tensor]  # a mean over the batch's weight
     weight: Callable[[Batch], float]
-    gradients: Callable[[Run, Batch], Tensor]           # adds to every .grad, returns the loss
-    backward: Callable[[Run, Tensor], None]             # a part of that: from the loss to every .grad
-    update: Callable[[Run], None]                       # moves the weights
-    pieces: Callable[[Batch, int], list[Batch]] = split   # a batch in so many pieces
-    count: Callable[[Batch], int] = samples             # how many pieces a batch has at most
-    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [Slice(batch)]   # a batch in slices of its sequences
-    state: Mapping[str, RunState] = field(default_factory=dict)   # what must survive a restart, beside model and optimizer
-    usable: Callable[[], AbstractContextManager[object]] = nullcontext   # while inside, the model can be called outside of a step
+    gradients: Callable[[Run, Batch], Tensor]  # adds to every .grad, returns the loss
+    backward: Callable[[Run, Tensor], None]  # a part of that: from the loss to every .grad
+    update: Callable[[Run], None]  # moves the weights
+    pieces: Callable[[Batch, int], list[Batch]] = split  # a batch in so many pieces
+    count: Callable[[Batch], int] = samples  # how many pieces a batch has at most
+    slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [
+        Slice(batch)
+    ]  # a batch in slices of its sequences
+    state: Mapping[str, RunState] = field(
+        default_factory=dict
+    )  # what must survive a restart, beside model and optimizer
+    usable: Callable[[], AbstractContextManager[object]] = (
+        nullcontext  # while inside, the model can be called outside of a step
+    )
     # The same where all workers call it equally often, if that takes less memory; None: it does not
     together: Callable[[], AbstractContextManager[object]] | None = None
-    evaluate: Callable[[nn.Module, Batch], Any] = default_forward   # forward without techniques, in evaluation: inside of these
-    mesh: Mesh = field(default_factory=on_one_axis)     # where this worker stands among the others, with links to them
+    evaluate: Callable[[nn.Module, Batch], Any] = (
+        default_forward  # forward without techniques, in evaluation: inside of these
+    )
+    mesh: Mesh = field(default_factory=on_one_axis)  # where this worker stands among the others, with links to them
     # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
     summed: Callable[[Tensor], None] = alone
     # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
@@ -177,19 +194,23 @@ class Run:
     # Weights that several stages use, each with what adds up its gradients (or the same part of them) over those stages. Gradients are
     # added up after backward by the pipeline, unless a technique that unites gradients further takes this over and leaves it empty
     shared: Mapping[nn.Parameter, AddUp] = field(default_factory=dict, repr=False)
-    example: Callable[[], Batch] | None = None          # gives a batch like those to come, for who must see one before training begins
-    assignment: Assignment = field(default_factory=OwnPart)   # the parts of batches that it trains on, for the feed
+    example: Callable[[], Batch] | None = (
+        None  # gives a batch like those to come, for who must see one before training begins
+    )
+    assignment: Assignment = field(default_factory=OwnPart)  # the parts of batches that it trains on, for the feed
     # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
     synchronised: Callable[[], bool] = lambda: True
-    last: bool = True                                   # no more gradients follow in this step
-    parts: int = 1                                      # pieces at most that a batch is computed in, one after the other
-    clip: float = 0.0                                   # largest global norm of the gradients; 0: no clipping
-    steps: int = 0                                      # that it is to take
-    folder: Path | None = None                          # where files can be kept that must survive a restart
-    seed: int = 0                                       # the job's
-    resumed: bool = False                               # `folder` holds state to load instead of initialising
-    noted: Noted = field(default_factory=Noted)         # what steps write and who tells of them reads
-    stepping: Callable[[], Stepping] = lambda: UNDIVIDED   # how the optimizer's step can be divided; tried when it is asked for
+    last: bool = True  # no more gradients follow in this step
+    parts: int = 1  # pieces at most that a batch is computed in, one after the other
+    clip: float = 0.0  # largest global norm of the gradients; 0: no clipping
+    steps: int = 0  # that it is to take
+    folder: Path | None = None  # where files can be kept that must survive a restart
+    seed: int = 0  # the job's
+    resumed: bool = False  # `folder` holds state to load instead of initialising
+    noted: Noted = field(default_factory=Noted)  # what steps write and who tells of them reads
+    stepping: Callable[[], Stepping] = lambda: (
+        UNDIVIDED
+    )  # how the optimizer's step can be divided; tried when it is asked for
 
     @property
     def link(self) -> Link:
@@ -261,7 +282,9 @@ def weighed(loss: Tensor, share: float) -> Tensor:
 
 def brought_home(run: Run) -> None:
     """Put all weights back into memory, where they can be; the run is over."""
-    found = {name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()}
+    found = {
+        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()
+    }
     for name, parameter in run.model.named_parameters():
         if name in found:
             parameter.data = found[name].to(parameter.device)
@@ -272,7 +295,7 @@ def brought_home(run: Run) -> None:
 def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    like = found[0][0] if found else parameters[0].data   # not a weight, if there is anything else: it may be elsewhere
+    like = found[0][0] if found else parameters[0].data  # not a weight, if there is anything else: it may be elsewhere
     square = like.new_zeros(1, dtype=torch.float32)
     for gradient, share in found:
         square += share * gradient.float().square().sum()
@@ -304,9 +327,28 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
 
     def update(run: Run) -> None:
         if run.clip:
-            run.noted.note_norm(nn.utils.clip_grad_norm_(parameters, run.clip) if run.summed is alone else clipped(run, parameters))
+            run.noted.note_norm(
+                nn.utils.clip_grad_norm_(parameters, run.clip) if run.summed is alone else clipped(run, parameters)
+            )
         run.optimizer.step()
 
-    return Run(model, optimizer, blocks, job.forward, guarded(job.loss), job.weight, gradients, backward, update,
-               job.pieces, job.count, evaluate=job.forward, mesh=job.mesh, assignment=own_part(job.mesh), clip=job.clip, steps=job.steps,
-               seed=job.seed, stepping=cache(lambda: tried_stepping(job, optimizer, model)))
+    return Run(
+        model,
+        optimizer,
+        blocks,
+        job.forward,
+        guarded(job.loss),
+        job.weight,
+        gradients,
+        backward,
+        update,
+        job.pieces,
+        job.count,
+        evaluate=job.forward,
+        mesh=job.mesh,
+        assignment=own_part(job.mesh),
+        clip=job.clip,
+        steps=job.steps,
+        seed=job.seed,
+        stepping=cache(lambda: tried_stepping(job, optimizer, model)),
+    )

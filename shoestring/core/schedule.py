@@ -7,6 +7,7 @@
 It is made of the job's own optimizer before any technique sees that, and techniques keep the optimizer's groups, so a rate that changes
 is seen under all of them. It is stepped when the next batch is there, which is when all data know whether another round has begun.
 """
+
 from __future__ import annotations
 
 import math
@@ -43,10 +44,14 @@ class Schedule(RunState):
     of_technique: ClassVar[bool] = False
 
     def __init__(self, scheduler: Any, unit: str, optimizer: Optimizer) -> None:
-        self.scheduler, self.unit, self.optimizer = scheduler, unit, optimizer   # the unit: "steps", "epochs" or "validations"
-        self.begun = 0     # steps that were begun,
-        self.before = 0    # and up to the checkpoint that the run goes on from
-        self.times = 0     # that the scheduler was stepped
+        self.scheduler, self.unit, self.optimizer = (
+            scheduler,
+            unit,
+            optimizer,
+        )  # the unit: "steps", "epochs" or "validations"
+        self.begun = 0  # steps that were begun,
+        self.before = 0  # and up to the checkpoint that the run goes on from
+        self.times = 0  # that the scheduler was stepped
 
     def begin_step(self, epochs: int, assignment: Assignment) -> None:
         """A step begins, after so many epochs: bring the rate to what it is in it."""
@@ -63,7 +68,9 @@ class Schedule(RunState):
 
     def step(self, *value: float) -> None:
         self.times += 1
-        note_step_called(self.optimizer)   # techniques step it in ways that the scheduler does not see, and it would warn
+        note_step_called(
+            self.optimizer
+        )  # techniques step it in ways that the scheduler does not see, and it would warn
         self.scheduler.step(*value)
 
     @property
@@ -73,13 +80,20 @@ class Schedule(RunState):
         return number_of(rate) if isinstance(rate, Tensor) else float(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kind": type(self.scheduler).__name__, "begun": self.begun, "times": self.times, "scheduler": self.scheduler.state_dict()}
+        return {
+            "kind": type(self.scheduler).__name__,
+            "begun": self.begun,
+            "times": self.times,
+            "scheduler": self.scheduler.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         kind = type(self.scheduler).__name__
         if state["kind"] != kind:
-            raise Mistake(f"the checkpoint was made with the schedule {state['kind']}, and the job's is a {kind} now: go on with "
-                          f"the schedule that the run was begun with, or begin anew with --fresh")
+            raise Mistake(
+                f"the checkpoint was made with the schedule {state['kind']}, and the job's is a {kind} now: go on with "
+                f"the schedule that the run was begun with, or begin anew with --fresh"
+            )
         self.begun = self.before = state["begun"]
         self.times = state["times"]
         self.scheduler.load_state_dict(as_before(state["scheduler"], self.scheduler.state_dict()))
@@ -102,32 +116,50 @@ def scheduled(job: Job, run: Run) -> Run:
         return run
     made = job.schedule(run.optimizer, run.steps) if takes_steps(job) else job.schedule(run.optimizer)
     scheduler = made.scheduler if isinstance(made, PerEpoch) else made
-    missing = [name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))]
+    missing = [
+        name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))
+    ]
     if missing or isinstance(scheduler, (type, Optimizer)):
-        raise Mistake(f"the job's schedule gave {'None' if scheduler is None else f'a {type(scheduler).__name__}'}, which is no scheduler: "
-                      f"give a function that returns one, such as {EXAMPLE}")
+        raise Mistake(
+            f"the job's schedule gave {'None' if scheduler is None else f'a {type(scheduler).__name__}'}, which is no scheduler: "
+            f"give a function that returns one, such as {EXAMPLE}"
+        )
     if isinstance(scheduler, ReduceLROnPlateau):
         check_plateau(job, scheduler, made)
-    unit = "validations" if isinstance(scheduler, ReduceLROnPlateau) else "epochs" if isinstance(made, PerEpoch) else "steps"
+    unit = (
+        "validations"
+        if isinstance(scheduler, ReduceLROnPlateau)
+        else "epochs"
+        if isinstance(made, PerEpoch)
+        else "steps"
+    )
     schedule = Schedule(scheduler, unit, run.optimizer)
     if place := unsavable(scheduler.state_dict(), ""):
-        raise Mistake(f"the job's schedule ({type(scheduler).__name__}) can't be saved in a checkpoint, and a resumed run would begin it "
-                      f"anew: its state has {place}. Numbers, text and tensors can be saved; give the class a state_dict made of those")
+        raise Mistake(
+            f"the job's schedule ({type(scheduler).__name__}) can't be saved in a checkpoint, and a resumed run would begin it "
+            f"anew: its state has {place}. Numbers, text and tensors can be saved; give the class a state_dict made of those"
+        )
     return replace(run, state={**run.state, "schedule": schedule})
 
 
 def check_plateau(job: Job, scheduler: ReduceLROnPlateau, made: Any) -> None:
     """Refuse to wait for a plateau of nothing, or in the wrong direction."""
     if not job.validates:
-        raise Mistake("ReduceLROnPlateau lowers the rate when validation gets no better, and the Job does not validate: give "
-                      "held_out=lambda: batches, or validate=lambda model: {...}")
+        raise Mistake(
+            "ReduceLROnPlateau lowers the rate when validation gets no better, and the Job does not validate: give "
+            "held_out=lambda: batches, or validate=lambda model: {...}"
+        )
     if isinstance(made, PerEpoch):
-        raise Mistake("PerEpoch(ReduceLROnPlateau(...)) in the job's schedule: it is stepped after every validation; give "
-                      "every=\"1 epoch\" and leave PerEpoch out")
+        raise Mistake(
+            "PerEpoch(ReduceLROnPlateau(...)) in the job's schedule: it is stepped after every validation; give "
+            'every="1 epoch" and leave PerEpoch out'
+        )
     goal = target(job.goal)
     if (scheduler.mode == "max") != goal.most:
-        raise Mistake(f"ReduceLROnPlateau(mode={scheduler.mode!r}) in the job's schedule and goal={job.goal!r} in the Job look for "
-                      f"opposite ends: give mode={'max' if goal.most else 'min'!r}")
+        raise Mistake(
+            f"ReduceLROnPlateau(mode={scheduler.mode!r}) in the job's schedule and goal={job.goal!r} in the Job look for "
+            f"opposite ends: give mode={'max' if goal.most else 'min'!r}"
+        )
 
 
 def takes_steps(job: Job) -> bool:
@@ -136,18 +168,26 @@ def takes_steps(job: Job) -> bool:
         return False
     try:
         found = signature(job.schedule).parameters.values()
-    except (TypeError, ValueError):   # something built in, which does not tell
+    except (TypeError, ValueError):  # something built in, which does not tell
         return False
-    wanted = [one for one in found if one.default is Parameter.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    wanted = [
+        one
+        for one in found
+        if one.default is Parameter.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
     if len(wanted) > 2 or (len(wanted) == 2 and isinstance(job.schedule, type)):
-        raise Mistake(f"the job's schedule wants {len(wanted)} arguments ({', '.join(one.name for one in wanted)}): give a function of the "
-                      f"optimizer, or of the optimizer and the steps in all, such as {EXAMPLE}")
+        raise Mistake(
+            f"the job's schedule wants {len(wanted)} arguments ({', '.join(one.name for one in wanted)}): give a function of the "
+            f"optimizer, or of the optimizer and the steps in all, such as {EXAMPLE}"
+        )
     return len(wanted) == 2
 
 
-UNKNOWN_STEPS = ("the job's schedule wants to know how many steps there are in all, and nobody does: its data do not say how many batches "
-                 "an epoch has. Give the Job steps instead of epochs, data with a length, or a schedule=lambda optimizer: ... that does "
-                 "not ask")
+UNKNOWN_STEPS = (
+    "the job's schedule wants to know how many steps there are in all, and nobody does: its data do not say how many batches "
+    "an epoch has. Give the Job steps instead of epochs, data with a length, or a schedule=lambda optimizer: ... that does "
+    "not ask"
+)
 
 
 def unsavable(value: Any, place: str) -> str:
@@ -191,8 +231,10 @@ def warmed_up(name: str, warmup: float, floor: float, fall: Callable[[float], fl
     def schedule(optimizer: Optimizer, steps: int) -> LambdaLR:
         first = int(warmup) if warmup >= 1 else round(warmup * steps)
         if first > steps:
-            raise Mistake(f"{name}(warmup={warmup}) in a run of {steps} steps would not end: give fewer steps of warm-up, or a share "
-                          f"of all steps (0.1)")
+            raise Mistake(
+                f"{name}(warmup={warmup}) in a run of {steps} steps would not end: give fewer steps of warm-up, or a share "
+                f"of all steps (0.1)"
+            )
 
         def factor(step: int) -> float:
             if step < first:

@@ -7,6 +7,7 @@
 Files of the version before have no such entry. They are told from damaged ones by how they were written, indented by one space and
 not by two: no few flipped bits make one of the other (decisions/013).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -32,13 +33,13 @@ def sealed(data: Mapping[str, Any]) -> bytes:
     whole = json.dumps({KEY: "0" * 64} | dict(data), indent=2).encode()
     found = SEALED.match(whole)
     assert found is not None, "the seal comes first"
-    return whole[:found.start(1)] + digest_but(whole, found).encode() + whole[found.end(1):]
+    return whole[: found.start(1)] + digest_but(whole, found).encode() + whole[found.end(1) :]
 
 
 def digest_but(whole: bytes, found: re.Match[bytes]) -> str:
     """The SHA-256 of all but the digits of the seal."""
-    digest = hashlib.sha256(whole[:found.start(1)])
-    digest.update(whole[found.end(1):])
+    digest = hashlib.sha256(whole[: found.start(1)])
+    digest.update(whole[found.end(1) :])
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ A signal that is ignored stays ignored, because whoever started the process want
 for what it starts in the background. Only the main thread of a process can handle signals: elsewhere, in a notebook's thread say, nothing
 here has an effect.
 """
+
 from __future__ import annotations
 
 import signal
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)   # Ctrl-C, `kill`, and a terminal that closes
+STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # Ctrl-C, `kill`, and a terminal that closes
 
 Handler = Callable[[int, FrameType | None], None]
 
@@ -34,7 +35,10 @@ def listen(handler: Handler) -> None:
     """Call `handler` for a signal to stop from now on."""
     if threading.current_thread() is threading.main_thread():
         for number in STOP:
-            if signal.getsignal(number) not in (signal.SIG_IGN, None):   # None: of a C library, which could not be put back
+            if signal.getsignal(number) not in (
+                signal.SIG_IGN,
+                None,
+            ):  # None: of a C library, which could not be put back
                 signal.signal(number, handler)
 
 

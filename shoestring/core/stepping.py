@@ -5,11 +5,13 @@ does to a weight depends on that weight alone:
 
     IN_TURNS   one weight after the other, each by a call of its own         StepInBackward, OffloadModel, OffloadOptimizer
     APART      some weights in this process, the others in another           Pipeline
-    IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel; chunks of OffloadModel and OffloadOptimizer
+    IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel, OffloadModel,
+               one after the other, in chunks                                OffloadOptimizer
 
 An optimizer that divides by the norm of all gradients, counts its calls, or skips a step in which any gradient is NaN passes none of these
 tests, and one that divides by the norm of each weight fails the last. Coupling that begins later than LONG steps is not found.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,15 +28,37 @@ from shoestring.core.optimizer import takes_names
 from shoestring.core.private import without_modes
 
 # These look at every number alone: known because their code was read. A subclass may do anything else, and is tried
-ELEMENTWISE = (optim.Adam, optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Adamax, optim.NAdam,
-               optim.RAdam, optim.ASGD, optim.Rprop)
-BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)   # and these at every weight alone
-SIDE = 4           # a stand-in has at most so many numbers along each dimension,
-WHOLE = 1 << 20    # or those of the weight itself, where groups depend on sizes and all weights together have no more than these
-TRIED = 200        # weights that get a gradient in a trial; of more, these many are chosen evenly
-LONG = 500         # steps of the trial for what begins late; of the first and the last weight only
-SCALES = (1.0, 1e-3, 30.0, 1e-6, 1e3, 0.1, 1e5, 0.0)   # of gradients, step by step: what is clipped or skipped depends on them
-ROUNDED = 1e-6     # of the way that a weight went: what another order of operations may change; of 16 bits, HALF
+ELEMENTWISE = (
+    optim.Adam,
+    optim.AdamW,
+    optim.SGD,
+    optim.RMSprop,
+    optim.Adagrad,
+    optim.Adadelta,
+    optim.Adamax,
+    optim.NAdam,
+    optim.RAdam,
+    optim.ASGD,
+    optim.Rprop,
+)
+BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)  # and these at every weight alone
+SIDE = 4  # a stand-in has at most so many numbers along each dimension,
+WHOLE = (
+    1 << 20
+)  # or those of the weight itself, where groups depend on sizes and all weights together have no more than these
+TRIED = 200  # weights that get a gradient in a trial; of more, these many are chosen evenly
+LONG = 500  # steps of the trial for what begins late; of the first and the last weight only
+SCALES = (
+    1.0,
+    1e-3,
+    30.0,
+    1e-6,
+    1e3,
+    0.1,
+    1e5,
+    0.0,
+)  # of gradients, step by step: what is clipped or skipped depends on them
+ROUNDED = 1e-6  # of the way that a weight went: what another order of operations may change; of 16 bits, HALF
 HALF = 5e-2
 
 
@@ -59,7 +83,7 @@ class Stepping:
         return frozenset(f"{division.value}: {reason}" for division, reason in self.reasons.items())
 
 
-UNDIVIDED = Stepping({})   # whatever the division, the same comes out
+UNDIVIDED = Stepping({})  # whatever the division, the same comes out
 
 
 def why_not_in(traits: Iterable[str], division: StepDivision) -> str:
@@ -85,14 +109,16 @@ class Untried(Exception):
     """The optimizer can't be tried on stand-ins; the text says why."""
 
 
-Gradients = list[list[Tensor | None]]   # for every step, that of every weight
-History = list[list[Tensor]]            # every weight before the first step and after every one
+Gradients = list[list[Tensor | None]]  # for every step, that of every weight
+History = list[list[Tensor]]  # every weight before the first step and after every one
 
 
 def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
     """How the step of the job's optimizer can be divided. `optimizer` is the one of the model; others like it are made for the trial."""
-    kind, own = type(optimizer).__name__, "step" not in vars(optimizer)   # nobody replaced its step
-    whole = {StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"}
+    kind, own = type(optimizer).__name__, "step" not in vars(optimizer)  # nobody replaced its step
+    whole = {
+        StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"
+    }
     if own and type(optimizer) in (*ELEMENTWISE, *BY_WEIGHT):
         return UNDIVIDED if type(optimizer) in ELEMENTWISE else Stepping(whole)
     key = tuple((name, one.shape, one.dtype) for name, one in model.named_parameters() if one.requires_grad)
@@ -103,9 +129,12 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
             reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
             told = str(error) if isinstance(error, Untried) else told_of(error)
-            reasons = dict.fromkeys(StepDivision, f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
-                                              f"every weight by itself")
-    if not isinstance(optimizer, ELEMENTWISE):   # what it keeps of a weight may not be a number for each of the weight's
+            reasons = dict.fromkeys(
+                StepDivision,
+                f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
+                f"every weight by itself",
+            )
+    if not isinstance(optimizer, ELEMENTWISE):  # what it keeps of a weight may not be a number for each of the weight's
         reasons = whole | reasons
     LAST[:] = [(job.optimizer, key, Stepping(reasons))]
     return LAST[0][2]
@@ -124,7 +153,7 @@ class SteppingTrial:
 
     def __init__(self, job: Job, optimizer: optim.Optimizer, model: nn.Module) -> None:
         self.job, self.kind, self.elementwise = job, type(optimizer).__name__, isinstance(optimizer, ELEMENTWISE)
-        self.sparse = False   # whether gradients must be
+        self.sparse = False  # whether gradients must be
         self.weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
         names = {id(one): name for name, one in self.weights.items()}
         grouped = [[names[id(one)] for one in group["params"] if id(one) in names] for group in optimizer.param_groups]
@@ -159,19 +188,25 @@ class SteppingTrial:
     def reasons(self) -> dict[StepDivision, str]:
         """Why the step can't be divided; what is found first."""
         found: dict[StepDivision, str] = {}
-        for gradients, must in ((self.drawn(SCALES, self.chosen(TRIED)), True), (self.broken(), False), (self.missing(), False),
-                                (self.drawn([1.0] * LONG, self.chosen(2)), False)):
+        for gradients, must in (
+            (self.drawn(SCALES, self.chosen(TRIED)), True),
+            (self.broken(), False),
+            (self.missing(), False),
+            (self.drawn([1.0] * LONG, self.chosen(2)), False),
+        ):
             try:
                 whole, drew = self.together(gradients)
             except Exception:
                 if must and self.sparse:
                     raise
-                if must:   # its gradients may have to be sparse
+                if must:  # its gradients may have to be sparse
                     self.sparse = True
                     return self.reasons()
-                continue   # plain training would end there too
+                continue  # plain training would end there too
             if drew:
-                told = f"{self.kind} draws random numbers in its step, and other weights would get them if it were divided"
+                told = (
+                    f"{self.kind} draws random numbers in its step, and other weights would get them if it were divided"
+                )
                 return dict.fromkeys(StepDivision, told)
             if must and (step := apart_from(whole, self.together(gradients)[0], exact=True)):
                 told = f"{self.kind}, made anew, does something else in its step {step} than before: it keeps state outside of itself"
@@ -184,21 +219,31 @@ class SteppingTrial:
 
     def ways(self, gradients: Gradients) -> dict[StepDivision, list[Callable[[], History]]]:
         found: dict[StepDivision, list[Callable[[], History]]] = {
-            StepDivision.IN_TURNS: [lambda: self.in_turns(gradients, freed=True), lambda: self.in_turns(gradients, freed=False)],
-            StepDivision.APART: [lambda: self.apart(gradients)]}
+            StepDivision.IN_TURNS: [
+                lambda: self.in_turns(gradients, freed=True),
+                lambda: self.in_turns(gradients, freed=False),
+            ],
+            StepDivision.APART: [lambda: self.apart(gradients)],
+        }
         return found | ({StepDivision.IN_PARTS: [lambda: self.in_parts(gradients)]} if self.elementwise else {})
 
     def difference(self, division: StepDivision, whole: History, ways: Sequence[Callable[[], History]]) -> str:
         """What a division changes, in words; empty if nothing."""
-        how = {StepDivision.IN_TURNS: "one by one", StepDivision.APART: "half of them at a time", StepDivision.IN_PARTS: "in two parts each"}[division]
+        how = {
+            StepDivision.IN_TURNS: "one by one",
+            StepDivision.APART: "half of them at a time",
+            StepDivision.IN_PARTS: "in two parts each",
+        }[division]
         for way in ways:
             try:
                 step = apart_from(whole, way(), exact=division is StepDivision.IN_TURNS)
             except Exception as error:
                 return f"{self.kind} fails where weights are stepped {how} ({told_of(error)})"
             if step:
-                return (f"{self.kind} moves weights to other values when they are stepped {how} than when they are stepped together (tried "
-                        f"on small weights, from step {step} on): each step depends on more than the {PARTS[division]} that it moves")
+                return (
+                    f"{self.kind} moves weights to other values when they are stepped {how} than when they are stepped together (tried "
+                    f"on small weights, from step {step} on): each step depends on more than the {PARTS[division]} that it moves"
+                )
         return ""
 
     # Gradients
@@ -213,14 +258,19 @@ class SteppingTrial:
         """Gradients of these weights on these scales, of each weight on another; none of the others."""
         chance = torch.Generator().manual_seed(1)
         wanted = set(names)
-        return [[self.random(one, chance) * scale * (1 + number % 5) if name in wanted else None
-                 for number, (name, one) in enumerate(self.weights.items())] for scale in scales]
+        return [
+            [
+                self.random(one, chance) * scale * (1 + number % 5) if name in wanted else None
+                for number, (name, one) in enumerate(self.weights.items())
+            ]
+            for scale in scales
+        ]
 
     def broken(self) -> Gradients:
         """In the second step, one gradient is not finite."""
         found = self.drawn([1.0] * 4, self.chosen(TRIED))
         at = next(number for number, one in enumerate(found[1]) if one is not None)
-        found[1][at] = torch.full_like(found[0][at], float("nan"))   # type: ignore[arg-type]
+        found[1][at] = torch.full_like(found[0][at], float("nan"))  # type: ignore[arg-type]
         return found
 
     def missing(self) -> Gradients:
@@ -231,7 +281,9 @@ class SteppingTrial:
 
     def given(self, gradient: Tensor | None) -> Tensor | None:
         """A gradient as it is given to a weight: a copy, for optimizers may change it."""
-        return None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
+        return (
+            None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
+        )
 
     # Ways to step
 
@@ -292,7 +344,10 @@ class SteppingTrial:
         found = []
         for half in (0, 1):
             stand_ins, optimizer = self.made()
-            parts = {id(one): nn.Parameter(one.detach().flatten().tensor_split(2)[half].clone()) for one in stand_ins.values()}
+            parts = {
+                id(one): nn.Parameter(one.detach().flatten().tensor_split(2)[half].clone())
+                for one in stand_ins.values()
+            }
             for group in optimizer.param_groups:
                 group["params"] = [parts[id(one)] for one in group["params"] if parts[id(one)].numel()]
             own = [now(parts.values())]
@@ -303,8 +358,10 @@ class SteppingTrial:
                 own.append(now(parts.values()))
             found.append(own)
         shapes = [[min(side, self.side) for side in one.shape] for one in self.weights.values()]
-        return [[torch.cat(pair).view(shape) for *pair, shape in zip(first, second, shapes, strict=True)]
-                for first, second in zip(*found, strict=True)]
+        return [
+            [torch.cat(pair).view(shape) for *pair, shape in zip(first, second, shapes, strict=True)]
+            for first, second in zip(*found, strict=True)
+        ]
 
 
 PARTS = {StepDivision.IN_TURNS: "weight", StepDivision.APART: "weights", StepDivision.IN_PARTS: "numbers"}

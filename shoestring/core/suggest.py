@@ -1,4 +1,5 @@
 """What somebody who mistyped a name may have meant. Nothing heavy is imported: what is misspelt is told of at once."""
+
 from __future__ import annotations
 
 TYPE_CHECKING = False

@@ -23,6 +23,7 @@ and shared memory add in the order of ranks and give the same bits. With two wor
 gives the same bits as two levels of two and two. Otherwise ways differ from each other by rounding, so a run keeps to the speeds by which
 its plan chose.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,19 +34,21 @@ from itertools import accumulate, groupby, pairwise
 from shoestring.core.units import bytes_text
 
 NAIVE, TREE, RING, TWO_LEVEL, LIBRARY, MEMORY = "naive", "tree", "ring", "two-level", "library", "shared memory"
-BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)   # made of sends and receives
+BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)  # made of sends and receives
 WAYS = (*BY_MESSAGES, LIBRARY, MEMORY)
-WORTH = 0.05       # another way than the usual one is taken where it is predicted to save this share
-SIZES = tuple(1 << power for power in range(3, 33))   # bytes for which a way is chosen; what lies between goes with the next
+WORTH = 0.05  # another way than the usual one is taken where it is predicted to save this share
+SIZES = tuple(
+    1 << power for power in range(3, 33)
+)  # bytes for which a way is chosen; what lies between goes with the next
 
-Machines = tuple[int, ...]   # workers of each machine, in the order of ranks
+Machines = tuple[int, ...]  # workers of each machine, in the order of ranks
 
 
 @dataclass(frozen=True)
 class Send:
     to: int
-    begin: int    # of the numbers that are sent, the first
-    end: int      # and the one after the last
+    begin: int  # of the numbers that are sent, the first
+    end: int  # and the one after the last
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Receive:
     source: int
     begin: int
     end: int
-    adds: bool    # to what is there; else it takes its place
+    adds: bool  # to what is there; else it takes its place
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,18 @@ def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[SendRou
     world = sum(machines)
     if world == 1:
         return ()
-    made = {NAIVE: naive, TREE: tree}[way](rank, world, count) if way in (NAIVE, TREE) else (
-        ring(range(world), rank, 0, count) if way == RING else two_level(rank, machines, count))
-    full = (SendRound(tuple(one for one in each.sends if one.end > one.begin), tuple(one for one in each.receives if one.end > one.begin))
-            for each in made)
+    made = (
+        {NAIVE: naive, TREE: tree}[way](rank, world, count)
+        if way in (NAIVE, TREE)
+        else (ring(range(world), rank, 0, count) if way == RING else two_level(rank, machines, count))
+    )
+    full = (
+        SendRound(
+            tuple(one for one in each.sends if one.end > one.begin),
+            tuple(one for one in each.receives if one.end > one.begin),
+        )
+        for each in made
+    )
     return tuple(each for each in full if each.sends or each.receives)
 
 
@@ -81,7 +92,10 @@ def naive(rank: int, world: int, count: int) -> list[SendRound]:
     if rank:
         return [SendRound((Send(0, 0, count),)), SendRound((), (Receive(0, 0, count, adds=False),))]
     others = range(1, world)
-    return [SendRound((), tuple(Receive(one, 0, count, adds=True) for one in others)), SendRound(tuple(Send(one, 0, count) for one in others))]
+    return [
+        SendRound((), tuple(Receive(one, 0, count, adds=True) for one in others)),
+        SendRound(tuple(Send(one, 0, count) for one in others)),
+    ]
 
 
 def tree(rank: int, world: int, count: int) -> list[SendRound]:
@@ -117,7 +131,9 @@ def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[SendR
         out, into = parts[(place - step) % size], parts[(place - step - 1) % size]
         return SendRound((Send(after, *out),), (Receive(before, *into, adds=adds),))
 
-    return [turn(step, adds=True) for step in range(size - 1)] + [turn(step - 1, adds=False) for step in range(size - 1)]
+    return [turn(step, adds=True) for step in range(size - 1)] + [
+        turn(step - 1, adds=False) for step in range(size - 1)
+    ]
 
 
 def two_level(rank: int, machines: Machines, count: int) -> list[SendRound]:
@@ -128,12 +144,20 @@ def two_level(rank: int, machines: Machines, count: int) -> list[SendRound]:
     others = [one for one in here if one != rank]
     owners = [(here[number], part) for number, part in enumerate(parts) if number != place]
     if place >= len(parts):
-        return [SendRound(tuple(Send(one, *part) for one, part in owners)),
-                SendRound((), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+        return [
+            SendRound(tuple(Send(one, *part) for one, part in owners)),
+            SendRound((), tuple(Receive(one, *part, adds=False) for one, part in owners)),
+        ]
     own = parts[place]
-    return [SendRound(tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)),
-            *ring([start + place for start in starts], machine, *own),
-            SendRound(tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners))]
+    return [
+        SendRound(
+            tuple(Send(one, *part) for one, part in owners), tuple(Receive(one, *own, adds=True) for one in others)
+        ),
+        *ring([start + place for start in starts], machine, *own),
+        SendRound(
+            tuple(Send(one, *own) for one in others), tuple(Receive(one, *part, adds=False) for one, part in owners)
+        ),
+    ]
 
 
 def at_two_levels(rank: int, machines: Machines, count: int) -> tuple[int, int, list[tuple[int, int]]]:
@@ -162,7 +186,9 @@ def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> 
     if way not in BY_MESSAGES:
         return 2 * (world - 1) * count * itemsize // world
     if way in (NAIVE, TREE):
-        parent, children = family(rank, world) if way == TREE else (0 if rank else None, [] if rank else range(1, world))
+        parent, children = (
+            family(rank, world) if way == TREE else (0 if rank else None, [] if rank else range(1, world))
+        )
         return count * itemsize * (len(children) + (parent is not None))
     if way == RING:
         return passed(0, count, world, rank) * itemsize
@@ -170,7 +196,9 @@ def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> 
     if place >= len(parts):
         return count * itemsize
     begin, end = parts[place]
-    return ((count - (end - begin)) + passed(begin, end, len(machines), machine) + (machines[machine] - 1) * (end - begin)) * itemsize
+    return (
+        (count - (end - begin)) + passed(begin, end, len(machines), machine) + (machines[machine] - 1) * (end - begin)
+    ) * itemsize
 
 
 def passed(begin: int, end: int, size: int, place: int) -> int:
@@ -178,7 +206,9 @@ def passed(begin: int, end: int, size: int, place: int) -> int:
     if size == 1:
         return 0
     parts = cut(begin, end, size)
-    return 2 * (end - begin) - sum(last - first for first, last in (parts[(place + 1) % size], parts[(place + 2) % size]))
+    return 2 * (end - begin) - sum(
+        last - first for first, last in (parts[(place + 1) % size], parts[(place + 2) % size])
+    )
 
 
 def room(way: str, rank: int, machines: Machines, count: int) -> int:
@@ -202,33 +232,35 @@ def room(way: str, rank: int, machines: Machines, count: int) -> int:
 class Rate:
     """What messages take, in sums up to some size: what is quick while it fits into a cache, or is sent at once, is not for larger ones."""
 
-    per_byte: float = 0.0      # seconds
-    per_message: float = 0.0   # seconds
-    most: int = 0              # bytes that are added up; 0: any number
+    per_byte: float = 0.0  # seconds
+    per_message: float = 0.0  # seconds
+    most: int = 0  # bytes that are added up; 0: any number
 
 
 @dataclass(frozen=True)
 class Path:
     """The longest path of a sum: messages one after the other, and bytes that pass in them as shares of those that are added up."""
 
-    inside: float = 0.0          # messages inside a machine
+    inside: float = 0.0  # messages inside a machine
     inside_share: float = 0.0
-    between: float = 0.0         # messages between machines
+    between: float = 0.0  # messages between machines
     between_share: float = 0.0
-    added: float = 0.0           # share of the bytes that one worker after the other adds
+    added: float = 0.0  # share of the bytes that one worker after the other adds
 
 
 @dataclass(frozen=True)
 class Speeds:
     """How fast workers can talk, as it was measured or described."""
 
-    here: int = 0                # workers of each machine; 0: all are on one
-    inside: Rate = Rate()        # sending and receiving inside a machine,
-    between: Rate = Rate()       # and between machines
-    adding: float = 0.0          # seconds per byte that is added
-    only: str = ""               # the one way that there is: GPUs have their library; empty: all that can be used
-    measured: Mapping[str, tuple[Rate, ...]] = field(default_factory=dict)   # way -> what its messages take, by rising size, with adding
-                                                                             # and with waiting for a core, where processes share one
+    here: int = 0  # workers of each machine; 0: all are on one
+    inside: Rate = Rate()  # sending and receiving inside a machine,
+    between: Rate = Rate()  # and between machines
+    adding: float = 0.0  # seconds per byte that is added
+    only: str = ""  # the one way that there is: GPUs have their library; empty: all that can be used
+    measured: Mapping[str, tuple[Rate, ...]] = field(
+        default_factory=dict
+    )  # way -> what its messages take, by rising size, with adding
+    # and with waiting for a core, where processes share one
 
     def machines(self, line: Iterable[int]) -> Machines:
         """How many of some workers, in the order of ranks, each machine has."""
@@ -247,7 +279,9 @@ def path(way: str, machines: Machines) -> Path:
     if way == TREE:
         machine_of = [number for number, size in enumerate(machines) for _ in range(size)]
         bits = [1 << power for power in range((world - 1).bit_length())]
-        far = sum(any(machine_of[rank] != machine_of[rank + bit] for rank in range(0, world - bit, 2 * bit)) for bit in bits)
+        far = sum(
+            any(machine_of[rank] != machine_of[rank + bit] for rank in range(0, world - bit, 2 * bit)) for bit in bits
+        )
         near = len(bits) - far
         return Path(2 * near, 2 * near, 2 * far, 2 * far, len(bits))
     if way == TWO_LEVEL:
@@ -258,7 +292,7 @@ def path(way: str, machines: Machines) -> Path:
     messages, share = 2 * (world - 1), 2 * (world - 1) / world
     added = (world - 1) / world
     if way == LIBRARY:
-        messages, added = 2 * (world - 1).bit_length(), 0   # adding hides behind what comes in next
+        messages, added = 2 * (world - 1).bit_length(), 0  # adding hides behind what comes in next
     return Path(messages, share, added=added) if count == 1 else Path(0, 0, messages, share, added)
 
 
@@ -270,15 +304,21 @@ def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
         messages, share = found.inside + found.between, found.inside_share + found.between_share
         return max(messages * rate.per_message + share * size * rate.per_byte, 0.0)
     near, far = speeds.inside, speeds.between
-    return (found.inside * near.per_message + found.between * far.per_message + found.added * size * speeds.adding
-            + size * (found.inside_share * near.per_byte + found.between_share * far.per_byte))
+    return (
+        found.inside * near.per_message
+        + found.between * far.per_message
+        + found.added * size * speeds.adding
+        + size * (found.inside_share * near.per_byte + found.between_share * far.per_byte)
+    )
 
 
 def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
     """The rates of a way of which sums of two or more rising sizes were timed, as (bytes, seconds): a line from each to the next."""
     found = path(way, machines)
     messages, share = found.inside + found.between, found.inside_share + found.between_share
-    rising = list(zip((size for size, _ in timed), accumulate((took for _, took in timed), max), strict=True))   # a busy moment aside
+    rising = list(
+        zip((size for size, _ in timed), accumulate((took for _, took in timed), max), strict=True)
+    )  # a busy moment aside
     rates = []
     for (size, took), (larger, longer) in pairwise(rising):
         per_byte = (longer - took) / (share * (larger - size))
@@ -295,7 +335,9 @@ def ways(machines: Machines, speeds: Speeds) -> list[str]:
         return [speeds.only]
     found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
     found += [RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
-    return [way for way in found if way in speeds.measured or speeds.inside != Rate() or not speeds.measured]   # something is known
+    return [
+        way for way in found if way in speeds.measured or speeds.inside != Rate() or not speeds.measured
+    ]  # something is known
 
 
 def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
@@ -310,7 +352,9 @@ class AllReduceTable:
     """How the workers of one line add up: a way for every size."""
 
     machines: Machines
-    table: tuple[tuple[int, str], ...] = ()   # (bytes, the way up to so many); more goes with the last. Empty: the link's usual way
+    table: tuple[
+        tuple[int, str], ...
+    ] = ()  # (bytes, the way up to so many); more goes with the last. Empty: the link's usual way
 
     def way(self, size: int) -> str:
         return next((way for most, way in self.table if size <= most), self.table[-1][1] if self.table else "")
@@ -340,4 +384,6 @@ def sums_of(speeds: Speeds | None, line: Sequence[int]) -> AllReduceTable:
         return AllReduceTable((len(line),))
     machines = speeds.machines(line)
     each = [(size, chosen(size, machines, speeds)) for size in SIZES]
-    return AllReduceTable(machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1]))
+    return AllReduceTable(
+        machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1])
+    )

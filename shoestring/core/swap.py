@@ -4,6 +4,7 @@ The factory runs as it is, with the same kernels and the same random draws, so t
 that was not touched for a while goes to the file and its memory is given back; an operation that touches it again finds it in memory.
 Only one tensor must fit.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -20,8 +21,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, FakeTensor, storage_id, tree_leaves
 from shoestring.core.units import bytes_text
 
-SMALL = 1 << 16      # bytes: a smaller tensor stays in memory
-ROOM = 1 << 28       # bytes of tensors that stay in memory
+SMALL = 1 << 16  # bytes: a smaller tensor stays in memory
+ROOM = 1 << 28  # bytes of tensors that stay in memory
 
 
 class Large:
@@ -30,7 +31,7 @@ class Large:
     def __init__(self, storage: Any) -> None:
         self.storage = weakref.ref(storage)
         self.bytes = storage.nbytes()
-        self.offset: int | None = None     # in the file, once it was there
+        self.offset: int | None = None  # in the file, once it was there
         self.away = False
 
 
@@ -41,8 +42,8 @@ class Swap(DispatchMode):
         super().__init__()
         self.room, self.held, self.end = room, 0, 0
         self.directory = directory or tempfile.gettempdir()
-        self.file = tempfile.TemporaryFile(dir=self.directory)   # noqa: SIM115 (it lives as long as we do)
-        self.known: OrderedDict[int, Large] = OrderedDict()   # by address of the storage, longest untouched first
+        self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as we do)
+        self.known: OrderedDict[int, Large] = OrderedDict()  # by address of the storage, longest untouched first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
@@ -83,9 +84,11 @@ class Swap(DispatchMode):
             while done < large.bytes:
                 done += os.pwrite(self.file.fileno(), view[done:], large.offset + done)
         except OSError as error:
-            raise Mistake(f"while a model that does not fit in memory is made, its weights wait in a file in {self.directory}, and after "
-                          f"{bytes_text(large.offset + done)} that could not be written ({error.strerror}): free some space there, or name "
-                          f"another disk in the variable TMPDIR") from error
+            raise Mistake(
+                f"while a model that does not fit in memory is made, its weights wait in a file in {self.directory}, and after "
+                f"{bytes_text(large.offset + done)} that could not be written ({error.strerror}): free some space there, or name "
+                f"another disk in the variable TMPDIR"
+            ) from error
         del view
         storage.resize_(0)
         large.away = True
@@ -101,7 +104,7 @@ class Swap(DispatchMode):
         self.held += large.bytes
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)   # type: ignore[no-untyped-call]
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
         for large in [large for large in self.known.values() if large.away and not any(problem)]:
             storage = large.storage()
             if storage is not None:
@@ -110,7 +113,12 @@ class Swap(DispatchMode):
 
 
 def is_real(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) and leaf.device.type == "cpu" and leaf.layout is torch.strided
+    return (
+        isinstance(leaf, Tensor)
+        and not isinstance(leaf, FakeTensor)
+        and leaf.device.type == "cpu"
+        and leaf.layout is torch.strided
+    )
 
 
 def as_bytes(storage: Any) -> memoryview:

@@ -4,6 +4,7 @@ It is generic over what it changes, the *subject* (a training run, a federated r
 A room has a base class of its own for both, such as `core.training.TrainingTechnique`; a technique inherits from that, is a frozen
 dataclass whose fields are its knobs, and overrides what is other than the defaults here.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -17,15 +18,15 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
-S = TypeVar("S")   # the subject
-C = TypeVar("C")   # its cost
+S = TypeVar("S")  # the subject
+C = TypeVar("C")  # its cost
 LARGEST = 1 << 62  # no knob is as large
 
 
 class Technique(ABC, Generic[S, C]):
-    why: ClassVar[str]             # what it is good for, in a few words
-    order: ClassVar[int] = 100     # where it stands among the techniques of a plan, for `cost` and `apply` alike
-    exact: ClassVar[bool] = True   # whether it leaves the result alone, where `exactness` does not say more
+    why: ClassVar[str]  # what it is good for, in a few words
+    order: ClassVar[int] = 100  # where it stands among the techniques of a plan, for `cost` and `apply` alike
+    exact: ClassVar[bool] = True  # whether it leaves the result alone, where `exactness` does not say more
 
     @abstractmethod
     def cost(self, cost: C, /) -> C:
@@ -101,7 +102,9 @@ def described(technique: Technique[Any, Any]) -> dict[str, Any]:
 
 def text(technique: Technique[Any, Any]) -> str:
     """How a technique is written everywhere, `--use` included: its name and the knobs that are not at their default."""
-    defaults: dict[str, Any] = {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
+    defaults: dict[str, Any] = (
+        {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
+    )
     knobs = {name: value for name, value in described(technique)["knobs"].items() if value != defaults.get(name)}
     return f"{type(technique).__name__}({', '.join(f'{name}={value!r}' for name, value in knobs.items())})"
 
@@ -123,8 +126,10 @@ def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
     """Refuse knobs of another type than a technique says, and numbers that are none or that nothing can be as large as."""
     hints = hints_of(kind) if is_dataclass(kind) else {}
     for name, value in knobs.items():
-        several = hints.get(name) is str and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-        if not several:   # names, which the technique joins, or refuses itself
+        several = (
+            hints.get(name) is str and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+        )
+        if not several:  # names, which the technique joins, or refuses itself
             made(hints.get(name, Any), value, False, name)
         if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
             raise Unreadable(f"{name} is {str(value)[:40]}")

@@ -1,4 +1,5 @@
 """Techniques as a user writes them, such as Checkpoint(every=2). Nothing heavy is imported: what is misspelt is told of at once."""
+
 from __future__ import annotations
 
 import ast
@@ -26,15 +27,21 @@ def call_of(written: str) -> tuple[str, dict[str, Any]]:
             raise ValueError
         return call.func.id, {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
     except (SyntaxError, ValueError):
-        raise Mistake(f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)") from None
+        raise Mistake(
+            f"{written!r} is not a technique: write a name and its knobs, such as Checkpoint(every=2)"
+        ) from None
 
 
 def check_name(name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise Mistake(f"no technique is called {name!r}; there are {', '.join(sorted(known))}{did_you_mean(name, known)}")
+        raise Mistake(
+            f"no technique is called {name!r}; there are {', '.join(sorted(known))}{did_you_mean(name, known)}"
+        )
 
 
 def check_knobs(name: str, knobs: Iterable[str], known: list[str]) -> None:
     for knob in knobs:
         if knob not in known:
-            raise Mistake(f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}{did_you_mean(knob, known)}")
+            raise Mistake(
+                f"{name} has no knob {knob!r}; it has {', '.join(known) or 'none'}{did_you_mean(knob, known)}"
+            )

@@ -1,12 +1,22 @@
 """Sizes and times as people write them."""
+
 from __future__ import annotations
 
 import re
 
 from shoestring.core.errors import Mistake
 
-STEPS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4,
-         "KI": 1024, "MI": 1024**2, "GI": 1024**3, "TI": 1024**4}
+STEPS = {
+    "": 1,
+    "K": 1000,
+    "M": 1000**2,
+    "G": 1000**3,
+    "T": 1000**4,
+    "KI": 1024,
+    "MI": 1024**2,
+    "GI": 1024**3,
+    "TI": 1024**4,
+}
 
 
 def parse_bytes(text: str | int) -> int:
@@ -24,7 +34,7 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
-LEAST = 1 << 20   # bytes: no process of Python is as small, so a budget below it is a number whose unit was forgotten
+LEAST = 1 << 20  # bytes: no process of Python is as small, so a budget below it is a number whose unit was forgotten
 
 
 def budget_bytes(written: str | int) -> int:
@@ -37,7 +47,9 @@ def budget_bytes(written: str | int) -> int:
     if size < LEAST:
         bare = str(written).strip()
         meant = f"; did you mean {bare}MiB?" if bare.replace(".", "", 1).isdigit() else ": give a size such as 600MiB"
-        raise Mistake(f"--memory {bare}: that is {bytes_text(size).replace(' B', ' bytes')}, and no process is that small{meant}")
+        raise Mistake(
+            f"--memory {bare}: that is {bytes_text(size).replace(' B', ' bytes')}, and no process is that small{meant}"
+        )
     return size
 
 
@@ -91,7 +103,13 @@ def about(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, int(seconds + 0.999))} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min" if minutes < 2880 else f"{minutes // 1440} days"
+    return (
+        f"{minutes} min"
+        if minutes < 60
+        else f"{minutes // 60} h {minutes % 60} min"
+        if minutes < 2880
+        else f"{minutes // 1440} days"
+    )
 
 
 def unit_text(value: float, unit: str) -> str:

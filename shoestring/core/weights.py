@@ -1,4 +1,5 @@
 """What a model begins from: the weights of safetensors files, or of a part of them, under the names that they have in the model."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,8 @@ from typing import Any
 from shoestring.core.errors import Mistake
 
 SAFE = (".safetensors", ".safetensors.index.json")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")   # what torch.save writes
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # what torch.save writes
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -33,11 +35,17 @@ class Weights:
 
     def __post_init__(self) -> None:
         given = (self.files,) if isinstance(self.files, (str, os.PathLike)) else self.files
-        if not isinstance(given, Sequence) or not given or not all(isinstance(one, (str, os.PathLike)) for one in given):
+        if (
+            not isinstance(given, Sequence)
+            or not given
+            or not all(isinstance(one, (str, os.PathLike)) for one in given)
+        ):
             raise Mistake(f"Weights({self.files!r}): give a safetensors file, a list of them, or a folder")
         new = (self.new,) if isinstance(self.new, str) else tuple(self.new)
         if not all(isinstance(one, str) and one for one in new):
-            raise Mistake(f"Weights(..., new={self.new!r}): give names of the model's weights, or patterns such as \"classifier.*\"")
+            raise Mistake(
+                f'Weights(..., new={self.new!r}): give names of the model\'s weights, or patterns such as "classifier.*"'
+            )
         object.__setattr__(self, "files", tuple(os.fspath(one) for one in given))
         object.__setattr__(self, "new", new)
 
@@ -55,8 +63,15 @@ class Weights:
     def written(self) -> str:
         """How it is written in a job."""
         files = repr(self.files[0] if len(self.files) == 1 else list(self.files))
-        knobs = [f"{name}={value!r}" for name, value in (("remove_prefix", self.remove_prefix), ("add_prefix", self.add_prefix),
-                                                        ("new", tuple(self.new))) if value]
+        knobs = [
+            f"{name}={value!r}"
+            for name, value in (
+                ("remove_prefix", self.remove_prefix),
+                ("add_prefix", self.add_prefix),
+                ("new", tuple(self.new)),
+            )
+            if value
+        ]
         return f"shoestring.Weights({', '.join([files, *knobs])})"
 
 

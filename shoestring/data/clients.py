@@ -1,4 +1,5 @@
 """The clients of a job: those that it has, or that its rule makes of its data."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -13,7 +14,7 @@ from shoestring.core.job import Job
 from shoestring.data.kinds import is_mapped
 from shoestring.data.partition import shuffled
 
-USUAL_COUNT = 100   # clients, where neither the user nor the data say how many
+USUAL_COUNT = 100  # clients, where neither the user nor the data say how many
 
 
 def clients_of(job: Job, count: int | None, seed: int) -> Clients:
@@ -25,17 +26,25 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
         raise Mistake(f"--clients {count}: give 1 or more")
     rule: Any = job.clients
     if rule is None:
-        raise Mistake("the job has no clients, so there are no devices that could train it: add clients=lambda: {name: records, ...} to "
-                      "the Job, or a rule that divides its data, such as clients=Dirichlet(0.3) or clients=Iid()")
+        raise Mistake(
+            "the job has no clients, so there are no devices that could train it: add clients=lambda: {name: records, ...} to "
+            "the Job, or a rule that divides its data, such as clients=Dirichlet(0.3) or clients=Iid()"
+        )
     if isinstance(rule, type) and hasattr(rule, "clients"):
-        raise Mistake(f"clients in the Job is the class {rule.__name__}: a rule is needed; write clients={rule.__name__}(...)")
+        raise Mistake(
+            f"clients in the Job is the class {rule.__name__}: a rule is needed; write clients={rule.__name__}(...)"
+        )
     if not hasattr(rule, "clients") and not callable(rule):
-        raise Mistake(f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
-                      f"write clients=lambda: {{name: records, ...}}")
+        raise Mistake(
+            f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
+            f"write clients=lambda: {{name: records, ...}}"
+        )
     found = ruled(job, rule, count, seed) if hasattr(rule, "clients") else rule()
     if not isinstance(found, Mapping):
-        raise Mistake(f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
-                      f"write clients=lambda: {{name: records, ...}}")
+        raise Mistake(
+            f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
+            f"write clients=lambda: {{name: records, ...}}"
+        )
     if not len(found):
         raise Mistake("the job's clients are none: a federated job needs at least one device with records")
     everybody = found if isinstance(found, Clients) else listed(found)
@@ -45,8 +54,10 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
 def ruled(job: Job, rule: Any, count: int | None, seed: int) -> Any:
     data = job.data()
     if not is_mapped(data) or isinstance(data, IterableDataset):
-        raise Mistake(f"the job's data are a {type(data).__name__}, and its clients a rule ({rule}) that divides a data set: give a "
-                      f"map-style data set (samples by number, with a length), or clients=lambda: {{name: records, ...}}")
+        raise Mistake(
+            f"the job's data are a {type(data).__name__}, and its clients a rule ({rule}) that divides a data set: give a "
+            f"map-style data set (samples by number, with a length), or clients=lambda: {{name: records, ...}}"
+        )
     if not len(data):
         raise Mistake("the job's data set has no samples: there is nothing to divide among clients")
     return rule.clients(data, count or min(USUAL_COUNT, len(data)), seed)
@@ -58,11 +69,15 @@ def listed(found: Mapping[Any, Any]) -> Clients:
     names = tuple(map(str, keys))
     if len(set(names)) < len(names):
         twice = Counter(names).most_common(1)[0][0]
-        raise Mistake(f"two of the job's clients have the name {twice!r} when it is written down: give each a name of its own")
+        raise Mistake(
+            f"two of the job's clients have the name {twice!r} when it is written down: give each a name of its own"
+        )
     return Named(names, lambda number: found[keys[number]])
 
 
 def some(everybody: Clients, count: int, seed: int) -> Clients:
     if count > len(everybody):
-        raise Mistake(f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out")
+        raise Mistake(
+            f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out"
+        )
     return Some(everybody, shuffled(len(everybody), seed)[:count].sort().values)

@@ -1,4 +1,5 @@
 """One column of a data set: the same part of every sample, such as its label or its author."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -10,16 +11,16 @@ from torch.utils.data import Subset, TensorDataset
 
 from shoestring.core.errors import Mistake
 
-TARGETS = 1   # the column that torchvision's data sets have as `targets`
+TARGETS = 1  # the column that torchvision's data sets have as `targets`
 
 
 def column_of(data: Any, column: int | str) -> Sequence[Any]:
     """The values of a column, one a sample. They are taken from where a data set has them all; else every sample is fetched.
 
-        columns     a mapping of names to values that a data set of one's own may have
-        tensors     of a TensorDataset
-        targets     of torchvision's data sets: column 1
-        Subset      of any of these
+    columns     a mapping of names to values that a data set of one's own may have
+    tensors     of a TensorDataset
+    targets     of torchvision's data sets: column 1
+    Subset      of any of these
     """
     if isinstance(getattr(data, "columns", None), Mapping) and column in data.columns:
         return checked(plain(data.columns[column]), len(data), column)
@@ -37,7 +38,9 @@ def plain(values: Any) -> Sequence[Any]:
     """Values as plain numbers and texts; a tensor of which each is one, too, is refused."""
     if isinstance(values, Tensor):
         if values.dim() != 1:
-            raise Mistake(f"a column of the shape {tuple(values.shape)}: a column with one value a sample is needed, such as its label")
+            raise Mistake(
+                f"a column of the shape {tuple(values.shape)}: a column with one value a sample is needed, such as its label"
+            )
         found: list[Any] = values.tolist()
         return found
     return [one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in values]
@@ -45,7 +48,9 @@ def plain(values: Any) -> Sequence[Any]:
 
 def checked(values: Sequence[Any], count: int, column: int | str) -> Sequence[Any]:
     if len(values) != count:
-        raise Mistake(f"the data set says {len(values)} values of its column {column!r} and has {count} samples: give one a sample")
+        raise Mistake(
+            f"the data set says {len(values)} values of its column {column!r} and has {count} samples: give one a sample"
+        )
     return values
 
 
@@ -54,10 +59,17 @@ def fetched(data: Any, number: int, column: int | str) -> Any:
     try:
         return sample[column]
     except (KeyError, IndexError, TypeError) as error:
-        has = f"a mapping with {', '.join(map(repr, sample))}" if isinstance(sample, Mapping) else \
-            f"a {type(sample).__name__} of {len(sample)}" if isinstance(sample, (tuple, list)) else f"a {type(sample).__name__}"
-        raise Mistake(f"sample {number} has no column {column!r}: it is {has}; name a part that every sample has, or give the data set an "
-                      f"attribute columns={{{column!r}: [...]}} with one value a sample") from error
+        has = (
+            f"a mapping with {', '.join(map(repr, sample))}"
+            if isinstance(sample, Mapping)
+            else f"a {type(sample).__name__} of {len(sample)}"
+            if isinstance(sample, (tuple, list))
+            else f"a {type(sample).__name__}"
+        )
+        raise Mistake(
+            f"sample {number} has no column {column!r}: it is {has}; name a part that every sample has, or give the data set an "
+            f"attribute columns={{{column!r}: [...]}} with one value a sample"
+        ) from error
 
 
 def classes_of(data: Any, column: int | str) -> Tensor:
@@ -76,5 +88,7 @@ def label(value: Any) -> int | str:
             return int(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         pass
-    raise Mistake(f"a label is {str(value)[:60]} ({type(value).__name__}): a rule that divides samples by their class needs labels that "
-                  f"are whole numbers or texts; say which part of a sample it is, such as Dirichlet(0.3, label=\"label\"), or use Iid()")
+    raise Mistake(
+        f"a label is {str(value)[:60]} ({type(value).__name__}): a rule that divides samples by their class needs labels that "
+        f'are whole numbers or texts; say which part of a sample it is, such as Dirichlet(0.3, label="label"), or use Iid()'
+    )

@@ -3,6 +3,7 @@
 A list beside `collate` is one of samples, and without it one of batches. Held-out data often are the other kind: batches that were made
 beforehand, beside a data set of samples. The form of an element tells them apart: its structure, and how many dimensions each tensor has.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +62,7 @@ def form(element: Any) -> str:
 def training_forms(data: ByIdentity, collate: ByIdentity) -> tuple[str, str]:
     """The form of a sample, of which the job makes batches, and of a batch; empty where there is none that can be seen at once."""
     sample = batch = ""
-    with RandomStream(0).drawing(), suppress(Exception):   # what fails here fails in training, which tells of it
+    with RandomStream(0).drawing(), suppress(Exception):  # what fails here fails in training, which tells of it
         made = data.value()
         if is_mapped(made) or (is_listed(made) and collate.value is not None):
             first = made[0]
@@ -71,7 +72,7 @@ def training_forms(data: ByIdentity, collate: ByIdentity) -> tuple[str, str]:
             batch = form(made[0])
         elif isinstance(made, DataLoader) and (is_mapped(made.dataset) or is_listed(made.dataset)):
             batch = form(made.collate_fn([made.dataset[0]]))
-        elif isinstance(made, Iterator):   # a new one, which nobody else goes through
+        elif isinstance(made, Iterator):  # a new one, which nobody else goes through
             batch = form(next(made))
     return sample, batch
 
@@ -86,8 +87,10 @@ def held_out_collate(job: Job, made: Any) -> Collate | None:
     if found == sample != batch:
         return job.collate or default_collate
     if job.collate is None and batch and form_of_one(made[0]) == batch:
-        raise Mistake(f"held_out in the Job is a list of samples, each {found}, and the job trains on batches, each {batch}: make "
-                      f"batches of them, such as held_out=DataLoader(samples, batch_size=...)")
+        raise Mistake(
+            f"held_out in the Job is a list of samples, each {found}, and the job trains on batches, each {batch}: make "
+            f"batches of them, such as held_out=DataLoader(samples, batch_size=...)"
+        )
     return job.collate
 
 

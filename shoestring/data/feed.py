@@ -14,6 +14,7 @@ Data that can be gone through again go round, and an epoch is one round of them 
 In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a data set only those are fetched.
 Which part is a worker's next, its run's assignment says.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
 
-APART = 0x9E3779B9   # added to the seed, so that data and model do not draw the same numbers
+APART = 0x9E3779B9  # added to the seed, so that data and model do not draw the same numbers
 
 
 class Feed:
@@ -43,25 +44,29 @@ class Feed:
     def __init__(self, job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> None:
         """`data` are others than those that the job trains on, such as held-out ones: a data set of them is gone through in order."""
         self.job, self.assignment, factory = job, assignment or own_part(job.mesh), job.data if data is None else data
-        self.grouped = job.mesh.along("data").world > 1   # batches are divided between workers
+        self.grouped = job.mesh.along("data").world > 1  # batches are divided between workers
         self.sampler = job.sampler if job.sampler is not None else Shuffled() if data is None else InOrder()
-        self.taken = 0                 # batches that were given so far
+        self.taken = 0  # batches that were given so far
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
             self.data = factory() if callable(factory) else factory
-        samples = is_listed(self.data) and job.collate is not None   # a list of samples, of which batches are to be made
+        samples = is_listed(self.data) and job.collate is not None  # a list of samples, of which batches are to be made
         self.mapped, self.listed = samples or is_mapped(self.data), is_listed(self.data) and not samples
         for name in ("sampler", "collate", "workers") if data is None and not self.mapped else ():
             given = getattr(job, name)
             if given is not None and not (name == "workers" and given == 0):
-                raise Mistake(f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
-                              f"map-style data set (an object with __len__ and __getitem__), or leave {name} out")
+                raise Mistake(
+                    f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
+                    f"map-style data set (an object with __len__ and __getitem__), or leave {name} out"
+                )
         self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)
         self.samples = SampleDataset(self.data, job.collate, job.seed)
-        self.chosen: Iterator[list[int]] | None = None   # of a data set: the samples of every batch from here on
-        self.whole: Any = None                           # the last batch; of a data set, the numbers of its samples
+        self.chosen: Iterator[list[int]] | None = None  # of a data set: the samples of every batch from here on
+        self.whole: Any = None  # the last batch; of a data set, the numbers of its samples
         self.fetchers: Fetchers | None = None
-        self.next_fetched: tuple[int, int] | None = None   # batch and part that they give next; None: they have not begun
+        self.next_fetched: tuple[int, int] | None = (
+            None  # batch and part that they give next; None: they have not begun
+        )
 
     @cached_property
     def length(self) -> int:
@@ -108,7 +113,11 @@ class Feed:
     def steps_in_all(self) -> int:
         """Steps that the job takes; 0: nobody knows before its data end."""
         rounds = self.job.epochs * self.per_epoch
-        return min(filter(None, (self.job.steps, rounds)), default=0) if self.per_epoch else self.job.steps * (not self.job.epochs)
+        return (
+            min(filter(None, (self.job.steps, rounds)), default=0)
+            if self.per_epoch
+            else self.job.steps * (not self.job.epochs)
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -153,7 +162,9 @@ class Feed:
 
     def wanted(self, number: int, part: int, chosen: list[int]) -> Wanted:
         """A part of a batch by its samples. A worker that gets none takes part with one that does not count."""
-        begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[part if part < len(chosen) else 0]
+        begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[
+            part if part < len(chosen) else 0
+        ]
         return Wanted(number, part, number // max(self.length, 1), chosen[begin:end])
 
     def wanted_from(self, begin: int, part: int) -> Iterator[Wanted]:
@@ -188,8 +199,10 @@ class Feed:
         """A part of a batch. A worker that gets no sample takes part with one that does not count."""
         count = self.job.count(batch)
         if not count:
-            raise Mistake(f"batch {self.taken} of the job's data has no samples: there is nothing for {self.assignment.parts} workers to "
-                          f"train on; leave it out of the data")
+            raise Mistake(
+                f"batch {self.taken} of the job's data has no samples: there is nothing for {self.assignment.parts} workers to "
+                f"train on; leave it out of the data"
+            )
         self.assignment.idle = part >= count
         return self.job.pieces(batch, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
@@ -199,16 +212,24 @@ class Feed:
         if reason := self.sampler.refusal(count, size):
             raise Mistake(reason + (f"; {OF_SAMPLES}" if is_listed(self.data) else ""))
         if self.sampler.fills_batches and size < parts:
-            raise Mistake(f"batches of {size} samples for {parts} workers: some would have none; "
-                          f"give a batch of {parts} samples or more, or fewer --devices")
+            raise Mistake(
+                f"batches of {size} samples for {parts} workers: some would have none; "
+                f"give a batch of {parts} samples or more, or fewer --devices"
+            )
         yield from self.sampler.batches(count, size, self.job.seed, begin)
 
     @property
     def how(self) -> str:
         """How it goes to a position, for the user."""
         if self.rounds is None:
-            return "the data set resumes at its position" if self.mapped else "the list of batches resumes at its position"
-        return "the data resume from their own state" if self.rounds.stateful else "the data are fast-forwarded, batch by batch"
+            return (
+                "the data set resumes at its position" if self.mapped else "the list of batches resumes at its position"
+            )
+        return (
+            "the data resume from their own state"
+            if self.rounds.stateful
+            else "the data are fast-forwarded, batch by batch"
+        )
 
     def go_to(self, number: int) -> None:
         """Stand before the batch with this number, as if all before it had been given."""
@@ -216,15 +237,20 @@ class Feed:
             try:
                 self.part(number - 1, None)
             except StopIteration:
-                raise Mistake(f"the job's data end after {self.taken} batches and the run had taken {number}: "
-                              f"give the data it was begun with") from None
+                raise Mistake(
+                    f"the job's data end after {self.taken} batches and the run had taken {number}: "
+                    f"give the data it was begun with"
+                ) from None
         self.taken, self.chosen, self.next_fetched = number, None, None
 
     def state_dict(self) -> dict[str, Any]:
         ahead = self.rounds.ahead if self.rounds is not None else None
-        return {"taken": self.taken, "data": self.rounds.state() if self.rounds is not None else None,
-                "chance": self.random_stream.state if ahead is None else ahead.chance,
-                "round": [self.epoch, self.in_round, self.round_over]}
+        return {
+            "taken": self.taken,
+            "data": self.rounds.state() if self.rounds is not None else None,
+            "chance": self.random_stream.state if ahead is None else ahead.chance,
+            "round": [self.epoch, self.in_round, self.round_over],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.rounds is not None and self.rounds.stateful and state["data"] is not None:
@@ -233,7 +259,9 @@ class Feed:
             self.taken = state["taken"]
         else:
             self.go_to(state["taken"])
-        if self.rounds is None or self.rounds.ahead is None:   # else the stream stands behind the batch that was fetched ahead, as then
+        if (
+            self.rounds is None or self.rounds.ahead is None
+        ):  # else the stream stands behind the batch that was fetched ahead, as then
             self.random_stream.state = state["chance"]
 
 

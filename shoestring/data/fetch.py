@@ -6,6 +6,7 @@ batch is the same bits whoever fetches it, and whatever was fetched before.
     processes    are forked, so that a data set may be anything (lambdas too); before the model is made, so that they share none of it.
                  They end with the feed, and with the process that they belong to.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -26,14 +27,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
-AHEAD = 2   # batches that every process fetches ahead of need
+AHEAD = 2  # batches that every process fetches ahead of need
 OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"
 
 
 class Wanted(NamedTuple):
     """A part of a batch, by the numbers of its samples."""
 
-    number: int          # of the batch
+    number: int  # of the batch
     part: int
     epoch: int
     samples: list[int]
@@ -51,7 +52,7 @@ class SampleDataset(Dataset[Any]):
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
         self.data, self.collate, self.seed = data, default_collate if collate is None else collate, seed
-        self.epoch: int | None = None   # that the data were told of last
+        self.epoch: int | None = None  # that the data were told of last
 
     def __getitem__(self, wanted: Wanted) -> Batch | Trouble:
         """In a process that fetches."""
@@ -61,7 +62,11 @@ class SampleDataset(Dataset[Any]):
         except Exception as error:
             place = blamed(error).place
             said = (str(error).strip().splitlines() or [""])[0]
-            return Trouble(str(error) if isinstance(error, Mistake) else f"the job failed in {place}: {type(error).__name__}: {said}")
+            return Trouble(
+                str(error)
+                if isinstance(error, Mistake)
+                else f"the job failed in {place}: {type(error).__name__}: {said}"
+            )
 
     def fetched(self, wanted: Wanted) -> Batch:
         """In this process."""
@@ -72,19 +77,27 @@ class SampleDataset(Dataset[Any]):
         if wanted.epoch != self.epoch:
             begin_epoch(self.data, wanted.epoch)
             self.epoch = wanted.epoch
-        at_once = getattr(self.data, "__getitems__", None)   # as torch's own loader does: some data sets are faster with all at once
+        at_once = getattr(
+            self.data, "__getitems__", None
+        )  # as torch's own loader does: some data sets are faster with all at once
         try:
-            return self.collate(at_once(wanted.samples) if at_once else [self.data[sample] for sample in wanted.samples])
-        except StopIteration as error:   # it would look like the end of the data
-            raise Mistake(f"the job's data set raised StopIteration for a sample, and says that it has {len(self.data)}: a data set gives "
-                          f"every sample below its length") from error
+            return self.collate(
+                at_once(wanted.samples) if at_once else [self.data[sample] for sample in wanted.samples]
+            )
+        except StopIteration as error:  # it would look like the end of the data
+            raise Mistake(
+                f"the job's data set raised StopIteration for a sample, and says that it has {len(self.data)}: a data set gives "
+                f"every sample below its length"
+            ) from error
         except Exception as error:
             if not isinstance(self.data, (list, tuple)):
                 raise
             said = (str(error).strip().splitlines() or [""])[0]
             kind = type(self.data[wanted.samples[0]]).__name__
-            raise Mistake(f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
-                          f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, mend collate") from error
+            raise Mistake(
+                f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
+                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, mend collate"
+            ) from error
 
     def seed_of(self, wanted: Wanted) -> int:
         return hash((self.seed, wanted.number, wanted.part)) % 2**32
@@ -96,9 +109,18 @@ class Fetchers:
     def __init__(self, samples: SampleDataset, count: int) -> None:
         self.order: Iterator[Wanted] = iter(())
         self.loader: DataLoader[Any] | None = DataLoader(
-            samples, batch_size=None, sampler=self, num_workers=count, prefetch_factor=AHEAD, collate_fn=as_it_is, persistent_workers=True,
-            multiprocessing_context="fork", generator=torch.Generator(), worker_init_fn=end_with_parent)
-        for _ in self.loader:   # nothing is wanted yet: the processes start
+            samples,
+            batch_size=None,
+            sampler=self,
+            num_workers=count,
+            prefetch_factor=AHEAD,
+            collate_fn=as_it_is,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            generator=torch.Generator(),
+            worker_init_fn=end_with_parent,
+        )
+        for _ in self.loader:  # nothing is wanted yet: the processes start
             pass
         self.batches: Iterator[Any] = iter(())
 
@@ -139,4 +161,4 @@ def bind_to_parent() -> None:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -1,4 +1,5 @@
 """What can be told of a job's data by looking at the object alone: nothing is fetched and nothing is drawn."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from shoestring.core.errors import Mistake
 from shoestring.core.given import generators_in, has_state
 
-EXACT_SAMPLERS = (RandomSampler, SequentialSampler)   # torch's own: they know how many samples they give
+EXACT_SAMPLERS = (RandomSampler, SequentialSampler)  # torch's own: they know how many samples they give
 
 
 def is_listed(data: Any) -> bool:
@@ -21,8 +22,10 @@ def is_mapped(data: Any) -> bool:
     """Whether data are a map-style data set: samples by number, of which batches are to be made."""
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, list(data)[:5]))
-        raise Mistake(f"the job's data are a {type(data).__name__} by name ({names}): give one of them"
-                      f", such as data=lambda: data[{names.split(',')[0]}]")
+        raise Mistake(
+            f"the job's data are a {type(data).__name__} by name ({names}): give one of them"
+            f", such as data=lambda: data[{names.split(',')[0]}]"
+        )
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not is_listed(data) and not has_state(data)
 
 
@@ -43,14 +46,21 @@ def counts_right(data: Any) -> bool:
 
 def loading_processes(data: Any) -> tuple[int, int]:
     """Processes that a DataLoader of the job's own starts, and batches that they load ahead of need."""
-    return (data.num_workers, data.num_workers * (data.prefetch_factor or 0)) if isinstance(data, DataLoader) else (0, 0)
+    return (
+        (data.num_workers, data.num_workers * (data.prefetch_factor or 0)) if isinstance(data, DataLoader) else (0, 0)
+    )
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
     """Tell data, and what they draw from, which round begins, if they want to know (`set_epoch`)."""
     told: list[int] = []
     one: Any
-    for one in (data, getattr(data, "dataset", None), getattr(data, "sampler", None), getattr(data, "batch_sampler", None)):
+    for one in (
+        data,
+        getattr(data, "dataset", None),
+        getattr(data, "sampler", None),
+        getattr(data, "batch_sampler", None),
+    ):
         if callable(getattr(one, "set_epoch", None)) and id(one) not in told:
             told.append(id(one))
             one.set_epoch(epoch)

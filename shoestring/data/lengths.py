@@ -7,6 +7,7 @@
 
 Data whose batches are all alike are planned for by their first ones.
 """
+
 from __future__ import annotations
 
 import time
@@ -37,21 +38,21 @@ from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
-MOST = 2000        # batches that are looked at,
-ALIKE = 1.0        # for so many seconds while all are of one size,
-VARYING = 6.0      # and for so many if they are not
-FEW = 3            # sizes that are planned for, if they can't be compared
-DIMENSIONS = 24    # of a batch with more, such as a list of images that all differ, only the bytes are compared
-STATED = -1        # in place of the number of a batch
+MOST = 2000  # batches that are looked at,
+ALIKE = 1.0  # for so many seconds while all are of one size,
+VARYING = 6.0  # and for so many if they are not
+FEW = 3  # sizes that are planned for, if they can't be compared
+DIMENSIONS = 24  # of a batch with more, such as a list of images that all differ, only the bytes are compared
+STATED = -1  # in place of the number of a batch
 
 
 @dataclass(frozen=True)
 class BatchSize:
     """How large a batch is."""
 
-    shapes: tuple[tuple[int, ...], ...] = ()   # of its tensors, in order
-    bytes: int = 0                             # of all of them
-    number: int = STATED                       # of the batch among the data, from 0
+    shapes: tuple[tuple[int, ...], ...] = ()  # of its tensors, in order
+    bytes: int = 0  # of all of them
+    number: int = STATED  # of the batch among the data, from 0
 
     def covers(self, other: BatchSize) -> bool:
         """Whether another is nowhere larger than this."""
@@ -73,14 +74,16 @@ class BatchSize:
 class Lengths:
     """What is known of the sizes of a job's batches."""
 
-    largest: tuple[BatchSize, ...] = ()   # those that no other covers, the one with most bytes first; empty: nobody has looked
-    looked: int = 0                       # batches that were looked at; 0: the job states the largest
-    all_of: str = ""                      # what these were all of: "the run", "an epoch"; empty: there are more
-    typical: int = 0                      # number of the batch in the middle, by its bytes
-    varies: bool = False                  # not all batches are of one size
-    first: bool = True                    # the first ones are the largest: nothing else has to be planned for
-    loaders: int = 0                      # processes that load batches for the one that trains,
-    ahead: int = 0                        # and batches that they have loaded ahead, in shared memory
+    largest: tuple[
+        BatchSize, ...
+    ] = ()  # those that no other covers, the one with most bytes first; empty: nobody has looked
+    looked: int = 0  # batches that were looked at; 0: the job states the largest
+    all_of: str = ""  # what these were all of: "the run", "an epoch"; empty: there are more
+    typical: int = 0  # number of the batch in the middle, by its bytes
+    varies: bool = False  # not all batches are of one size
+    first: bool = True  # the first ones are the largest: nothing else has to be planned for
+    loaders: int = 0  # processes that load batches for the one that trains,
+    ahead: int = 0  # and batches that they have loaded ahead, in shared memory
 
     @property
     def beside(self) -> str:
@@ -99,7 +102,9 @@ class Lengths:
         if not self.looked:
             return f"memory for the largest batch that the job states, {self.largest[0]}; times for its first batches"
         which = ", ".join(f"batch {one.number}: {one}" for one in self.largest)
-        scope = f", all of {self.all_of}" if self.all_of else "; there are more, and a larger one is told of when it comes"
+        scope = (
+            f", all of {self.all_of}" if self.all_of else "; there are more, and a larger one is told of when it comes"
+        )
         return f"memory for the largest of {self.looked} batches looked at ({which}{scope})"
 
 
@@ -108,7 +113,7 @@ class Look:
     """What a look at the data found, with the batches that it is about."""
 
     lengths: Lengths
-    batches: tuple[Batch, ...] = ()   # those to plan for; none: the first ones
+    batches: tuple[Batch, ...] = ()  # those to plan for; none: the first ones
 
 
 def size_of(batch: Batch, number: int = STATED) -> BatchSize:
@@ -147,7 +152,7 @@ def look(job: Job) -> Look:
         loaders, ahead = Feed(job).loading_processes
         return Look(Lengths((size_of(batch),), varies=True, first=False, loaders=loaders, ahead=ahead), (batch,))
     job = replace(job, mesh=on_one_axis())
-    kept: dict[int, Batch] = {}           # batches by their number, of those sizes
+    kept: dict[int, Batch] = {}  # batches by their number, of those sizes
     largest: list[BatchSize] = []
     sizes: list[BatchSize] = []
     begun = time.monotonic()
@@ -157,12 +162,20 @@ def look(job: Job) -> Look:
             sizes.append(size_of(batch, number))
             if number < 2 or not any(one.covers(sizes[-1]) for one in largest):
                 largest = largest_of([*largest, sizes[-1]])[:FEW]
-                kept = {one: found for one, found in [*kept.items(), (number, batch)] if one in {size.number for size in largest}}
-            varies = len({(size.shapes, size.bytes) for size in (sizes[0], sizes[-1], *largest)}) > 1 or len(largest) > 1
+                kept = {
+                    one: found
+                    for one, found in [*kept.items(), (number, batch)]
+                    if one in {size.number for size in largest}
+                }
+            varies = (
+                len({(size.shapes, size.bytes) for size in (sizes[0], sizes[-1], *largest)}) > 1 or len(largest) > 1
+            )
             if number and time.monotonic() - begun > (VARYING if varies else ALIKE):
                 break
         rounds, steps = feed.epochs, feed.steps_in_all
-        loaders, ahead = (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes   # a look starts none
+        loaders, ahead = (
+            (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes
+        )  # a look starts none
     if not sizes:
         raise Mistake("the job's data yields no batch: nothing to train on")
     all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
@@ -211,10 +224,10 @@ def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[
 def data_begun(job: Job) -> Iterator[Feed]:
     """A feed of the job's data as it stands after its first batch, for what it keeps in memory then."""
     with looking(job) as feed:
-        if not isinstance(feed.data, DataLoader):   # it keeps its data set, and processes would be started for nothing
+        if not isinstance(feed.data, DataLoader):  # it keeps its data set, and processes would be started for nothing
             with suppress(StopIteration):
                 feed.part(0, None)
-            feed.whole = None   # which in training is the batch of the step
+            feed.whole = None  # which in training is the batch of the step
         yield feed
 
 
@@ -225,10 +238,14 @@ def check_given(job: Job) -> None:
     for name, given in (("data", job.data), ("held_out", job.held_out)):
         if not isinstance(given, GivenData) or given.checked or given.state is not None or can_be_shared(given.value):
             continue
-        first, again = ([one.clone() for batch in islice(held_feed(job, given), 1) for one in tensors_in(batch)] for _ in range(2))
+        first, again = (
+            [one.clone() for batch in islice(held_feed(job, given), 1) for one in tensors_in(batch)] for _ in range(2)
+        )
         if len(first) != len(again) or not all(map(same_bits, first, again)):
-            raise Mistake(f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is gone through again, so "
-                          f"a run that stops could not go on with the same bits: give a function that makes it, {name}=lambda: ...")
+            raise Mistake(
+                f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is gone through again, so "
+                f"a run that stops could not go on with the same bits: give a function that makes it, {name}=lambda: ..."
+            )
         given.checked = True
 
 
@@ -239,14 +256,22 @@ def held_feed(job: Job, given: GivenData) -> Iterator[Batch]:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of a batch are the same, whatever their layout, NaN included."""
-    return one.shape == other.shape and one.dtype == other.dtype and all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(dense_parts(one), dense_parts(other), strict=True))
+    return (
+        one.shape == other.shape
+        and one.dtype == other.dtype
+        and all(
+            torch.equal(a.nan_to_num(), b.nan_to_num())
+            for a, b in zip(dense_parts(one), dense_parts(other), strict=True)
+        )
+    )
 
 
 def shared_data(job: Job) -> Job:
     """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
     check_given(job)
-    made: dict[int, tuple[Any, Callable[[], None]]] = {}   # by the seed that they were drawn from; with what draws as making them did
+    made: dict[
+        int, tuple[Any, Callable[[], None]]
+    ] = {}  # by the seed that they were drawn from; with what draws as making them did
 
     def data() -> Any:
         seed = torch.initial_seed()

@@ -1,12 +1,13 @@
 """Partition rules: how a job's data set is divided among devices. Every sample is one device's, and all follows from the seed.
 
-    Iid()                     everybody has the same mix and equally many
-    Dirichlet(alpha)          everybody has another mix of classes; the lower alpha, the fewer classes a device has
-    QuantitySkew(alpha)       everybody has the same mix, and another number of samples; the lower alpha, the more unequal
-    ByColumn("author")        everybody has the samples with one value of a column
+Iid()                     everybody has the same mix and equally many
+Dirichlet(alpha)          everybody has another mix of classes; the lower alpha, the fewer classes a device has
+QuantitySkew(alpha)       everybody has the same mix, and another number of samples; the lower alpha, the more unequal
+ByColumn("author")        everybody has the samples with one value of a column
 
-    Job(..., data=lambda: data_set, clients=Dirichlet(0.3))
+Job(..., data=lambda: data_set, clients=Dirichlet(0.3))
 """
+
 from __future__ import annotations
 
 import math
@@ -23,7 +24,7 @@ from shoestring.core.clients import Clients, Named, Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.columns import classes_of, column_of
 
-DRAWS = 100   # times that a rule draws again for clients that were left with too little
+DRAWS = 100  # times that a rule draws again for clients that were left with too little
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,16 @@ class Dirichlet:
     def __post_init__(self) -> None:
         check_knobs("Dirichlet", self.alpha, self.least)
         if self.by not in ("client", "class"):
-            raise Mistake(f"Dirichlet(by={self.by!r}): a mix is drawn for every \"client\" or for every \"class\"")
+            raise Mistake(f'Dirichlet(by={self.by!r}): a mix is drawn for every "client" or for every "class"')
 
     def clients(self, data: Any, count: int, seed: int) -> Clients:
         check_count(data, count, self.least, f"Dirichlet({self.alpha:g})")
         classes = classes_of(data, self.label)
         drawn = random.Random(seed)
         if self.by == "client":
-            table = mixed_clients(torch.bincount(classes).tolist(), even_sizes(len(data), count).tolist(), self.alpha, drawn)
+            table = mixed_clients(
+                torch.bincount(classes).tolist(), even_sizes(len(data), count).tolist(), self.alpha, drawn
+            )
         else:
             table = self.divided_classes(torch.bincount(classes).tolist(), count, drawn)
         # Samples in the order of their classes, within a class in a drawn one: device i takes the next table[i, c] of class c
@@ -105,9 +108,11 @@ class Dirichlet:
             left = min(left, poor := int((table.sum(1) < self.least).sum()))
             if not poor:
                 return table
-        raise Mistake(f"Dirichlet({self.alpha:g}, by=\"class\") leaves at least {left:,} of {count:,} clients with fewer than {self.least} "
-                      f"samples, in each of {DRAWS} draws: alpha is too small for so many clients and {sum(sizes):,} samples; give fewer "
-                      f"clients, a larger alpha, or by=\"client\", which gives all of them equally many")
+        raise Mistake(
+            f'Dirichlet({self.alpha:g}, by="class") leaves at least {left:,} of {count:,} clients with fewer than {self.least} '
+            f"samples, in each of {DRAWS} draws: alpha is too small for so many clients and {sum(sizes):,} samples; give fewer "
+            f'clients, a larger alpha, or by="client", which gives all of them equally many'
+        )
 
 
 @dataclass(frozen=True)
@@ -119,10 +124,12 @@ class ByColumn:
 
     def clients(self, data: Any, count: int, seed: int) -> Clients:
         values = column_of(data, self.column)
-        nothing = next((number for number, value in enumerate(values) if value is None or value != value), None)   # noqa: PLR0124
+        nothing = next((number for number, value in enumerate(values) if value is None or value != value), None)  # noqa: PLR0124
         if nothing is not None:
-            raise Mistake(f"sample {nothing} has {values[nothing]} in its column {self.column!r}, so it is nobody's: leave such samples "
-                          f"out of the data, or give them a value")
+            raise Mistake(
+                f"sample {nothing} has {values[nothing]} in its column {self.column!r}, so it is nobody's: leave such samples "
+                f"out of the data, or give them a value"
+            )
         names = list(dict.fromkeys(map(str, values)))
         if not names:
             raise Mistake(f"ByColumn({self.column!r}) of a data set without samples: nobody would have any")
@@ -137,7 +144,7 @@ def dealt(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...] = ()) 
 
     def records(number: int) -> Subset[Any]:
         stop = int(stops[number])
-        return Subset(data, order[stop - int(sizes[number]):stop].sort().values.tolist())
+        return Subset(data, order[stop - int(sizes[number]) : stop].sort().values.tolist())
 
     return Named(names, records) if names else Numbered(len(sizes), records)
 
@@ -187,7 +194,9 @@ def mixed_clients(classes: list[int], sizes: list[int], alpha: float, drawn: ran
         shares = torch.tensor(mix(prior, drawn), dtype=torch.float64)
         while (wanted := size - int(row.sum())) > 0:
             possible = shares * (left > 0)
-            if not float(possible.sum()) > 0:   # a mix of classes that are all used up: the rest is drawn from what is left
+            if (
+                not float(possible.sum()) > 0
+            ):  # a mix of classes that are all used up: the rest is drawn from what is left
                 possible = left.double()
             draws = torch.multinomial(possible, wanted, replacement=True, generator=generator)
             taken = torch.minimum(torch.bincount(draws, minlength=len(classes)), left)
@@ -198,7 +207,9 @@ def mixed_clients(classes: list[int], sizes: list[int], alpha: float, drawn: ran
 
 def check_knobs(name: str, alpha: float, least: int) -> None:
     if not 1e-6 <= alpha < math.inf:
-        raise Mistake(f"{name}(alpha={alpha}): give a number above 0 (0.000001 or more); 0.1 is very unequal, 100 nearly equal")
+        raise Mistake(
+            f"{name}(alpha={alpha}): give a number above 0 (0.000001 or more); 0.1 is very unequal, 100 nearly equal"
+        )
     if least < 1:
         raise Mistake(f"{name}(least={least}): a client without samples can't train; give 1 or more")
 
@@ -208,5 +219,7 @@ def check_count(data: Any, count: int, least: int, rule: str) -> None:
         raise Mistake(f"{count} clients: give 1 or more")
     if count * least > len(data):
         short = count - len(data) // least
-        raise Mistake(f"{count:,} clients of {least} sample{'s' if least > 1 else ''} or more for {rule}, and the data set has "
-                      f"{len(data):,} samples: {short:,} would have too few; give {len(data) // least:,} clients or fewer, or more data")
+        raise Mistake(
+            f"{count:,} clients of {least} sample{'s' if least > 1 else ''} or more for {rule}, and the data set has "
+            f"{len(data):,} samples: {short:,} would have too few; give {len(data) // least:,} clients or fewer, or more data"
+        )

@@ -6,6 +6,7 @@
 Where somebody counts epochs, and the data do not say how many batches they have, or are not sure to be right, the batch after the last
 one is fetched to know whether there is one.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -17,16 +18,16 @@ from shoestring.core.batch import Batch
 from shoestring.core.given import has_state
 from shoestring.data.kinds import begin_epoch, counts_right, said_length
 
-END = object()   # where a round has no more
+END = object()  # where a round has no more
 
 
 @dataclass(frozen=True)
 class Ahead:
     """A batch that was fetched before it is wanted, and how the data stood before that."""
 
-    batch: Any              # END: there is none
-    chance: Any             # state of the random stream
-    data: Any               # state of the data, if they have one
+    batch: Any  # END: there is none
+    chance: Any  # state of the random stream
+    data: Any  # state of the data, if they have one
 
 
 class Rounds:
@@ -36,13 +37,15 @@ class Rounds:
         """`epochs`: the job asks for so many; `counted`: somebody must know where a round ends."""
         self.data, self.factory, self.epochs_asked = data, factory, epochs
         self.stateful = has_state(data)
-        self.length = said_length(data)    # batches of a round, as far as the data say and it was never wrong; 0: nobody knows
+        self.length = said_length(
+            data
+        )  # batches of a round, as far as the data say and it was never wrong; 0: nobody knows
         self.looks_ahead = counted and not counts_right(data) and not (self.stateful and self.length)
         self.source: Iterator[Any] | None = None
         self.ahead: Ahead | None = None
-        self.epoch = self.in_round = 0     # rounds that were over when the last batch was given; batches given in this one
-        self.round_over = False            # that batch was the last of its round
-        self.ended = False                 # there are no more
+        self.epoch = self.in_round = 0  # rounds that were over when the last batch was given; batches given in this one
+        self.round_over = False  # that batch was the last of its round
+        self.ended = False  # there are no more
 
     def next(self) -> Batch:
         """The next batch, of this round or of the next one. Raises StopIteration where there are no more."""
@@ -58,7 +61,7 @@ class Rounds:
             self.ahead = Ahead(next(self.source, END), *before)
             self.round_over = self.ahead.batch is END
         else:
-            self.length = self.length if self.in_round <= self.length else 0   # there are more than they said
+            self.length = self.length if self.in_round <= self.length else 0  # there are more than they said
             self.round_over = self.in_round == self.length
         return batch
 
@@ -77,9 +80,9 @@ class Rounds:
         """The first batch of the next round. Raises StopIteration if there is no such round, or nothing in it."""
         batch: Any = END
         if self.in_round and (self.source is not self.data or self.epoch + 1 < self.epochs_asked):
-            if self.source is self.data:   # an iterator
+            if self.source is self.data:  # an iterator
                 self.data = self.factory()
-            if self.in_round != self.length and not self.looks_ahead:   # fewer than they said
+            if self.in_round != self.length and not self.looks_ahead:  # fewer than they said
                 self.length = 0
             begin_epoch(self.data, self.epoch + 1)
             self.source = iter(self.data)
@@ -99,5 +102,5 @@ class Rounds:
         self.epoch, self.in_round, self.round_over = round
         begin_epoch(self.data, self.epoch)
         self.data.load_state_dict(state)
-        if self.epoch or self.in_round:   # what beginning draws was drawn before the state was taken
+        if self.epoch or self.in_round:  # what beginning draws was drawn before the state was taken
             self.source = iter(self.data)

@@ -7,6 +7,7 @@
 
 Every batch follows from the seed and its number alone, so a run goes on at any position with the batches that it would have had.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -24,7 +25,11 @@ class Shuffled:
     fills_batches = True
 
     def refusal(self, count: int, size: int) -> str:
-        return f"a data set of {count} samples for batches of {size}: give more data or a smaller batch" if count < size else ""
+        return (
+            f"a data set of {count} samples for batches of {size}: give more data or a smaller batch"
+            if count < size
+            else ""
+        )
 
     def per_epoch(self, count: int, size: int) -> int:
         return count // size
@@ -34,7 +39,7 @@ class Shuffled:
         while True:
             shuffled = torch.randperm(count, generator=order).tolist()
             starts = range(0, count - size + 1, size)
-            yield from (shuffled[start:start + size] for start in starts[begin:])
+            yield from (shuffled[start : start + size] for start in starts[begin:])
             begin = max(begin - len(starts), 0)
 
 
@@ -64,12 +69,14 @@ class Poisson:
     A draw without any sample is drawn again, which is the same as leaving empty batches out.
     """
 
-    rate: float   # probability of a sample to be in a batch
+    rate: float  # probability of a sample to be in a batch
     fills_batches = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise Mistake(f"Poisson(rate={self.rate}): the probability of a sample to be in a batch is above 0 and at most 1")
+            raise Mistake(
+                f"Poisson(rate={self.rate}): the probability of a sample to be in a batch is above 0 and at most 1"
+            )
 
     def refusal(self, count: int, size: int) -> str:
         return "" if count else "a data set without samples: give some"
@@ -82,7 +89,9 @@ class Poisson:
             draw = torch.Generator().manual_seed(hash((seed, number)) % 2**63)
             chosen: list[int] = []
             while not chosen:
-                chosen = torch.nonzero(torch.rand(count, generator=draw, dtype=torch.float64) < self.rate).flatten().tolist()
+                chosen = (
+                    torch.nonzero(torch.rand(count, generator=draw, dtype=torch.float64) < self.rate).flatten().tolist()
+                )
             yield chosen
 
 
@@ -100,7 +109,9 @@ class Subset:
     def refusal(self, count: int, size: int) -> str:
         outside = [index for index in self.indices if not 0 <= index < count]
         if outside:
-            return f"Subset names sample {outside[0]} of a data set of {count} samples: give numbers from 0 to {count - 1}"
+            return (
+                f"Subset names sample {outside[0]} of a data set of {count} samples: give numbers from 0 to {count - 1}"
+            )
         return self.of.refusal(len(self.indices), size)
 
     def per_epoch(self, count: int, size: int) -> int:

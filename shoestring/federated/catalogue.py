@@ -1,4 +1,5 @@
 """The one list of techniques of a federated round, and the pairs of them that can't be combined."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -31,33 +32,73 @@ from shoestring.federated.techniques.work.finetune import FineTune
 from shoestring.federated.techniques.work.scaffold import Scaffold
 
 CATALOGUE: tuple[type[FederatedTechnique], ...] = (
-    FedSGD, FedProx, Scaffold, FedPer, Ditto, FineTune,
-    Malicious, DropOut, Slow,
-    TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown,
-    DeviceClip, DeviceNoise, Clip, AdaptiveClip, GaussianNoise,
-    QFedAvg, CoordinateMedian, TrimmedMean, Krum, MultiKrum, NormBound,
-    FedAvgM, FedAdam, FedYogi, FedAdagrad, FedBuff,
+    FedSGD,
+    FedProx,
+    Scaffold,
+    FedPer,
+    Ditto,
+    FineTune,
+    Malicious,
+    DropOut,
+    Slow,
+    TopK,
+    Sketch,
+    Rotate,
+    QuantizeUpdates,
+    QuantizeDown,
+    DeviceClip,
+    DeviceNoise,
+    Clip,
+    AdaptiveClip,
+    GaussianNoise,
+    QFedAvg,
+    CoordinateMedian,
+    TrimmedMean,
+    Krum,
+    MultiKrum,
+    NormBound,
+    FedAvgM,
+    FedAdam,
+    FedYogi,
+    FedAdagrad,
+    FedBuff,
 )
-SLOTS = {   # what techniques of one slot say, of which a round can have one
-    "work": "how devices train", "sparse": "which numbers are sent", "combine": "how updates are combined",
-    "advance": "how the weights move", "clip": "how long an update may be",
+SLOTS = {  # what techniques of one slot say, of which a round can have one
+    "work": "how devices train",
+    "sparse": "which numbers are sent",
+    "combine": "how updates are combined",
+    "advance": "how the weights move",
+    "clip": "how long an update may be",
 }
 ROBUST = ("CoordinateMedian", "TrimmedMean", "Krum", "MultiKrum")
 NOISES = ("GaussianNoise", "DeviceNoise")
 CONFLICTS: dict[frozenset[str], str] = {
-    frozenset({"FedPer", "Ditto"}):
-        "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
-    frozenset({"Ditto", "FineTune"}):
-        "both say which personal weights a device is judged by: choose one of them",
-    frozenset({"Slow", "FedBuff"}):
-        "FedBuff has speeds of devices of its own: give it a spread instead",
-    frozenset({"Scaffold", "FedBuff"}):
-        "Scaffold's correction belongs to the newest weights, and with FedBuff devices begin from older ones",
-    **{frozenset({"Scaffold", one}): "devices that the rule leaves out would still move Scaffold's control variate" for one in ROBUST},
-    **{frozenset({"Scaffold", one}): "what Scaffold sends beside the update is neither clipped nor has noise, so that it would tell of a "
-                                     "device what epsilon does not count" for one in NOISES},
-    **{frozenset({"FedBuff", one}): "epsilon is counted for devices that are drawn anew in every round; with FedBuff who is quick takes "
-                                    "part more often" for one in NOISES},
+    frozenset(
+        {"FedPer", "Ditto"}
+    ): "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
+    frozenset({"Ditto", "FineTune"}): "both say which personal weights a device is judged by: choose one of them",
+    frozenset({"Slow", "FedBuff"}): "FedBuff has speeds of devices of its own: give it a spread instead",
+    frozenset(
+        {"Scaffold", "FedBuff"}
+    ): "Scaffold's correction belongs to the newest weights, and with FedBuff devices begin from older ones",
+    **{
+        frozenset({"Scaffold", one}): "devices that the rule leaves out would still move Scaffold's control variate"
+        for one in ROBUST
+    },
+    **{
+        frozenset(
+            {"Scaffold", one}
+        ): "what Scaffold sends beside the update is neither clipped nor has noise, so that it would tell of a "
+        "device what epsilon does not count"
+        for one in NOISES
+    },
+    **{
+        frozenset(
+            {"FedBuff", one}
+        ): "epsilon is counted for devices that are drawn anew in every round; with FedBuff who is quick takes "
+        "part more often"
+        for one in NOISES
+    },
 }
 
 

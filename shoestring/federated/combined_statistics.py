@@ -1,4 +1,5 @@
 """Statistics of many devices made one: their mean, or their median where devices may lie."""
+
 from __future__ import annotations
 
 import torch
@@ -29,5 +30,11 @@ def wrong_statistics(layout: Layout, rows: Tensor | None, count: int) -> list[st
         found = "no statistics" if rows is None else f"statistics of the shape {tuple(rows.shape[1:])}"
         return [f"it sent {found}, not of {(layout.size,)}" if layout.size or rows is not None else ""] * count
     negative = (rows[:, layout.marks(StatisticKind.VARIANCE)] < 0).any(1)
-    return ["its statistics have numbers that are not finite" if not good else "its statistics have a negative variance" if bad else ""
-            for good, bad in zip(rows.isfinite().all(1).tolist(), negative.tolist(), strict=True)]
+    return [
+        "its statistics have numbers that are not finite"
+        if not good
+        else "its statistics have a negative variance"
+        if bad
+        else ""
+        for good, bad in zip(rows.isfinite().all(1).tolist(), negative.tolist(), strict=True)
+    ]

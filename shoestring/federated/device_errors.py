@@ -7,6 +7,7 @@
 It holds for all that a federation calls of a job, in rounds, plans and tasks, private or not, and for --traceback, which shows the lines
 of code and not the text. To see a text, run the job's own functions on records that you may see.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -17,7 +18,7 @@ from traceback import walk_tb
 from shoestring.core.blame import ROOT, blamed
 from shoestring.core.errors import Mistake
 
-LONGEST = 60   # of the name of a kind
+LONGEST = 60  # of the name of a kind
 
 
 class UnusableRecords(Mistake):
@@ -46,7 +47,11 @@ def kind_of(error: BaseException) -> str:
     """
     if isinstance(error, UnusableRecords):
         return error.why
-    return str(error) if isinstance(error, Mistake) and raised_by_us(error) else f"{class_of(error)} in {blamed(error).place}"
+    return (
+        str(error)
+        if isinstance(error, Mistake) and raised_by_us(error)
+        else f"{class_of(error)} in {blamed(error).place}"
+    )
 
 
 def raised_by_us(error: BaseException) -> bool:
@@ -59,7 +64,9 @@ def raised_by_us(error: BaseException) -> bool:
 
 def withheld(error: BaseException) -> Withheld:
     """For `raise ... from`: the lines of an error without its text."""
-    return Withheld(f"{class_of(error)}, whose text is withheld because it may hold a record").with_traceback(error.__traceback__)
+    return Withheld(f"{class_of(error)}, whose text is withheld because it may hold a record").with_traceback(
+        error.__traceback__
+    )
 
 
 def counted_kinds(kinds: Iterable[str]) -> str:

@@ -6,6 +6,7 @@
 Devices that agree have a small V: their errors add up or average out as their updates do. Devices that do not (one class each) cancel each
 other in the mean, so that the same error of every device is a larger share of what is left.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch import Tensor
 from shoestring.federated.techniques.private.norms import norms
 
 F = TypeVar("F", bound=Callable[..., Any])
-REMEMBERED: list[Callable[[], None]] = []   # how to forget what was computed of tensors
+REMEMBERED: list[Callable[[], None]] = []  # how to forget what was computed of tensors
 
 
 def remembered(function: F) -> F:
@@ -37,16 +38,18 @@ def forget() -> None:
 
 @dataclass(frozen=True, eq=False)
 class UpdateEvidence:
-    exact: Tensor                    # (m, size): what m devices found
-    seconds: float                   # that one of them took, here, as many at once as will be
-    counts: Tensor                   # (m) samples of each
-    decoded: Tensor                  # (m, size): what the server has of it, but for errors that are random and 0 on average
-    values: Tensor                   # (m, values): the numbers that stand for it on the way up, which a further codec may code
+    exact: Tensor  # (m, size): what m devices found
+    seconds: float  # that one of them took, here, as many at once as will be
+    counts: Tensor  # (m) samples of each
+    decoded: Tensor  # (m, size): what the server has of it, but for errors that are random and 0 on average
+    values: Tensor  # (m, values): the numbers that stand for it on the way up, which a further codec may code
 
     @classmethod
     def of(cls, rows: Tensor, seconds: float = 0.0, counts: Tensor | None = None) -> UpdateEvidence:
         """Of updates (m, size) that nothing has coded."""
-        return cls(rows, seconds, torch.ones(len(rows), dtype=torch.float64) if counts is None else counts.double(), rows, rows)
+        return cls(
+            rows, seconds, torch.ones(len(rows), dtype=torch.float64) if counts is None else counts.double(), rows, rows
+        )
 
     @cached_property
     def weights(self) -> Tensor:
@@ -64,7 +67,11 @@ class UpdateEvidence:
 
     def bias(self, per_round: int) -> float:
         """E|mean of what is decoded - mean of what was found|^2."""
-        return 0.0 if self.decoded is self.exact else mean_square(residual(self.exact, self.decoded), self.weights, per_round)
+        return (
+            0.0
+            if self.decoded is self.exact
+            else mean_square(residual(self.exact, self.decoded), self.weights, per_round)
+        )
 
     def variance(self, squares: Tensor, per_round: int) -> float:
         """E|error of the mean|^2 of errors that are random, 0 on average and each device's own; `squares` (m): E|error|^2 of each."""
@@ -72,7 +79,9 @@ class UpdateEvidence:
 
     def some(self, places: Tensor) -> UpdateEvidence:
         """Of a part of every row."""
-        return replace(self, exact=self.exact[:, places], decoded=self.decoded[:, places], values=self.values[:, places])
+        return replace(
+            self, exact=self.exact[:, places], decoded=self.decoded[:, places], values=self.values[:, places]
+        )
 
 
 @remembered

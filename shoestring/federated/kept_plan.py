@@ -1,4 +1,5 @@
 """The plan of a run that goes on, read back from its folder: the same techniques, and devices put together as they were."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ def kept_plan(folder: Folder, offers: Offered) -> KeptFederatedPlan | None:
         chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
         techniques = tuple(offers.kept(one["name"], one["knobs"]) for one in chosen["techniques"])
         known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
-        return KeptFederatedPlan(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how))
+        return KeptFederatedPlan(
+            FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how)
+        )
     except (KeyError, TypeError, AttributeError, Unreadable, Mistake) as error:
         raise folder.unusable("plan.json", error) from error

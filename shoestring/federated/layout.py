@@ -4,6 +4,7 @@ In it are the weights that are trained and, after them, the model's statistics: 
 running mean and variance) and the counters of its norm layers. Techniques only ever see the weights; federated/statistics.py says what
 becomes of the rest. Frozen weights, other whole numbers and what a state_dict leaves out are the same everywhere, and are not sent.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -30,8 +31,8 @@ class StatisticKind(Enum):
 class LayoutEntry:
     name: str
     shape: tuple[int, ...]
-    start: int          # in the row
-    trained: bool       # else a statistic
+    start: int  # in the row
+    trained: bool  # else a statistic
     kind: StatisticKind = StatisticKind.VALUE
 
     @property
@@ -61,20 +62,22 @@ class Layout:
     @cached_property
     def statistics(self) -> Layout:
         """Of the statistics alone, as a row of their own."""
-        return Layout(tuple(replace(entry, start=entry.start - self.trained) for entry in self.entries if not entry.trained))
+        return Layout(
+            tuple(replace(entry, start=entry.start - self.trained) for entry in self.entries if not entry.trained)
+        )
 
     def marks(self, kind: StatisticKind) -> Tensor:
         """Which numbers of a row are of this kind."""
         found = torch.zeros(self.size, dtype=torch.bool)
         for entry in self.entries:
             if entry.kind is kind:
-                found[entry.start:entry.stop] = True
+                found[entry.start : entry.stop] = True
         return found
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
         """The tensors of a row by name, or of a matrix of rows, stacked: views of the same memory."""
         lead = rows.shape[:-1]
-        return {entry.name: rows[..., entry.start:entry.stop].view((*lead, *entry.shape)) for entry in self.entries}
+        return {entry.name: rows[..., entry.start : entry.stop].view((*lead, *entry.shape)) for entry in self.entries}
 
     def row(self, model: nn.Module) -> Tensor:
         """A model's numbers as a row of their own memory."""
@@ -101,12 +104,20 @@ def layout_of(model: nn.Module) -> Layout:
         raise Mistake("the model has no weight that needs a gradient: there is nothing that devices could train")
     odd = next(((name, one) for name, one in found if one.dtype != torch.float32), None)
     if odd is not None:
-        raise Mistake(f"the weight {odd[0]} is of {odd[1].dtype}: devices train in torch.float32; make the model with .float()")
+        raise Mistake(
+            f"the weight {odd[0]} is of {odd[1].dtype}: devices train in torch.float32; make the model with .float()"
+        )
     kinds = statistics_of(model)
-    beside = [(name, one) for name, one in model.named_buffers() if name in state and (one.dtype == torch.float32 or name in kinds)]
+    beside = [
+        (name, one)
+        for name, one in model.named_buffers()
+        if name in state and (one.dtype == torch.float32 or name in kinds)
+    ]
     entries, start = [], 0
     for place, (name, one) in enumerate((*found, *beside)):
-        entries.append(LayoutEntry(name, tuple(one.shape), start, place < len(found), kinds.get(name, StatisticKind.VALUE)))
+        entries.append(
+            LayoutEntry(name, tuple(one.shape), start, place < len(found), kinds.get(name, StatisticKind.VALUE))
+        )
         start = entries[-1].stop
     return Layout(tuple(entries))
 

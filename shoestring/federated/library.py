@@ -1,4 +1,5 @@
 """The library's door to federated learning: `shoestring.federate`."""
+
 from __future__ import annotations
 
 import warnings
@@ -33,20 +34,22 @@ from shoestring.runs.modules import imported_modules
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
 
-FORGOTTEN = ("what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
-             "epsilon is that of itself alone: give ledger=, a file for all runs on them, or run=")
+FORGOTTEN = (
+    "what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
+    "epsilon is that of itself alone: give ledger=, a file for all runs on them, or run="
+)
 
 
 @dataclass(frozen=True)
 class Federated:
     """What a federation came to."""
 
-    model: nn.Module = field(repr=False)      # the job's, with the weights of the last round
-    losses: tuple[float, ...]                 # mean training loss of every round; not a number: nobody took part
-    metrics: tuple[Mapping[str, Any], ...]    # of every validation on the job's held-out data
-    before: tuple[Mapping[str, Any], ...]     # of devices on what they hold out, before their own work,
-    after: tuple[Mapping[str, Any], ...]      # and after
-    report: Mapping[str, Any] = field(repr=False)   # everything, as `shoestring federate --json` prints it
+    model: nn.Module = field(repr=False)  # the job's, with the weights of the last round
+    losses: tuple[float, ...]  # mean training loss of every round; not a number: nobody took part
+    metrics: tuple[Mapping[str, Any], ...]  # of every validation on the job's held-out data
+    before: tuple[Mapping[str, Any], ...]  # of devices on what they hold out, before their own work,
+    after: tuple[Mapping[str, Any], ...]  # and after
+    report: Mapping[str, Any] = field(repr=False)  # everything, as `shoestring federate --json` prints it
 
 
 @contextmanager
@@ -62,13 +65,31 @@ def threads_kept() -> Iterator[None]:
 @speaking_of_arguments()
 @random_state_kept()
 @threads_kept()
-def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | None = None, clients: int | None = None, *,
-             upload: str | int | None = None, download: str | int | None = None, epsilon: float | None = None, delta: float | None = None,
-             time: str | float | None = None, statistics: str | None = None,
-             use: Iterable[FederatedTechnique | str] | None = None, every: int | None = None, processes: int | None = None,
-             ledger: str | Path | None = None, ledger_epsilon: float | None = None, insecure_seed: int | None = None,
-             run: str | Path | None = None, fresh: bool = False, adopt: bool = False, seed: int | None = None,
-             tell: Callable[[Event], None] | None = None, **flags: Any) -> Federated:
+def federate(
+    job: Job | str | Path,
+    rounds: int | None = None,
+    per_round: int | None = None,
+    clients: int | None = None,
+    *,
+    upload: str | int | None = None,
+    download: str | int | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    time: str | float | None = None,
+    statistics: str | None = None,
+    use: Iterable[FederatedTechnique | str] | None = None,
+    every: int | None = None,
+    processes: int | None = None,
+    ledger: str | Path | None = None,
+    ledger_epsilon: float | None = None,
+    insecure_seed: int | None = None,
+    run: str | Path | None = None,
+    fresh: bool = False,
+    adopt: bool = False,
+    seed: int | None = None,
+    tell: Callable[[Event], None] | None = None,
+    **flags: Any,
+) -> Federated:
     """Train a job where its records lie, on simulated devices.
 
         done = shoestring.federate(job, rounds=20, per_round=10, upload="20KB")
@@ -90,9 +111,24 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    wanted = checked({"clients": clients, "per_round": per_round, "rounds": rounds, "processes": processes, "every": every,
-                      "upload": upload, "download": download, "time": time, "epsilon": epsilon, "delta": delta,
-                      "statistics": statistics, "ledger": ledger, "ledger_epsilon": ledger_epsilon, "insecure_seed": insecure_seed})
+    wanted = checked(
+        {
+            "clients": clients,
+            "per_round": per_round,
+            "rounds": rounds,
+            "processes": processes,
+            "every": every,
+            "upload": upload,
+            "download": download,
+            "time": time,
+            "epsilon": epsilon,
+            "delta": delta,
+            "statistics": statistics,
+            "ledger": ledger,
+            "ledger_epsilon": ledger_epsilon,
+            "insecure_seed": insecure_seed,
+        }
+    )
     check_private(wanted)
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
@@ -101,8 +137,14 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
     offers = offered(one for one in used or () if not isinstance(one, str))
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
-        held = opened(folder, replace(request_of(made, names, run), federated=wanted), source_of(made), fresh, adopt,
-                      resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None)
+        held = opened(
+            folder,
+            replace(request_of(made, names, run), federated=wanted),
+            source_of(made),
+            fresh,
+            adopt,
+            resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None,
+        )
         stack.callback(held.lock.release)
         session = begun(made, held, offers)
         if run is None and ledger is None and release_of(session.plan.techniques, session.given) is not None:
@@ -110,14 +152,16 @@ def federate(job: Job | str | Path, rounds: int | None = None, per_round: int | 
         ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
         if ended.stopped:
             deliver(ended.signal)
-            raise KeyboardInterrupt(ended.stopped)   # a handler of the script's own that does not end it
+            raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
         if ended.unsaved:
             raise OSError(ended.unsaved)
         report = session.report(ended)
         last, _ = newest_good(held.folder.checkpoints)
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()
-        model.load_state_dict({name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()})
+        model.load_state_dict(
+            {name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()}
+        )
     losses = tuple(nan if loss is None else loss for loss in report["losses"])
     return Federated(model, losses, tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
 
@@ -130,8 +174,10 @@ def request_of(job: Job, use: tuple[str, ...] | None, run: str | Path | None) ->
     if job.origin is not None:
         return request_for(Path(job.origin.file), dict(job.origin.flags), None, use, False, None)
     if run is not None:
-        raise Mistake("--run keeps a federation that can be gone on with later, by whoever has the job's file, and this Job was made in a "
-                      "script: put it into a file with `def job(...) -> Job`, and give its path")
+        raise Mistake(
+            "--run keeps a federation that can be gone on with later, by whoever has the job's file, and this Job was made in a "
+            "script: put it into a file with `def job(...) -> Job`, and give its path"
+        )
     return Request(job="script", use=use, environment=environment_now())
 
 

@@ -3,6 +3,7 @@ Local has its own.
 
 A schedule begins anew with every device's work in every round, as an optimizer's moments do. What has no meaning on a device is told.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,7 +22,10 @@ def on_devices(job: Job) -> Job:
     """The job with all in its Local that devices follow."""
     local = job.local
     optimizer = job.optimizer if takes_the_jobs(job) else local.optimizer
-    return replace(job, local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=local.schedule or job.schedule))
+    return replace(
+        job,
+        local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=local.schedule or job.schedule),
+    )
 
 
 def takes_the_jobs(job: Job) -> bool:
@@ -33,12 +37,18 @@ def not_as_in_one_place(job: Job) -> list[str]:
     """What the Job says that devices do not follow, or follow in their own way, and what to give instead."""
     found = []
     if takes_the_jobs(job):
-        found.append("devices step by Job(optimizer=...), made anew in every round, because Local has neither lr nor optimizer")
+        found.append(
+            "devices step by Job(optimizer=...), made anew in every round, because Local has neither lr nor optimizer"
+        )
     elif job.optimizer is not default_optimizer and job.local.optimizer is None:
-        found.append(f"devices step by plain SGD with lr={job.local.rate:g}, as Local says: Job(optimizer=...) is for training in one "
-                     f"place; give Local(optimizer=...) for another")
+        found.append(
+            f"devices step by plain SGD with lr={job.local.rate:g}, as Local says: Job(optimizer=...) is for training in one "
+            f"place; give Local(optimizer=...) for another"
+        )
     if job.sampler is not None:
-        found.append("Job(sampler=...) is for training in one place: a device goes through its own records in a random order")
+        found.append(
+            "Job(sampler=...) is for training in one place: a device goes through its own records in a random order"
+        )
     if job.patience:
         found.append("Job(patience=...) is for training in one place: a federation ends after --rounds")
     return found
@@ -52,11 +62,15 @@ def schedule_steps(job: Job, local: Local, optimizer: Any, steps: int, per_epoch
     made = local.schedule(optimizer, steps) if takes_steps(written) else local.schedule(optimizer)
     scheduler = made.scheduler if isinstance(made, PerEpoch) else made
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise Mistake("ReduceLROnPlateau lowers the rate when validation gets no better, and a device's work has none: give the Local "
-                      "another schedule, by steps")
+        raise Mistake(
+            "ReduceLROnPlateau lowers the rate when validation gets no better, and a device's work has none: give the Local "
+            "another schedule, by steps"
+        )
     if not callable(getattr(scheduler, "step", None)):
-        raise Mistake(f"the job's schedule gave a {type(scheduler).__name__}, which is no scheduler: give a function that returns one, "
-                      f"such as {EXAMPLE}")
+        raise Mistake(
+            f"the job's schedule gave a {type(scheduler).__name__}, which is no scheduler: give a function that returns one, "
+            f"such as {EXAMPLE}"
+        )
     every = per_epoch if isinstance(made, PerEpoch) else 1
 
     def stepped(done: int) -> None:

@@ -5,6 +5,7 @@
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
 1602.05629. It is the yardstick that every technique is compared with.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +16,21 @@ from torch import Tensor
 
 from shoestring.core.local import Local
 from shoestring.federated.layout import Layout
-from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Order, Population, Round, Sent, ServerState, Updates, Work
+from shoestring.federated.round import (
+    Combined,
+    DeviceGroup,
+    DeviceView,
+    Order,
+    Population,
+    Round,
+    Sent,
+    ServerState,
+    Updates,
+    Work,
+)
 from shoestring.federated.seeds import generator_of
 
-VALUES = "values"   # the name of the numbers in a payload that a further codec may code
+VALUES = "values"  # the name of the numbers in a payload that a further codec may code
 
 
 def plain_round(layout: Layout, local: Local, work: Work) -> Round:
@@ -28,7 +40,9 @@ def plain_round(layout: Layout, local: Local, work: Work) -> Round:
 
 def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
     """A fixed number of devices, each at most once, in the order of their numbers."""
-    drawn = torch.randperm(population.count, generator=generator_of(server.seed, "choose", server.round))[:population.per_round]
+    drawn = torch.randperm(population.count, generator=generator_of(server.seed, "choose", server.round))[
+        : population.per_round
+    ]
     return [DeviceGroup(tuple(population.name(number) for number in drawn.sort().values.tolist()))]
 
 
@@ -49,7 +63,7 @@ def mean(server: ServerState, arriving: Iterable[Updates]) -> Combined:
     """The mean by samples. Rows are added in the order in which they come, which is always the same."""
     total, weight = torch.zeros(0), 0.0
     for weights, updates in weighed(arriving):
-        part = (weights.to(updates.rows.dtype) @ updates.rows)
+        part = weights.to(updates.rows.dtype) @ updates.rows
         total = total + part if len(total) else part
         weight += float(weights.sum())
     return Combined(total / weight if weight else torch.zeros_like(server.weights), weight=weight)

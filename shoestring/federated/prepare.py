@@ -1,4 +1,5 @@
 """What a federation is made of before its first round: the job's clients, its model as a row, and how devices are simulated."""
+
 from __future__ import annotations
 
 import os
@@ -33,30 +34,30 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.release import check_delta_for
 from shoestring.runs.initial_weights import fresh_model
 
-ROUNDS = 20         # if nobody says how many
+ROUNDS = 20  # if nobody says how many
 PER_ROUND = 10
-SAMPLE = 3          # devices on which ways to work are tried
-TIMED = 2           # chunks a process that are timed
-MEASURED = 10       # devices whose updates say how far devices agree,
+SAMPLE = 3  # devices on which ways to work are tried
+TIMED = 2  # chunks a process that are timed
+MEASURED = 10  # devices whose updates say how far devices agree,
 UPDATES = 32 << 20  # as many as are together no more bytes than that; of one alone, others are taken to be like it
-PARTS = 4           # chunks of a round, at least
-STEPS = 3           # that a device of the sample takes to show that it can
-TRIES = 20          # clients that are looked at to find such a sample: some may be empty or broken
+PARTS = 4  # chunks of a round, at least
+STEPS = 3  # that a device of the sample takes to show that it can
+TRIES = 20  # clients that are looked at to find such a sample: some may be empty or broken
 
 
 @dataclass(frozen=True)
 class FederateOptions:
     """What a user asks of a federation; None: whatever is usual."""
 
-    clients: int | None = None      # devices
-    per_round: int | None = None    # that take part in a round
+    clients: int | None = None  # devices
+    per_round: int | None = None  # that take part in a round
     rounds: int | None = None
     epsilon: float | None = None
     delta: float | None = None
-    processes: int | None = None    # that simulate devices here
-    statistics: str = ""            # what becomes of norm layers' statistics; "": what the job's Local says
-    insecure_seed: int | None = None     # noise follows from it, for tests: nothing is private then
-    ledger: str | None = None            # the population's privacy ledger; None: the run's folder has one of its own
+    processes: int | None = None  # that simulate devices here
+    statistics: str = ""  # what becomes of norm layers' statistics; "": what the job's Local says
+    insecure_seed: int | None = None  # noise follows from it, for tests: nothing is private then
+    ledger: str | None = None  # the population's privacy ledger; None: the run's folder has one of its own
     ledger_epsilon: float | None = None  # epsilon that all runs on the ledger may spend
 
 
@@ -67,12 +68,12 @@ class Prepared:
     population: Population
     rounds: int
     layout: Layout
-    row: Tensor                     # the job's model as it begins
+    row: Tensor  # the job's model as it begins
     how: How
     processes: int
     sample: tuple[DeviceView, ...]
     asked: FederateOptions
-    statistics: StatisticsRule          # what becomes of norm layers' statistics
+    statistics: StatisticsRule  # what becomes of norm layers' statistics
 
     @property
     def plain(self) -> Round:
@@ -94,15 +95,19 @@ class Prepared:
 
     def server_at(self, round: int, row: Tensor, state: Tensors) -> ServerState:
         """The server after so many rounds, of the model's whole row."""
-        return ServerState(self.job.seed, round, row[:self.layout.trained], state, row[self.layout.trained:])
+        return ServerState(self.job.seed, round, row[: self.layout.trained], state, row[self.layout.trained :])
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
-        return SimulatedDevices(Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states)
+        return SimulatedDevices(
+            Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states
+        )
 
 
 def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, how: How | None = None) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
-    torch.set_num_threads(1)   # processes are what uses several cores, and sums of one thread are the same bits everywhere
+    torch.set_num_threads(
+        1
+    )  # processes are what uses several cores, and sums of one thread are the same bits everywhere
     said, job = not_as_in_one_place(job), on_devices(job)
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
@@ -111,14 +116,28 @@ def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, h
     if rounds < 1:
         raise Mistake(f"--rounds {rounds}: give 1 or more")
     model = fresh_model(job) if model is None else model
-    layout, statistics = layout_of(model), statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None)
+    layout, statistics = (
+        layout_of(model),
+        statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None),
+    )
     sample = sample_of(job, clients, population, None if how else sequential(job, layout, made_model(job)))
     if how is None:
         how = several(usual_way(job, layout, [device.records for device in sample]), population.per_round)
         how = replace(how, why="; ".join([how.why, *said]))
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
-    return Prepared(job, clients, population, rounds, layout, layout.row(model).cpu(), how, max(processes, 1), sample, asked,
-                    statistics)
+    return Prepared(
+        job,
+        clients,
+        population,
+        rounds,
+        layout,
+        layout.row(model).cpu(),
+        how,
+        max(processes, 1),
+        sample,
+        asked,
+        statistics,
+    )
 
 
 def several(how: How, per_round: int) -> How:
@@ -132,13 +151,17 @@ def population_of(clients: Mapping[str, Any], per_round: int | None) -> Populati
     if wanted < 1:
         raise Mistake(f"--per-round {wanted}: a round needs a device; give 1 or more")
     if wanted > count and per_round is not None:
-        raise Mistake(f"--per-round {wanted} and there are {count} clients: a device takes part in a round once; give {count} or fewer, or "
-                      f"more clients (--clients)")
+        raise Mistake(
+            f"--per-round {wanted} and there are {count} clients: a device takes part in a round once; give {count} or fewer, or "
+            f"more clients (--clients)"
+        )
     named = getattr(clients, "name_of", None) or list(clients).__getitem__
     return Population(count, named, min(wanted, count))
 
 
-def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plain: SequentialMethod | None) -> tuple[DeviceView, ...]:
+def sample_of(
+    job: Job, clients: Mapping[str, Any], population: Population, plain: SequentialMethod | None
+) -> tuple[DeviceView, ...]:
     """A few devices that have records on which `plain` can take some steps. Others are named when their turn comes, and the round goes on
     without them."""
     found: list[DeviceView] = []
@@ -158,8 +181,10 @@ def sample_of(job: Job, clients: Mapping[str, Any], population: Population, plai
         return tuple(found)
     assert first is not None, "a population has a client"
     if isinstance(first, UnusableRecords):
-        raise Mistake(f"none of the first {min(TRIES, population.count)} clients can be used; of the first that can't, "
-                      f"{first.why}: {first.cure}") from first
+        raise Mistake(
+            f"none of the first {min(TRIES, population.count)} clients can be used; of the first that can't, "
+            f"{first.why}: {first.cure}"
+        ) from first
     raise first
 
 
@@ -185,7 +210,7 @@ def plain_cost(given: Prepared) -> RoundCost:
     names = measured_names(given, parts, server)
     order = parts.order(server, DeviceGroup(names))
     try:
-        list(devices.work(order, names[:given.how.chunk * given.processes]))   # what is made once is made now
+        list(devices.work(order, names[: given.how.chunk * given.processes]))  # what is made once is made now
         begun = time.perf_counter()
         arrived = list(devices.work(order, names))
         updates = [parts.decode(order, one.sent) for one in arrived if one.sent is not None]
@@ -197,20 +222,32 @@ def plain_cost(given: Prepared) -> RoundCost:
     del combined
     if not updates:
         failed = [one for some in arrived for one in some.rejected]
-        raise Mistake(f"the work of all {len(names)} clients that were tried failed; the client {failed[0].name!r}: {failed[0].why}")
+        raise Mistake(
+            f"the work of all {len(names)} clients that were tried failed; the client {failed[0].name!r}: {failed[0].why}"
+        )
     rows = torch.cat([one.rows for one in updates])
     seconds, finite = worked / len(rows), rows.isfinite().all(1)
     if not bool(finite.any()):
         raise Mistake(f"the updates of all {len(rows)} clients that were tried are not finite: give Local a lower rate")
-    kept = finite.nonzero().flatten()[:max(UPDATES // (4 * rows.shape[1]), 1)]
+    kept = finite.nonzero().flatten()[: max(UPDATES // (4 * rows.shape[1]), 1)]
     evidence = UpdateEvidence.of(rows[kept], seconds, torch.cat([one.counts for one in updates])[kept])
     size, statistics = parts.layout.size, parts.statistics.size
     return RoundCost(
-        size, size, up=4 * (size + statistics) + TOLD, down=4 * (size + statistics), clients=given.population.count,
-        per_round=given.population.per_round, rounds=given.rounds, device_seconds=seconds,
-        server_seconds=(whole - worked) / len(rows) * given.population.per_round, delta=given.asked.delta or 0.0,
-        wanted=float("inf") if given.asked.epsilon is None else given.asked.epsilon, evidence=evidence, layout=parts.layout,
-        statistics=statistics)
+        size,
+        size,
+        up=4 * (size + statistics) + TOLD,
+        down=4 * (size + statistics),
+        clients=given.population.count,
+        per_round=given.population.per_round,
+        rounds=given.rounds,
+        device_seconds=seconds,
+        server_seconds=(whole - worked) / len(rows) * given.population.per_round,
+        delta=given.asked.delta or 0.0,
+        wanted=float("inf") if given.asked.epsilon is None else given.asked.epsilon,
+        evidence=evidence,
+        layout=parts.layout,
+        statistics=statistics,
+    )
 
 
 def measured_names(given: Prepared, parts: Round, server: ServerState) -> tuple[str, ...]:
@@ -221,10 +258,8 @@ def measured_names(given: Prepared, parts: Round, server: ServerState) -> tuple[
     return tuple(names[place * len(names) // count] for place in range(count))
 
 
-TOLD = 16   # bytes that every device sends beside its update: how many samples it trained on, and its loss
+TOLD = 16  # bytes that every device sends beside its update: how many samples it trained on, and its loss
 
 
 def parts_of(given: Prepared, techniques: Sequence[FederatedTechnique]) -> Round:
     return applied(techniques, given.plain)
-
-

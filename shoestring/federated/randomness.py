@@ -13,6 +13,7 @@ floating point are not real numbers: which low bits a noisy sum can have depends
 Significance of the Least Significant Bits for Differential Privacy, CCS). So `with_noise` adds in 64 bits and rounds to a grid that
 depends on the deviation alone, 2^-20 of it: every sum is a point of the same grid, and rounding afterwards costs no privacy.
 """
+
 from __future__ import annotations
 
 import os
@@ -25,9 +26,9 @@ from torch import Tensor
 
 from shoestring.federated.seeds import generator_of
 
-BITS = 53          # of a uniform number
+BITS = 53  # of a uniform number
 AT_ONCE = 1 << 21  # numbers that are asked of the operating system at once
-GRID = 20          # a noisy number is a multiple of 2^-20 of its noise's deviation, or of up to twice that
+GRID = 20  # a noisy number is a multiple of 2^-20 of its noise's deviation, or of up to twice that
 
 
 class Randomness(Protocol):
@@ -35,7 +36,7 @@ class Randomness(Protocol):
 
     secret: ClassVar[bool]
 
-    def uniforms(self, count: int, *words: object) -> Tensor: ...   # (count) float64, above 0 and below 1
+    def uniforms(self, count: int, *words: object) -> Tensor: ...  # (count) float64, above 0 and below 1
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class SystemRandomness:
 
     def uniforms(self, count: int, *words: object) -> Tensor:
         parts = [min(AT_ONCE, count - begin) for begin in range(0, count, AT_ONCE)]
-        return torch.cat([uniform(os.urandom(8 * part)) for part in parts]) if parts else torch.zeros(0, dtype=torch.float64)
+        return (
+            torch.cat([uniform(os.urandom(8 * part)) for part in parts])
+            if parts
+            else torch.zeros(0, dtype=torch.float64)
+        )
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ class SeededRandomness:
 
     def uniforms(self, count: int, *words: object) -> Tensor:
         drawn = torch.randint(1 << BITS, (count,), generator=generator_of(self.seed, "not private", *words))
-        return (drawn.double() + 0.5) * 2.0 ** -BITS
+        return (drawn.double() + 0.5) * 2.0**-BITS
 
 
 SYSTEM = SystemRandomness()
@@ -67,7 +72,7 @@ def uniform(data: bytes) -> Tensor:
     (tensor([True]), tensor([True]))
     """
     whole = torch.frombuffer(bytearray(data), dtype=torch.int64) & ((1 << BITS) - 1)
-    return ((whole.double() + 0.5) * 2.0 ** -BITS).clamp_(max=1 - 2.0 ** -BITS)   # the largest would be rounded up to 1
+    return ((whole.double() + 0.5) * 2.0**-BITS).clamp_(max=1 - 2.0**-BITS)  # the largest would be rounded up to 1
 
 
 def normals(source: Randomness, count: int, *words: object) -> Tensor:

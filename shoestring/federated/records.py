@@ -1,4 +1,5 @@
 """The records of one device: they are read here, trained on and judged by, and never leave."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,10 @@ from shoestring.federated.seeds import generator_of
 
 @dataclass(frozen=True)
 class Records:
-    name: str                                                # of the device
-    data: Any = field(repr=False)                            # samples by number
-    trained: Tensor = field(repr=False)                      # numbers of the samples that it trains on,
-    held_out: Tensor = field(repr=False)                     # and of those that it is judged by
+    name: str  # of the device
+    data: Any = field(repr=False)  # samples by number
+    trained: Tensor = field(repr=False)  # numbers of the samples that it trains on,
+    held_out: Tensor = field(repr=False)  # and of those that it is judged by
     collate: Callable[[list[Any]], Batch] | None = None
     # What was made of the records and is kept with them; other records, made of these by `replace`, have their own
     made_of: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -50,7 +51,9 @@ class Records:
                 return None
         rows = [len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else -1 for leaf in leaves(found)]
         stacks = bool(rows) and all(count == len(self.data) for count in rows)
-        same = stacks and all(torch.equal(one[:1], other) for one, other in zip(leaves(found), leaves(again), strict=True))
+        same = stacks and all(
+            torch.equal(one[:1], other) for one, other in zip(leaves(found), leaves(again), strict=True)
+        )
         return found if same else None
 
     def made(self, numbers: Sequence[int] | range) -> Batch:
@@ -69,7 +72,7 @@ class Records:
 def drawn_so_far() -> tuple[object, ...]:
     """Where the random generators stand."""
     state = random_state.state()
-    kind, keys, *rest = state["numpy"]   # the rest: its place among the keys, and a normal number that waits
+    kind, keys, *rest = state["numpy"]  # the rest: its place among the keys, and a normal number that waits
     return state["python"], kind, keys.tobytes(), *rest, bytes(state["torch"].numpy())
 
 
@@ -86,8 +89,11 @@ def stacked_tensors(data: Any) -> Batch | None:
 def records_of(job: Job, name: str, data: Any, seed: int) -> Records:
     """A device's records, divided into what it trains on and what it is judged by; that follows from the seed and its name."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise UnusableRecords(name, f"its records are a {type(data).__name__}", "give a data set or a list of samples, anything with a "
-                              "length and items by number")
+        raise UnusableRecords(
+            name,
+            f"its records are a {type(data).__name__}",
+            "give a data set or a list of samples, anything with a length and items by number",
+        )
     count = len(data)
     if not count:
         raise UnusableRecords(name, "it has no records", "leave it out of the job's clients")

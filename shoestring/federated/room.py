@@ -1,4 +1,5 @@
 """The federated room: what the chooser chooses among, and how a candidate is confirmed by devices' real work."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
 
 ERROR = Quantity("error", "error of a round's update", "share")
-MUCH = 1.0   # error of a round's update from which on it is worth a word: as large as the update itself
+MUCH = 1.0  # error of a round's update from which on it is worth a word: as large as the update itself
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,20 @@ class FederatedPlan:
 
     def as_json(self) -> dict[str, Any]:
         told = [described(one) | {"why": one.why} for one in self.techniques]
-        return {"techniques": told, "exactness": self.exactness.word, **{name: finite(value) for name, value in self.known.items()}}
+        return {
+            "techniques": told,
+            "exactness": self.exactness.word,
+            **{name: finite(value) for name, value in self.known.items()},
+        }
 
     @property
     def doubt(self) -> str:
         """Why little may be learned; empty if nothing speaks against it."""
         error = self.known.get("error", 0.0)
-        return (f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
-                f"learned: more devices a round, fewer rounds or larger budgets would help") * (error >= MUCH)
+        return (
+            f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
+            f"learned: more devices a round, fewer rounds or larger budgets would help"
+        ) * (error >= MUCH)
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -62,12 +69,22 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
     worse: ClassVar[str] = "more error"
     real: ClassVar[str] = "when a device's update is really sent"
     subject: ClassVar[str] = "this federation"
-    phrases: ClassVar[Mapping[str, str]] = {"up_bytes": "{} up", "down_bytes": "{} down", "epsilon": "epsilon {}", "error": "error {}"}
+    phrases: ClassVar[Mapping[str, str]] = {
+        "up_bytes": "{} up",
+        "down_bytes": "{} down",
+        "epsilon": "epsilon {}",
+        "error": "error {}",
+    }
 
-    def __init__(self, given: Prepared, plain: RoundCost, catalogue: tuple[type[FederatedTechnique], ...] = CATALOGUE) -> None:
+    def __init__(
+        self, given: Prepared, plain: RoundCost, catalogue: tuple[type[FederatedTechnique], ...] = CATALOGUE
+    ) -> None:
         assert plain.evidence is not None, "the plain cost has some"
         self.catalogue = catalogue
-        self.given, self.evidence = given, plain.evidence   # as a device found it: techniques' costs have what they made of it
+        self.given, self.evidence = (
+            given,
+            plain.evidence,
+        )  # as a device found it: techniques' costs have what they made of it
 
     def sketched(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
         return FederatedPlan(one.techniques, one.exactness, one.known)
@@ -84,7 +101,11 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         return not lacking(techniques)
 
     def hint(self) -> str:
-        return "; fewer rounds, fewer clients per round or more clients spend less epsilon" if self.given.asked.epsilon is not None else ""
+        return (
+            "; fewer rounds, fewer clients per round or more clients spend less epsilon"
+            if self.given.asked.epsilon is not None
+            else ""
+        )
 
     def concerns(self, kind: type[FederatedTechnique]) -> bool:
         """Only what the chooser may choose by itself is worth a word."""
@@ -93,13 +114,18 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
 
 def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence: UpdateEvidence) -> tuple[int, int]:
     """Bytes that one device sends and is given, with its update as it was really found."""
+
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         import torch
 
         whole = torch.cat([evidence.exact[0], torch.zeros(given.layout.size - given.layout.trained)])
         rows = whole.repeat(len(devices), 1)
-        return Updates(tuple(one.name for one in devices), rows, torch.ones(len(devices), dtype=torch.float64),
-                       torch.ones(len(devices), dtype=torch.float64))
+        return Updates(
+            tuple(one.name for one in devices),
+            rows,
+            torch.ones(len(devices), dtype=torch.float64),
+            torch.ones(len(devices), dtype=torch.float64),
+        )
 
     parts = applied(techniques, given.round(work))
     server = parts.begin(given.server(parts), given.population)
@@ -113,22 +139,35 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
 class FederatedOutcome:
     chosen: FederatedPlan
     plain: FederatedPlan
-    choice: Choice[FederatedPlan] | None   # None: the techniques were given
+    choice: Choice[FederatedPlan] | None  # None: the techniques were given
     given: Prepared
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"chosen": self.chosen.as_json(), "plain": self.plain.as_json(), "how": vars(self.given.how) | {
-            "processes": self.given.processes}, "clients": self.given.population.count, "per_round": self.given.population.per_round,
-            "rounds": self.given.rounds, "statistics": self.given.statistics.value if self.given.layout.statistics.size else None}
+        told: dict[str, Any] = {
+            "chosen": self.chosen.as_json(),
+            "plain": self.plain.as_json(),
+            "how": vars(self.given.how) | {"processes": self.given.processes},
+            "clients": self.given.population.count,
+            "per_round": self.given.population.per_round,
+            "rounds": self.given.rounds,
+            "statistics": self.given.statistics.value if self.given.layout.statistics.size else None,
+        }
         if self.choice is not None:
-            told |= {"tried": self.choice.tried, "fitting": self.choice.fitting,
-                     "runners_up": [plan.as_json() | {"lost": why, "text": str(plan)} for plan, why in self.choice.runners_up],
-                     "more": [plan.as_json() for plan in self.choice.more],
-                     "refused": [{"technique": name, "reason": why} for name, why in self.choice.refused]}
+            told |= {
+                "tried": self.choice.tried,
+                "fitting": self.choice.fitting,
+                "runners_up": [
+                    plan.as_json() | {"lost": why, "text": str(plan)} for plan, why in self.choice.runners_up
+                ],
+                "more": [plan.as_json() for plan in self.choice.more],
+                "refused": [{"technique": name, "reason": why} for name, why in self.choice.refused],
+            }
         return told
 
 
-def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: Offered | None = None) -> FederatedOutcome:
+def planned(
+    given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: Offered | None = None
+) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
     try:
         return chosen_plan(given, budget, use, offers or offered())
@@ -139,7 +178,7 @@ def planned(given: Prepared, budget: Budget, use: Sequence[str] | None = None, o
 def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None, offers: Offered) -> FederatedOutcome:
     try:
         cost = plain_cost(given)
-    except Differs as why:   # they work in earnest for the first time
+    except Differs as why:  # they work in earnest for the first time
         given = replace(given, how=plainly(given.how, str(why)))
         cost = plain_cost(given)
     cost = replace(cost, upload=budget.up or 0)
@@ -162,4 +201,7 @@ def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None, offe
 def raise_over(chosen: FederatedPlan, broken: Sequence[object]) -> None:
     from shoestring.core.errors import OverBudget
 
-    raise OverBudget(f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose", chosen)
+    raise OverBudget(
+        f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
+        chosen,
+    )

@@ -11,6 +11,7 @@
 Work is done for several devices at once, a row of a matrix each, so a thousand simulated ones are a few matrix products. A real device
 does the same with one row. What must survive a restart is in `ServerState.state`, and in `DeviceView.state` on the device.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,11 +38,15 @@ class ServerState:
     """What the server knows between two rounds."""
 
     seed: int
-    round: int                                                  # rounds that are done
-    weights: Tensor                                             # (size) that are trained
-    state: Tensors = field(default_factory=dict)                # of techniques, by name: moments, control variates, a clipping norm
-    statistics: Tensor = field(default_factory=lambda: torch.empty(0))   # of norm layers: federated/statistics.py says what becomes of them
-    drawn: Tensors = field(default_factory=dict)                # of this round alone, such as who takes part: a secret, which no file has
+    round: int  # rounds that are done
+    weights: Tensor  # (size) that are trained
+    state: Tensors = field(default_factory=dict)  # of techniques, by name: moments, control variates, a clipping norm
+    statistics: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # of norm layers: federated/statistics.py says what becomes of them
+    drawn: Tensors = field(
+        default_factory=dict
+    )  # of this round alone, such as who takes part: a secret, which no file has
 
     @property
     def row(self) -> Tensor:
@@ -53,7 +58,7 @@ class DeviceGroup(NamedTuple):
     """Devices that begin from the same weights."""
 
     names: tuple[str, ...]
-    age: int = 0                                                # rounds that have passed since those weights; 0: they are the newest
+    age: int = 0  # rounds that have passed since those weights; 0: they are the newest
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,11 @@ class Order:
     """What a device is given."""
 
     seed: int
-    round: int                                                  # from 0
-    weights: Tensor                                             # (size) that it begins from
-    extras: Tensors = field(default_factory=dict)               # what techniques give along
-    judges: bool = False                                        # the device is to measure its metrics before and after, too
-    statistics: Tensor | None = None                            # that it begins with; None: its own, or the job's initial ones
+    round: int  # from 0
+    weights: Tensor  # (size) that it begins from
+    extras: Tensors = field(default_factory=dict)  # what techniques give along
+    judges: bool = False  # the device is to measure its metrics before and after, too
+    statistics: Tensor | None = None  # that it begins with; None: its own, or the job's initial ones
 
     @property
     def bytes(self) -> int:
@@ -79,7 +84,7 @@ class DeviceView:
     """A device, seen from itself."""
 
     records: Records
-    state: dict[str, Tensor] = field(default_factory=dict)      # what techniques keep on it between rounds; it never leaves
+    state: dict[str, Tensor] = field(default_factory=dict)  # what techniques keep on it between rounds; it never leaves
 
     @property
     def name(self) -> str:
@@ -90,18 +95,18 @@ class DeviceView:
 class Objective:
     """What devices minimise while they work: their own loss, and, where techniques say so, that they stay near an anchor.
 
-        gradient of a step  =  gradient of the loss  +  pull (w - anchor)  +  correction
+    gradient of a step  =  gradient of the loss  +  pull (w - anchor)  +  correction
     """
 
     local: Local
-    start: Tensor | None = None                                 # (k, size): where each begins; None: at the weights it was given
+    start: Tensor | None = None  # (k, size): where each begins; None: at the weights it was given
     pull: float = 0.0
-    anchor: Tensor | None = None                                # (size)
-    correction: Tensor | None = None                            # (k, trained)
-    model: str = ""                                             # a further model of the devices, whose statistics are kept by this name
+    anchor: Tensor | None = None  # (size)
+    correction: Tensor | None = None  # (k, trained)
+    model: str = ""  # a further model of the devices, whose statistics are kept by this name
 
 
-Sums = Mapping[str, tuple[float, float]]   # of a metric: the sum over samples of value x weight, and the sum of weights
+Sums = Mapping[str, tuple[float, float]]  # of a metric: the sum over samples of value x weight, and the sum of weights
 
 
 @dataclass(frozen=True)
@@ -109,31 +114,37 @@ class Updates:
     """What k devices found, a row each."""
 
     names: tuple[str, ...]
-    rows: Tensor                                                # (k, size): weights after the work minus those before it
-    counts: Tensor                                              # (k) float64: samples that each trained on
-    losses: Tensor                                              # (k) float64: mean training loss of its steps
-    extras: Tensors = field(default_factory=dict)               # (k, ...) each: what techniques send along
-    before: tuple[Sums, ...] = ()                               # metrics of every device on what it holds out, if it was to measure them,
-    after: tuple[Sums, ...] = ()                                # before its work and after
-    age: int = 0                                                # of the weights that they began from, as in `Group`; it is not sent
-    statistics: Tensor | None = None                            # (k, ...) after the work, not differences; None: they are not sent
+    rows: Tensor  # (k, size): weights after the work minus those before it
+    counts: Tensor  # (k) float64: samples that each trained on
+    losses: Tensor  # (k) float64: mean training loss of its steps
+    extras: Tensors = field(default_factory=dict)  # (k, ...) each: what techniques send along
+    before: tuple[Sums, ...] = ()  # metrics of every device on what it holds out, if it was to measure them,
+    after: tuple[Sums, ...] = ()  # before its work and after
+    age: int = 0  # of the weights that they began from, as in `Group`; it is not sent
+    statistics: Tensor | None = None  # (k, ...) after the work, not differences; None: they are not sent
 
     def some(self, keep: Sequence[int]) -> Updates:
         """The updates of a few of them."""
         rows = torch.tensor(list(keep), dtype=torch.long)
-        return Updates(tuple(self.names[one] for one in keep), self.rows[rows], self.counts[rows], self.losses[rows],
-                       {name: value[rows] for name, value in self.extras.items()},
-                       tuple(self.before[one] for one in keep) if self.before else (),
-                       tuple(self.after[one] for one in keep) if self.after else (), self.age,
-                       None if self.statistics is None else self.statistics[rows])
+        return Updates(
+            tuple(self.names[one] for one in keep),
+            self.rows[rows],
+            self.counts[rows],
+            self.losses[rows],
+            {name: value[rows] for name, value in self.extras.items()},
+            tuple(self.before[one] for one in keep) if self.before else (),
+            tuple(self.after[one] for one in keep) if self.after else (),
+            self.age,
+            None if self.statistics is None else self.statistics[rows],
+        )
 
 
 @dataclass(frozen=True)
 class Sent:
     """What k devices send: their updates without the rows, and the payload that stands for the rows."""
 
-    told: Updates                                               # rows are empty: (k, 0)
-    payload: Tensors                                            # (k, ...) each
+    told: Updates  # rows are empty: (k, 0)
+    payload: Tensors  # (k, ...) each
 
     @property
     def bytes(self) -> int:
@@ -148,33 +159,35 @@ class Rejected:
     """A device whose update can't be used."""
 
     name: str
-    why: str                                                    # in words of ours, never a text that a device made (device_errors)
+    why: str  # in words of ours, never a text that a device made (device_errors)
 
 
 @dataclass(frozen=True)
 class Arrived:
     """What became of the devices of one chunk."""
 
-    sent: Sent | None                                           # None: nobody of them answered
-    missing: tuple[str, ...] = ()                               # who did not answer,
-    rejected: tuple[Rejected, ...] = ()                         # and whose work failed
-    seconds: float = 0.0                                        # simulated: when the last of them had answered, since the round began
-    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
+    sent: Sent | None  # None: nobody of them answered
+    missing: tuple[str, ...] = ()  # who did not answer,
+    rejected: tuple[Rejected, ...] = ()  # and whose work failed
+    seconds: float = 0.0  # simulated: when the last of them had answered, since the round began
+    restored: tuple[str, ...] = ()  # who keeps the state of before, because the new one is not finite
 
 
 class Devices(Protocol):
     """The devices, as the server sees them."""
 
-    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]: ...   # in an order that follows from the names alone
+    def work(
+        self, order: Order, names: Sequence[str]
+    ) -> Iterator[Arrived]: ...  # in an order that follows from the names alone
 
 
 @dataclass(frozen=True)
 class Combined:
     """One update of all that arrived."""
 
-    update: Tensor                                              # (size)
-    state: Tensors = field(default_factory=dict)                # of the server's, that techniques of `combine` change
-    weight: float = 0.0                                         # of all that are in it
+    update: Tensor  # (size)
+    state: Tensors = field(default_factory=dict)  # of the server's, that techniques of `combine` change
+    weight: float = 0.0  # of all that are in it
 
 
 Choose = Callable[[ServerState, "Population"], Sequence[DeviceGroup]]
@@ -184,39 +197,51 @@ Encode = Callable[[Order, Sequence[DeviceView], Updates], Sent]
 Decode = Callable[[Order, Sent], Updates]
 Combine = Callable[[ServerState, Iterable[Updates]], Combined]
 Advance = Callable[[ServerState, Combined], ServerState]
-Settle = Callable[[Layout, Tensor, Tensor], Tensor]             # statistics (k, s) of devices and their counts (k) -> the server's (s)
-Note = Callable[[Tensors, Updates, "Population"], Tensors]      # the server's state so far -> with one more chunk of updates
+Settle = Callable[
+    [Layout, Tensor, Tensor], Tensor
+]  # statistics (k, s) of devices and their counts (k) -> the server's (s)
+Note = Callable[
+    [Tensors, Updates, "Population"], Tensors
+]  # the server's state so far -> with one more chunk of updates
 
 
 @dataclass(frozen=True)
 class Population:
     """Who could take part, and how many do."""
 
-    count: int                                                  # devices
-    name: Callable[[int], str]                                  # of the n-th
+    count: int  # devices
+    name: Callable[[int], str]  # of the n-th
     per_round: int
 
 
 @dataclass(frozen=True)
 class Round:
-    layout: Layout                                              # of the weights that are trained
+    layout: Layout  # of the weights that are trained
     local: Local
     choose: Choose
     order: MakeOrder
-    work: Work                                                  # on devices
-    encode: Encode                                              # on devices
+    work: Work  # on devices
+    encode: Encode  # on devices
     decode: Decode
     combine: Combine
     advance: Advance
-    initial: Callable[[ServerState], ServerState] = lambda server: server   # the server before the first round, with the state of techniques
-    begin: Callable[[ServerState, Population], ServerState] = lambda server, population: server   # before `choose`: state that needs the population
-    note: Note = lambda state, updates, population: state       # what the server keeps of all that arrives, however it is combined
-    answers: Callable[[Order, str], bool] = lambda order, name: True    # simulated devices: whether one answers at all,
-    duration: Callable[[Order, str], float] = lambda order, name: 1.0   # and after how long, in units of the median device's time
-    initial_weights: Tensor | None = None                       # (size): every device can make them itself, from the job and its seed
-    statistics: Layout = NONE                                   # those that devices are given and send
+    initial: Callable[[ServerState], ServerState] = lambda server: (
+        server
+    )  # the server before the first round, with the state of techniques
+    begin: Callable[[ServerState, Population], ServerState] = lambda server, population: (
+        server
+    )  # before `choose`: state that needs the population
+    note: Note = lambda state, updates, population: (
+        state
+    )  # what the server keeps of all that arrives, however it is combined
+    answers: Callable[[Order, str], bool] = lambda order, name: True  # simulated devices: whether one answers at all,
+    duration: Callable[[Order, str], float] = lambda order, name: (
+        1.0
+    )  # and after how long, in units of the median device's time
+    initial_weights: Tensor | None = None  # (size): every device can make them itself, from the job and its seed
+    statistics: Layout = NONE  # those that devices are given and send
     settle: Settle = mean_statistics
-    randomness: Randomness = SYSTEM                             # of noise and of who takes part, where privacy depends on it
+    randomness: Randomness = SYSTEM  # of noise and of who takes part, where privacy depends on it
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
@@ -226,24 +251,31 @@ class Round:
 class Played:
     """A round that was played."""
 
-    server: ServerState                                              # after it
-    participants: tuple[str, ...]                               # whose updates are in it
+    server: ServerState  # after it
+    participants: tuple[str, ...]  # whose updates are in it
     missing: tuple[str, ...]
     rejected: tuple[Rejected, ...]
-    loss: float                                                 # mean training loss, by samples; not a number: nobody took part
-    up: int                                                     # bytes that all devices sent together,
-    down: int                                                   # and that they were given
+    loss: float  # mean training loss, by samples; not a number: nobody took part
+    up: int  # bytes that all devices sent together,
+    down: int  # and that they were given
     before: Sums
     after: Sums
     samples: float
-    seconds: float = 0.0                                        # simulated
-    senders: int = 0                                            # devices that sent something,
-    ordered: int = 0                                            # and that were given an order
-    restored: tuple[str, ...] = ()                              # who keeps the state of before, because the new one is not finite
+    seconds: float = 0.0  # simulated
+    senders: int = 0  # devices that sent something,
+    ordered: int = 0  # and that were given an order
+    restored: tuple[str, ...] = ()  # who keeps the state of before, because the new one is not finite
 
 
-def play(parts: Round, server: ServerState, devices: Devices, population: Population, judges: bool = False, strict: bool = True,
-         heard: Callable[[int, int], None] = lambda done, given: None) -> Played:
+def play(
+    parts: Round,
+    server: ServerState,
+    devices: Devices,
+    population: Population,
+    judges: bool = False,
+    strict: bool = True,
+    heard: Callable[[int, int], None] = lambda done, given: None,
+) -> Played:
     """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are.
     `heard` is told, as devices answer, how many have so far, and how many were given an order."""
     told, server = Telling(parts.statistics), parts.begin(server, population)
@@ -282,8 +314,8 @@ class Telling:
     """What is told of a round, gathered while updates arrive."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout                                       # of the statistics that devices send
-        self.statistics: list[tuple[Tensor, Tensor]] = []          # of every chunk, with the devices' counts
+        self.layout = layout  # of the statistics that devices send
+        self.statistics: list[tuple[Tensor, Tensor]] = []  # of every chunk, with the devices' counts
         self.names: list[str] = []
         self.missing: list[str] = []
         self.rejected: list[Rejected] = []
@@ -308,8 +340,14 @@ class Telling:
 
     def accepted(self, updates: Updates, size: int) -> Updates:
         """The updates without those that can't be used, which are named and counted: the round goes on."""
-        wrong = [why or beside for why, beside in zip(
-            wrong_with(updates, size), wrong_statistics(self.layout, updates.statistics, len(updates.names)), strict=True)]
+        wrong = [
+            why or beside
+            for why, beside in zip(
+                wrong_with(updates, size),
+                wrong_statistics(self.layout, updates.statistics, len(updates.names)),
+                strict=True,
+            )
+        ]
         self.rejected.extend(Rejected(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
         keep = [place for place, why in enumerate(wrong) if not why]
         good = updates if len(keep) == len(updates.names) else updates.some(keep)
@@ -327,13 +365,29 @@ class Telling:
         """What fails on every device is no device's fault."""
         if self.given and not self.names and len(self.rejected) == self.given:
             what = "updates" if self.senders else "work"
-            raise Mistake(f"the {what} of all {self.given} devices of round {number + 1} failed: "
-                          f"{counted_kinds(one.why for one in self.rejected)}")
+            raise Mistake(
+                f"the {what} of all {self.given} devices of round {number + 1} failed: "
+                f"{counted_kinds(one.why for one in self.rejected)}"
+            )
 
     def played(self, server: ServerState) -> Played:
         loss = self.loss / self.samples if self.samples else float("nan")
-        return Played(server, tuple(self.names), tuple(self.missing), tuple(self.rejected), loss, self.up, self.down,
-                      self.before, self.after, self.samples, self.seconds, self.senders, self.given, tuple(self.restored))
+        return Played(
+            server,
+            tuple(self.names),
+            tuple(self.missing),
+            tuple(self.rejected),
+            loss,
+            self.up,
+            self.down,
+            self.before,
+            self.after,
+            self.samples,
+            self.seconds,
+            self.senders,
+            self.given,
+            tuple(self.restored),
+        )
 
 
 def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:
@@ -347,8 +401,10 @@ def wrong_with(updates: Updates, size: int) -> list[str]:
     if updates.rows.shape[1:] != (size,):
         return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
     counted = updates.counts.isfinite() & (updates.counts > 0)
-    return [why or ("" if good else "it says that it has no sample, or no finite number of them")
-            for why, good in zip(not_finite(updates), counted.tolist(), strict=True)]
+    return [
+        why or ("" if good else "it says that it has no sample, or no finite number of them")
+        for why, good in zip(not_finite(updates), counted.tolist(), strict=True)
+    ]
 
 
 def not_finite(updates: Updates) -> list[str]:
@@ -357,7 +413,11 @@ def not_finite(updates: Updates) -> list[str]:
     checks = (
         (finite(updates.rows), "its update has numbers that are not finite"),
         *((finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
-        *((finite(one), "its statistics have numbers that are not finite") for one in (updates.statistics,) if one is not None),
+        *(
+            (finite(one), "its statistics have numbers that are not finite")
+            for one in (updates.statistics,)
+            if one is not None
+        ),
         (updates.losses.isfinite(), "its loss is not a finite number"),
     )
     found = [""] * len(updates.names)

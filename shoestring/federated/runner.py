@@ -4,6 +4,7 @@ What follows from a round's number and the seed is the same however often it is 
 same bits. Noise follows from nothing: a private round that was killed before it was told of is played with other noise, and one that was
 told of is not played again but taken from its checkpoint (private/release.py).
 """
+
 from __future__ import annotations
 
 import os
@@ -28,7 +29,16 @@ from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
 from shoestring.measure.process import status
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import RunCheckpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
+from shoestring.runs.checkpoints import (
+    RunCheckpoint,
+    believed,
+    best_in,
+    clear_drafts,
+    forget_best,
+    move_aside,
+    newest_good,
+    whole_number,
+)
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Begun, Event, Failed, Finished, RoundFinished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events, event_of, record_of
@@ -40,12 +50,15 @@ from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile
 from shoestring.training.validation import check_goal, validated
 
-PARTS = ("step", "server", "devices", "parts", "best")   # what a checkpoint's state must have to be gone on from
-FAILED = 3       # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
+PARTS = ("step", "server", "devices", "parts", "best")  # what a checkpoint's state must have to be gone on from
+FAILED = 3  # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
 NAMED_IN_TEXT = 3
-NAMED = 20       # missing devices of a round whose names are noted
-CLOCK, SKIPPED = ".clock", ".skipped"   # how techniques call, in the server's state, simulated time and rounds that they made nothing of
-BUDGET = "epsilon is spent"   # why a run is over whose next round would exceed it
+NAMED = 20  # missing devices of a round whose names are noted
+CLOCK, SKIPPED = (
+    ".clock",
+    ".skipped",
+)  # how techniques call, in the server's state, simulated time and rounds that they made nothing of
+BUDGET = "epsilon is spent"  # why a run is over whose next round would exceed it
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,11 @@ class Ended:
     """How a federation ended."""
 
     rounds: int
-    why: str                       # "rounds", "epsilon is spent"; empty: it was asked to stop
+    why: str  # "rounds", "epsilon is spent"; empty: it was asked to stop
     weights_sha256: str = ""
-    unsaved: str = ""              # why the last weights could not be saved
+    unsaved: str = ""  # why the last weights could not be saved
     stopped: str = ""
-    signal: int = 0                # that stopped it
+    signal: int = 0  # that stopped it
     shown: str = ""
 
 
@@ -66,27 +79,29 @@ class Runner:
     given: Prepared
     plan: FederatedPlan
     folder: Folder
-    tell: Callable[[Event], None]                      # whoever looks on
+    tell: Callable[[Event], None]  # whoever looks on
     cadence: Cadence = field(default_factory=Cadence)
-    every: int = 0                                     # rounds between two judgements; 0: a tenth of them
-    heard: Callable[[int, int, int], None] = lambda number, done, given: None   # of the round that is played: devices done, of how many
+    every: int = 0  # rounds between two judgements; 0: a tenth of them
+    heard: Callable[[int, int, int], None] = lambda number, done, given: (
+        None
+    )  # of the round that is played: devices done, of how many
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
         self.model = fresh_model(self.given.job)
         self.server: ServerState = self.given.server(self.simulation.parts)
         self.best: tuple[float, int] | None = None
-        self.answered = False            # somebody has, in this process's life
-        self.failed = 0                  # rounds in a row in which nobody did
-        self.stop, self.signal = "", 0   # why to stop, and the signal that asked for it
-        self.spent_up = False            # others on the ledger left nothing for the round that was played
+        self.answered = False  # somebody has, in this process's life
+        self.failed = 0  # rounds in a row in which nobody did
+        self.stop, self.signal = "", 0  # why to stop, and the signal that asked for it
+        self.spent_up = False  # others on the ledger left nothing for the round that was played
         self.events = Events(self.folder.path)
         self.saver = Saver(self.folder.checkpoints, self.cadence, self.say)
         self.saver.by_loss = not self.given.job.validates
         release = release_of(self.plan.techniques, self.given)
         self.ledger = RunLedger(release, self.folder, self.given.asked.ledger) if release is not None else None
-        self.known_lines = 0            # of the ledger, by the checkpoint that the run goes on from
-        self.retold: list[Event] = []   # what that round was to be told of
+        self.known_lines = 0  # of the ledger, by the checkpoint that the run goes on from
+        self.retold: list[Event] = []  # what that round was to be told of
         self.every = self.every or max(1, self.given.rounds // 10)
 
     @property
@@ -105,8 +120,12 @@ class Runner:
         for bad, reason in damaged:
             move_aside(bad)
             start = f"round {found.step}" if found else "the beginning"
-            self.say(Warned(f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from "
-                            f"{start}"))
+            self.say(
+                Warned(
+                    f"the checkpoint of round {bad.step} is damaged ({reason}): it is kept aside, and the run goes on from "
+                    f"{start}"
+                )
+            )
         if found is not None:
             self.restore(found)
         if self.ledger is not None:
@@ -126,12 +145,16 @@ class Runner:
         for name, view in self.given.layout.views(row).items():
             source = weights.metadata.get(f"alias {name}", name)
             if source not in weights.entries or weights[source].shape != view.shape:
-                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
-                              f"not the one it was made of; give the flags it was begun with, another --run, or --fresh")
+                raise Mistake(
+                    f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
+                    f"not the one it was made of; give the flags it was begun with, another --run, or --fresh"
+                )
             view.copy_(weights[source])
         server = {name: value.clone() for name, value in state["server"].items()}
         self.server = self.given.server_at(whole_number(state["step"]), row, server)
-        self.simulation.states.update({name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()})
+        self.simulation.states.update(
+            {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
+        )
         if state.get("plainly"):
             self.simulation.work_plainly(str(state["plainly"]))
         self.best = best_in(state)
@@ -144,15 +167,25 @@ class Runner:
         spending = ledger.open(self.round, self.known_lines)
         if why := ledger.refusal(self.given.rounds):
             raise OverBudget(why, self.plan)
-        for text in filter(None, (check_delta_for(ledger.release.delta, self.given.population.count), *ledger.warnings())):
+        for text in filter(
+            None, (check_delta_for(ledger.release.delta, self.given.population.count), *ledger.warnings())
+        ):
             self.say(Warned(text))
         if self.round and not ledger.knows(self.server.weights):
-            self.say(Warned(f"the weights of round {self.round} are not what {ledger.path} says was released: one of them is of another "
-                            f"time, or was changed"))
+            self.say(
+                Warned(
+                    f"the weights of round {self.round} are not what {ledger.path} says was released: one of them is of another "
+                    f"time, or was changed"
+                )
+            )
         again = sorted({one.round + 1 for one in spending.own if one.round >= self.round})
         if again:
-            self.say(Warned(f"what round {', '.join(map(str, again))} released is not in a checkpoint: played again it is another release, "
-                            f"with other noise, and is spent again"))
+            self.say(
+                Warned(
+                    f"what round {', '.join(map(str, again))} released is not in a checkpoint: played again it is another release, "
+                    f"with other noise, and is spent again"
+                )
+            )
 
     def tell_again(self) -> None:
         """What a kill kept from being told of the round that the run goes on from."""
@@ -191,19 +224,30 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         judges = bool(self.given.job.local.held_out) and (last or (self.round + 1) % self.every == 0)
         before = self.server.state
-        played = self.simulation.play(self.server, judges, self.strict, lambda done, given: self.heard(self.round + 1, done, given))
-        if self.ledger and not self.ledger.spend(self.round, played.server.weights):   # on disk before anything of the round is known
-            self.spent_up = True   # by another run meanwhile: this round is forgotten
+        played = self.simulation.play(
+            self.server, judges, self.strict, lambda done, given: self.heard(self.round + 1, done, given)
+        )
+        if self.ledger and not self.ledger.spend(
+            self.round, played.server.weights
+        ):  # on disk before anything of the round is known
+            self.spent_up = True  # by another run meanwhile: this round is forgotten
             return
         self.failed = self.failed + 1 if played.rejected and not played.participants else 0
         self.answered = self.answered or bool(played.participants)
         if not bool(played.server.row.isfinite().all()):
-            raise Mistake(f"the weights after round {self.round + 1} are not finite: the federation diverged. A lower rate (Local(lr=...), "
-                          f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}")
+            raise Mistake(
+                f"the weights after round {self.round + 1} are not finite: the federation diverged. A lower rate (Local(lr=...), "
+                f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}"
+            )
         self.server = played.server
         told = self.noted(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
-        told += [Warned(f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it expect "
-                        f"fewer malicious ones") for rule in grown(before, played.server.state, SKIPPED)]
+        told += [
+            Warned(
+                f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it expect "
+                f"fewer malicious ones"
+            )
+            for rule in grown(before, played.server.state, SKIPPED)
+        ]
         if self.given.job.validates and (last or self.round % self.every == 0):
             told.append(self.validate())
         self.keep_and_tell(told, last)
@@ -232,19 +276,41 @@ class Runner:
         self.saver.losses.append(loss)
         spent: Mapping[str, float] = self.ledger.told(exactly=self.round == self.given.rounds) if self.ledger else {}
         named = not self.ledger
-        found: list[Event] = [Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")), RoundFinished(
-            step=self.round, participants=len(played.participants), samples=played.samples, up=played.up, senders=played.senders,
-            down=played.down, ordered=played.ordered, missing=len(played.missing), missing_names=played.missing[:NAMED] if named else (),
-            rejected=tuple((one.name if named else "", one.why) for one in played.rejected), epsilon=spent.get("epsilon"),
-            epsilon_in_all=spent.get("epsilon_in_all"), before=means(played.before) or None, after=means(played.after) or None,
-            simulated=simulated if simulated not in (0.0, 1.0) else None)]
+        found: list[Event] = [
+            Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")),
+            RoundFinished(
+                step=self.round,
+                participants=len(played.participants),
+                samples=played.samples,
+                up=played.up,
+                senders=played.senders,
+                down=played.down,
+                ordered=played.ordered,
+                missing=len(played.missing),
+                missing_names=played.missing[:NAMED] if named else (),
+                rejected=tuple((one.name if named else "", one.why) for one in played.rejected),
+                epsilon=spent.get("epsilon"),
+                epsilon_in_all=spent.get("epsilon_in_all"),
+                before=means(played.before) or None,
+                after=means(played.after) or None,
+                simulated=simulated if simulated not in (0.0, 1.0) else None,
+            ),
+        ]
         if played.restored:
-            found.append(Warned(f"in round {self.round} the work of {len(played.restored)} devices was not finite"
-                                f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"))
+            found.append(
+                Warned(
+                    f"in round {self.round} the work of {len(played.restored)} devices was not finite"
+                    f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"
+                )
+            )
         if not played.participants:
-            found.append(Warned(f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
-                                f"{len(played.rejected)} could not be used; the weights stay as they were"
-                                + (", but for noise" if self.ledger else "")))
+            found.append(
+                Warned(
+                    f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
+                    f"{len(played.rejected)} could not be used; the weights stay as they were"
+                    + (", but for noise" if self.ledger else "")
+                )
+            )
         return found
 
     def validate(self) -> Validated:
@@ -263,16 +329,31 @@ class Runner:
     # Keeping
 
     def snapshot(self) -> Snapshot:
-        private = {"ledger lines": self.ledger.opened.lines, "told": [record_of(one) for one in self.retold]} if self.ledger else {}
-        return self.snapshot_of({"server": dict(self.server.state), "devices": self.simulation.states, "plainly": self.simulation.plainly,
-                                 "best": self.best if self.given.job.validates else self.saver.best, **private})
+        private = (
+            {"ledger lines": self.ledger.opened.lines, "told": [record_of(one) for one in self.retold]}
+            if self.ledger
+            else {}
+        )
+        return self.snapshot_of(
+            {
+                "server": dict(self.server.state),
+                "devices": self.simulation.states,
+                "plainly": self.simulation.plainly,
+                "best": self.best if self.given.job.validates else self.saver.best,
+                **private,
+            }
+        )
 
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
         """The weights of now, and some state."""
         self.given.layout.load(self.model, self.server.row)
         weights, aliases = named_weights(self.model)
-        course = {"course": {"best": self.best}} if self.given.job.validates else {}   # as a training has it: best weights are pruned by it
-        return Snapshot(self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state})
+        course = (
+            {"course": {"best": self.best}} if self.given.job.validates else {}
+        )  # as a training has it: best weights are pruned by it
+        return Snapshot(
+            self.round, weights, aliases, {"step": self.round, "parts": course, "model": {}, "on_disk": [], **state}
+        )
 
     def asked_to_stop(self, number: int, frame: Any) -> None:
         """The first signal lets the round end and saves; a second one ends at once."""
@@ -286,8 +367,10 @@ class Runner:
             self.saver.save(self.snapshot)
         self.saver.close()
         if self.saver.saved_step != self.round:
-            text = (f"all {self.round} rounds are done, but the weights after the last one could not be saved ({self.saver.trouble}): "
-                    f"{self.saver.cure} and give the same command")
+            text = (
+                f"all {self.round} rounds are done, but the weights after the last one could not be saved ({self.saver.trouble}): "
+                f"{self.saver.cure} and give the same command"
+            )
             self.say(Failed(text))
             return Ended(self.round, why, unsaved=text)
         if not why:
@@ -295,9 +378,13 @@ class Runner:
             self.say(Stopped(self.round, text))
             return Ended(self.round, "", stopped=text, signal=self.signal)
         if why == BUDGET:
-            self.say(Warned(f"epsilon is spent after round {self.round}: the next round would exceed what this run may spend"
-                            f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.opened.limit is not None)}"
-                            f", so there is none"))
+            self.say(
+                Warned(
+                    f"epsilon is spent after round {self.round}: the next round would exceed what this run may spend"
+                    f"{', or what all runs on the ledger may' * (self.ledger is not None and self.ledger.opened.limit is not None)}"
+                    f", so there is none"
+                )
+            )
         if found := unlearned([loss for loss in report_of(self.folder.path).losses if isfinite(loss)]):
             self.say(Warned("; ".join(filter(None, (found, self.plan.doubt)))))
         self.given.layout.load(self.model, self.server.row)
@@ -322,14 +409,19 @@ def unlearned(losses: Sequence[float]) -> str:
     ('the loss did not fall: 2.05 in the first 2 rounds, 2.3 in the last 2', '', '')
     """
     third = len(losses) // 3
-    first, last = sum(losses[:third]) / max(third, 1), sum(losses[len(losses) - third:]) / max(third, 1)
-    return f"the loss did not fall: {first:.3g} in the first {third} rounds, {last:.3g} in the last {third}" * bool(third and last >= first)
+    first, last = sum(losses[:third]) / max(third, 1), sum(losses[len(losses) - third :]) / max(third, 1)
+    return f"the loss did not fall: {first:.3g} in the first {third} rounds, {last:.3g} in the last {third}" * bool(
+        third and last >= first
+    )
 
 
 def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     """Counters of techniques by this word that have grown in a round, and by how much."""
-    found = {name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(()))) for name, value in after.items()
-             if name.endswith(word)}
+    found = {
+        name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(())))
+        for name, value in after.items()
+        if name.endswith(word)
+    }
     return {name: by for name, by in found.items() if by}
 
 
@@ -339,7 +431,9 @@ def some_of(names: Sequence[str]) -> str:
 
 def means(sums: Sums) -> dict[str, float | None]:
     """Means of metrics; None: it is not finite."""
-    found: dict[str, float | None] = finite_json({name: total / weight for name, (total, weight) in sums.items() if weight})
+    found: dict[str, float | None] = finite_json(
+        {name: total / weight for name, (total, weight) in sums.items() if weight}
+    )
     return found
 
 

@@ -1,4 +1,5 @@
 """Random numbers that follow from what they are for, not from the order in which they are drawn."""
+
 from __future__ import annotations
 
 import hashlib

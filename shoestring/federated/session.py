@@ -1,4 +1,5 @@
 """What a command and a script share: from what is asked for to a federation that has run in a folder."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,16 +29,32 @@ from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import OpenedRun
 
-VERSION = 2   # of plan.json
+VERSION = 2  # of plan.json
 
 
 def asked_of(wanted: Wanted) -> FederateOptions:
-    return FederateOptions(wanted["clients"], wanted["per_round"], wanted["rounds"], wanted["epsilon"], wanted["delta"], wanted["processes"],
-                 wanted["statistics"] or "", wanted.get("insecure_seed"), wanted.get("ledger"), wanted.get("ledger_epsilon"))
+    return FederateOptions(
+        wanted["clients"],
+        wanted["per_round"],
+        wanted["rounds"],
+        wanted["epsilon"],
+        wanted["delta"],
+        wanted["processes"],
+        wanted["statistics"] or "",
+        wanted.get("insecure_seed"),
+        wanted.get("ledger"),
+        wanted.get("ledger_epsilon"),
+    )
 
 
 def budget_of(wanted: Wanted) -> Budget:
-    return Budget(up=wanted["upload"], down=wanted["download"], seconds=wanted["time"], epsilon=wanted["epsilon"], delta=wanted["delta"])
+    return Budget(
+        up=wanted["upload"],
+        down=wanted["download"],
+        seconds=wanted["time"],
+        epsilon=wanted["epsilon"],
+        delta=wanted["delta"],
+    )
 
 
 @contextmanager
@@ -54,8 +71,10 @@ def blaming_the_job() -> Iterator[None]:
             raise
         if found.ours:
             raise withheld(error) from None
-        raise Mistake(f"the job failed in {found.place}: {class_of(error)}, whose text is withheld because it may hold a record; "
-                      f"add --traceback to see where") from withheld(error)
+        raise Mistake(
+            f"the job failed in {found.place}: {class_of(error)}, whose text is withheld because it may hold a record; "
+            f"add --traceback to see where"
+        ) from withheld(error)
 
 
 @blaming_the_job()
@@ -71,14 +90,20 @@ class FederatedSession:
     held: OpenedRun
     given: Prepared
     plan: FederatedPlan
-    outcome: FederatedOutcome | None   # None: it goes on with the plan it had
+    outcome: FederatedOutcome | None  # None: it goes on with the plan it had
 
     @blaming_the_job()
-    def run(self, tell: Callable[[Event], None], cadence: Cadence,
-            heard: Callable[[int, int, int], None] = lambda number, done, given: None) -> Ended:
+    def run(
+        self,
+        tell: Callable[[Event], None],
+        cadence: Cadence,
+        heard: Callable[[int, int, int], None] = lambda number, done, given: None,
+    ) -> Ended:
         request, folder = self.held.request, self.held.folder
-        if job_file := self.given.job.origin:   # what was imported while devices' work was tried is known by now
-            note_modules(folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True)
+        if job_file := self.given.job.origin:  # what was imported while devices' work was tried is known by now
+            note_modules(
+                folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
+            )
         every = (request.federated or {}).get("every") or 0
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
 

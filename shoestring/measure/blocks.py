@@ -6,6 +6,7 @@ elements of the outer one differ much in size: those are stages, as in a ResNet,
 
 A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the blocks.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -47,8 +48,12 @@ def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn
     """The blocks of a member of a repetition: itself, or what it holds where it can't be called."""
     if can_be_called(part):
         return (repeated(part, name) if stages else []) or [(name, part)]
-    return [found for child, inner in part.named_children() if holds_weights(inner) and has_insides(inner)
-            for found in called_parts(inner, f"{name}.{child}", stages)]
+    return [
+        found
+        for child, inner in part.named_children()
+        if holds_weights(inner) and has_insides(inner)
+        for found in called_parts(inner, f"{name}.{child}", stages)
+    ]
 
 
 def can_be_called(module: nn.Module) -> bool:
@@ -72,8 +77,11 @@ def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def opened(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of a module, and the members of those that can't be called."""
-    return [(f"{name}.{member}".rstrip("."), part) for name, child in module.named_children()
-            for member, part in ([("", child)] if can_be_called(child) else opened(child))]
+    return [
+        (f"{name}.{member}".rstrip("."), part)
+        for name, child in module.named_children()
+        for member, part in ([("", child)] if can_be_called(child) else opened(child))
+    ]
 
 
 def holds_weights(module: nn.Module) -> bool:

@@ -4,6 +4,7 @@ They are a shortcut and nothing else: one that is damaged, unreadable, of anothe
 there, and what it would have said is found out again. Each is sealed, and is there whole or not at all. A seal shows damage; anybody could
 write another file with one, so what is read is checked too.
 """
+
 from __future__ import annotations
 
 import os
@@ -17,7 +18,7 @@ from shoestring.core.regular import read_regular
 from shoestring.core.seal import sealed, unsealed
 
 T = TypeVar("T")
-MOST = 1 << 63   # no figure of ours is as large
+MOST = 1 << 63  # no figure of ours is as large
 
 
 def cache_folder() -> Path:
@@ -25,14 +26,14 @@ def cache_folder() -> Path:
     for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(os.path.expanduser("~"), ".cache")):
         if os.path.isabs(place):
             return Path(place) / "shoestring"
-    return Path(os.devnull) / "shoestring"   # a user without a home: nothing can be kept
+    return Path(os.devnull) / "shoestring"  # a user without a home: nothing can be kept
 
 
 def read_kept(path: Path, kind: type[T]) -> T | None:
     """What was kept in a file; None where nothing was, or not what was written."""
     try:
         found, whole = unsealed(read_regular(path))
-    except (OSError, ValueError):   # Damaged is one; a path that can't be is another
+    except (OSError, ValueError):  # Damaged is one; a path that can't be is another
         return None
     return value_of(kind, found) if whole else None
 
@@ -43,7 +44,7 @@ def value_of(kind: type[T], data: Any) -> T | None:
         return None
     try:
         return from_json(kind, data)
-    except Exception:   # a class may check its values and raise what it likes
+    except Exception:  # a class may check its values and raise what it likes
         return None
 
 
@@ -56,7 +57,7 @@ def bounded(data: Any) -> bool:
             inside += one.values()
         elif isinstance(one, list):
             inside += one
-        elif isinstance(one, (int, float)) and not -MOST <= one < MOST:   # which NaN is not
+        elif isinstance(one, (int, float)) and not -MOST <= one < MOST:  # which NaN is not
             return False
     return True
 

@@ -4,6 +4,7 @@ What watches a block, and every technique that wraps one, does so at the module'
 that is called from outside goes through that call too: the method's name travels among the arguments, so that a block that is computed
 again runs the method that ran. Inside a block its methods are its own.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from shoestring.core.private import tree_leaves
 
-METHOD = "method_of_block"   # the argument with the method's name
+METHOD = "method_of_block"  # the argument with the method's name
 ABSENT = object()
 
 
@@ -32,8 +33,15 @@ def methods(block: nn.Module) -> list[str]:
     """Public methods that a block's own class has beside forward."""
     kinds = type(block).__mro__
     torchs = [kind for kind in kinds if kind.__module__.partition(".")[0] == "torch"]
-    return [name for kind in kinds if kind not in torchs and issubclass(kind, nn.Module) for name, value in vars(kind).items()
-            if isinstance(value, FunctionType) and not name.startswith("_") and not any(hasattr(base, name) for base in torchs)]
+    return [
+        name
+        for kind in kinds
+        if kind not in torchs and issubclass(kind, nn.Module)
+        for name, value in vars(kind).items()
+        if isinstance(value, FunctionType)
+        and not name.startswith("_")
+        and not any(hasattr(base, name) for base in torchs)
+    ]
 
 
 def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
@@ -49,7 +57,7 @@ def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
     def entering(name: str) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
-                return inner[name](*args, **kwargs)   # it sets or asks something, and computes nothing for backward
+                return inner[name](*args, **kwargs)  # it sets or asks something, and computes nothing for backward
             return block(*args, **{METHOD: name}, **kwargs)
 
         return method

@@ -8,6 +8,7 @@ size of a result (workspaces of a library, lengths taken from the labels), PROBE
 A value that depends on weights is not known here and never invented: code that asks for one gets `LooksAtValues`. That holds for real
 tensors too (a buffer), once something fake was written to them.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -41,23 +42,24 @@ from shoestring.core.private import (
 )
 from shoestring.measure.layouts import WRONG, corrected
 
-REAL_LIMIT = 1 << 24   # bytes: a weightless result larger than this is faked too
+REAL_LIMIT = 1 << 24  # bytes: a weightless result larger than this is faked too
 
 # What calls gave, by signature: models repeat themselves, and so do the rehearsals of a planning
-SEEN: dict[Any, tuple[type, list[Any]]] = {}    # new tensors
+SEEN: dict[Any, tuple[type, list[Any]]] = {}  # new tensors
 VIEWS: dict[Any, tuple[Any, ...]] = {}
-SMALL: set[Any] = set()                         # calls whose results stay real
+SMALL: set[Any] = set()  # calls whose results stay real
+
 
 @dataclass
 class FakeWrite:
     """A storage to which something fake was written."""
 
-    storage: Any          # a weak reference
+    storage: Any  # a weak reference
     times: int = 0
-    unknown: bool = True   # and all of it has not been written over with something known since
+    unknown: bool = True  # and all of it has not been written over with something known since
 
 
-WRITTEN: dict[int, FakeWrite] = {}   # by address of the storage
+WRITTEN: dict[int, FakeWrite] = {}  # by address of the storage
 
 aten = torch.ops.aten
 
@@ -96,8 +98,8 @@ class Stage(DispatchMode):
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.building = False
-        self.tossed = False       # a real coin was tossed (layer drop): what runs depends on the state of the generator
-        self.faithful = False     # draw for real what the real step draws, so that later coins fall the same way
+        self.tossed = False  # a real coin was tossed (layer drop): what runs depends on the state of the generator
+        self.faithful = False  # draw for real what the real step draws, so that later coins fall the same way
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.done(func, args, kwargs or {})
@@ -114,7 +116,7 @@ class Stage(DispatchMode):
             with self.fake:
                 return func(*args, **kwargs)
         self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
-        if func in IN_PLACE or func is READ_NUMBER:   # nothing new
+        if func in IN_PLACE or func is READ_NUMBER:  # nothing new
             return func(*args, **kwargs)
         key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
         if key is None or key not in SMALL:
@@ -153,10 +155,13 @@ class Stage(DispatchMode):
         if is_view(out, args[0] if args else None):
             VIEWS[key] = (tuple(out.shape), out.stride(), out.storage_offset(), out.dtype, out.fake_device)
         elif plain_results(out) and not share_storage(out, (args, kwargs)):
-            SEEN[key] = (type(out), [
-                (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
-                for leaf in results_in(out)
-            ])
+            SEEN[key] = (
+                type(out),
+                [
+                    (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.fake_device) if leaf is not None else None
+                    for leaf in results_in(out)
+                ],
+            )
         return out
 
     def view_again(self, known: tuple[Any, ...], base: Tensor) -> Tensor:
@@ -169,8 +174,9 @@ class Stage(DispatchMode):
         """New fake tensors of the shapes that the same call gave before; models repeat themselves."""
         kind, shapes = known
         made = [
-            None if shape is None else FakeTensor(
-                self.fake, torch.empty_strided(shape[0], shape[1], dtype=shape[2], device="meta"), shape[3])
+            None
+            if shape is None
+            else FakeTensor(self.fake, torch.empty_strided(shape[0], shape[1], dtype=shape[2], device="meta"), shape[3])
             for shape in shapes
         ]
         return made[0] if issubclass(kind, Tensor) else made if kind is list else tuple(made)
@@ -178,8 +184,9 @@ class Stage(DispatchMode):
     def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What the operation gives for zeros, as fake tensors: the true sizes of an operation that fakes guess wrong."""
         real = tree_map(zeros_for_fake, (args, kwargs))
-        return tree_map(lambda leaf: self.fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf,
-                        func(*real[0], **real[1]))
+        return tree_map(
+            lambda leaf: self.fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, func(*real[0], **real[1])
+        )
 
     def model(self, factory: Callable[[], nn.Module]) -> nn.Module:
         """The model that the factory makes, with fake weights; its small buffers are real."""
@@ -199,7 +206,7 @@ class Stage(DispatchMode):
         return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.device.type == "meta":   # it was made there, and will be real elsewhere
+        if parameter.device.type == "meta":  # it was made there, and will be real elsewhere
             with self.fake:
                 value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
             return nn.Parameter(value, parameter.requires_grad)
@@ -229,15 +236,19 @@ def written_arguments(func: Any) -> tuple[int, ...]:
     """Positions of the tensors that an operation changes. Batch norm changes its statistics and does not say so."""
     if func is aten.native_batch_norm.default:
         return 3, 4
-    return tuple(position for position, part in enumerate(arguments_of(func))
-                 if part.alias_info is not None and part.alias_info.is_write)
+    return tuple(
+        position
+        for position, part in enumerate(arguments_of(func))
+        if part.alias_info is not None and part.alias_info.is_write
+    )
 
 
 @cache
 def is_settled(func: Any) -> bool:
     """Whether an operation writes to no argument and the shapes of its results depend on the shapes of its arguments alone."""
-    return (not any(part.alias_info is not None and part.alias_info.is_write for part in (*arguments_of(func), *results_of(func)))
-            and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view})
+    return not any(
+        part.alias_info is not None and part.alias_info.is_write for part in (*arguments_of(func), *results_of(func))
+    ) and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
 
 def signature(func: Any, args: Any, kwargs: Any, lone: bool = False) -> Any:
@@ -265,8 +276,15 @@ def signature(func: Any, args: Any, kwargs: Any, lone: bool = False) -> Any:
 
 def is_view(out: Any, base: Any) -> bool:
     """Whether a result is a view of the first argument and of nothing else."""
-    return (isinstance(out, FakeTensor) and isinstance(base, FakeTensor) and out is not base and out.layout is torch.strided
-            and not out.is_conj() and not out.is_neg() and storage_id_of(out) == storage_id_of(base))
+    return (
+        isinstance(out, FakeTensor)
+        and isinstance(base, FakeTensor)
+        and out is not base
+        and out.layout is torch.strided
+        and not out.is_conj()
+        and not out.is_neg()
+        and storage_id_of(out) == storage_id_of(base)
+    )
 
 
 def results_in(out: Any) -> Any:
@@ -276,10 +294,20 @@ def results_in(out: Any) -> Any:
 def plain_results(out: Any) -> bool:
     """New tensors that each fill a storage of their own."""
     found = results_in(out)
-    return isinstance(found, (tuple, list)) and all(
-        leaf is None or (isinstance(leaf, FakeTensor) and leaf.layout is torch.strided and leaf.storage_offset() == 0
-                         and leaf.untyped_storage().nbytes() == span(leaf)) for leaf in found
-    ) and len({storage_id_of(leaf) for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
+    return (
+        isinstance(found, (tuple, list))
+        and all(
+            leaf is None
+            or (
+                isinstance(leaf, FakeTensor)
+                and leaf.layout is torch.strided
+                and leaf.storage_offset() == 0
+                and leaf.untyped_storage().nbytes() == span(leaf)
+            )
+            for leaf in found
+        )
+        and len({storage_id_of(leaf) for leaf in found if leaf is not None}) == sum(leaf is not None for leaf in found)
+    )
 
 
 def share_storage(out: Any, given: Any) -> bool:
@@ -305,12 +333,26 @@ def zeros_for_fake(leaf: Any) -> Any:
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
 
 
-IN_PLACE = {   # results that are the first argument as it was, but for its values
-    aten.add_.Tensor, aten.add_.Scalar, aten.sub_.Tensor, aten.mul_.Tensor, aten.mul_.Scalar, aten.div_.Tensor, aten.div_.Scalar,
-    aten.lerp_.Scalar, aten.addcmul_.default, aten.addcdiv_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor,
-    aten.sqrt_.default, aten.copy_.default, aten.uniform_.default, aten.normal_.default,
+IN_PLACE = {  # results that are the first argument as it was, but for its values
+    aten.add_.Tensor,
+    aten.add_.Scalar,
+    aten.sub_.Tensor,
+    aten.mul_.Tensor,
+    aten.mul_.Scalar,
+    aten.div_.Tensor,
+    aten.div_.Scalar,
+    aten.lerp_.Scalar,
+    aten.addcmul_.default,
+    aten.addcdiv_.default,
+    aten.zero_.default,
+    aten.fill_.Scalar,
+    aten.fill_.Tensor,
+    aten.sqrt_.default,
+    aten.copy_.default,
+    aten.uniform_.default,
+    aten.normal_.default,
 }
-OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}   # nothing of the first argument is left
+OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}  # nothing of the first argument is left
 RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
 
 
@@ -318,4 +360,6 @@ MISSING: dict[Any, Callable[..., Any]] = {GROUPED_PRODUCT: grouped_mm}
 
 
 PROBED = CTC_LOSSES | {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
-WORKSPACES = {aten.mkldnn_rnn_layer.default: 3}   # which of an operation's results a library keeps for itself, and may not fill
+WORKSPACES = {
+    aten.mkldnn_rnn_layer.default: 3
+}  # which of an operation's results a library keeps for itself, and may not fill

@@ -10,6 +10,7 @@ refers to, so no method of the user's is called and no property read.
                  memory that is no tensor's (NumPy arrays, packed weights of quantized layers)
     not counted  tensors in a mapped file, whose memory is the kernel's to take back; tensors without memory (on the meta device)
 """
+
 from __future__ import annotations
 
 import gc
@@ -35,15 +36,38 @@ from shoestring.core.private import LOADER_ITERATORS, FakeTensor, dense_parts, s
 from shoestring.core.run import Run
 
 OURS = "shoestring"
-LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", OURS}   # packages whose globals hold nothing of a job's, with all
-INSTALLED = {"site-packages", "dist-packages"}   # that lie in folders of these names
-ATOMS = frozenset((int, float, str, bool, bytes, complex, type(None), type(...), range, slice, CodeType, BuiltinFunctionType, FrameType,
-                   ReferenceType, torch.dtype, torch.device, torch.Size))
+LIBRARIES = sys.stdlib_module_names | {
+    "torch",
+    "numpy",
+    OURS,
+}  # packages whose globals hold nothing of a job's, with all
+INSTALLED = {"site-packages", "dist-packages"}  # that lie in folders of these names
+ATOMS = frozenset(
+    (
+        int,
+        float,
+        str,
+        bool,
+        bytes,
+        complex,
+        type(None),
+        type(...),
+        range,
+        slice,
+        CodeType,
+        BuiltinFunctionType,
+        FrameType,
+        ReferenceType,
+        torch.dtype,
+        torch.device,
+        torch.Size,
+    )
+)
 # Not a job's: the way to other workers, and batches on their way from loading processes, of which there may be more or fewer
 CLOSED = (Mesh, Link, *LOADER_ITERATORS)
-SET_BY_PLANNING = ("largest", "mesh", "origin")   # fields of a Job
+SET_BY_PLANNING = ("largest", "mesh", "origin")  # fields of a Job
 OF_DATA = ("data", "held_out", "sampler", "collate", "clients")
-IN_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")   # mapped "files" that are memory
+IN_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")  # mapped "files" that are memory
 
 
 def nothing() -> Iterable[object]:
@@ -55,30 +79,47 @@ class Holders:
     """Who holds tensors beside a model and its optimizer."""
 
     job: Job
-    data: Callable[[], Iterable[object]] = nothing   # gives what the source of batches holds at the moment
-    original: nn.Module | None = None                # what the run's model is a copy of, only to try something: training has one of them
-    on_device: bool = False                          # the model will be on a device with its own memory, where the data are not
+    data: Callable[[], Iterable[object]] = nothing  # gives what the source of batches holds at the moment
+    original: nn.Module | None = (
+        None  # what the run's model is a copy of, only to try something: training has one of them
+    )
+    on_device: bool = False  # the model will be on a device with its own memory, where the data are not
 
     def found(self, run: Run) -> Iterator[tuple[Tensor, str]]:
         """Every tensor that they hold, with its role; a tensor may come twice."""
         mapped = MappedFiles()
         hidden = storages_of((self.original,)) - storages_of((run.model,)) if self.original is not None else set()
         device = next(run.model.parameters()).device.type
-        for role, roots in (("buffers", (run.model,)), ("optimizer", (run.optimizer,)), ("data", () if self.on_device else self.data()),
-                            ("constants", functions_of(self.job, without=OF_DATA if self.on_device else ()))):
+        for role, roots in (
+            ("buffers", (run.model,)),
+            ("optimizer", (run.optimizer,)),
+            ("data", () if self.on_device else self.data()),
+            ("constants", functions_of(self.job, without=OF_DATA if self.on_device else ())),
+        ):
             for part in dense_tensors_in(roots):
-                if part.device.type == device and storage_id(part.untyped_storage()) not in hidden and not mapped.have(part):
+                if (
+                    part.device.type == device
+                    and storage_id(part.untyped_storage()) not in hidden
+                    and not mapped.have(part)
+                ):
                     yield part, role
 
     def real(self) -> Iterator[Tensor]:
         """The real tensors in this process, before anything is trained: what the job holds, and the model if it is given."""
         mapped = MappedFiles()
-        return (part for part in dense_tensors_in((self.original, *self.data(), *functions_of(self.job)))
-                if not isinstance(part, FakeTensor) and not mapped.have(part))
+        return (
+            part
+            for part in dense_tensors_in((self.original, *self.data(), *functions_of(self.job)))
+            if not isinstance(part, FakeTensor) and not mapped.have(part)
+        )
 
     def real_bytes(self) -> int:
         """Bytes of those, each storage once."""
-        return sum({storage_id(storage): storage.nbytes() for part in self.real() for storage in (part.untyped_storage(),)}.values())
+        return sum(
+            {
+                storage_id(storage): storage.nbytes() for part in self.real() for storage in (part.untyped_storage(),)
+            }.values()
+        )
 
 
 def storages_of(roots: Iterable[object]) -> set[int]:
@@ -88,7 +129,7 @@ def storages_of(roots: Iterable[object]) -> set[int]:
 def functions_of(job: Job, without: tuple[str, ...] = ()) -> list[object]:
     """A job's functions and objects, and all globals of a job file, which are there because of it."""
     found = [getattr(job, field.name) for field in fields(job) if field.name not in (*SET_BY_PLANNING, *without)]
-    if without:   # globals may be data
+    if without:  # globals may be data
         return found
     file = Path(job.origin.file).resolve() if job.origin is not None else None
     spaces = (one.__globals__ for one in found if type(one) is FunctionType)
@@ -108,7 +149,9 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
     [tensor([0., 0.])]
     """
     first = list(roots)
-    given = set(map(id, first))   # functions of ours lead to all of a run, so they are followed only where somebody asks for them
+    given = set(
+        map(id, first)
+    )  # functions of ours lead to all of a run, so they are followed only where somebody asks for them
     stack: list[Any] = [first]
     seen = {id(first)}
     while stack:
@@ -128,12 +171,17 @@ def referents(one: Any, given: set[int]) -> Iterable[Any]:
     kind = type(one)
     if kind is FunctionType:
         return held_by_function(one) if id(one) in given or package_of(one.__globals__) != OURS else ()
-    if kind is MethodType and id(one) not in given and type(one.__func__) is FunctionType and package_of(one.__func__.__globals__) == OURS:
+    if (
+        kind is MethodType
+        and id(one) not in given
+        and type(one.__func__) is FunctionType
+        and package_of(one.__func__.__globals__) == OURS
+    ):
         return ()
-    if issubclass(kind, ModuleType):   # of one, what the code of a function names counts
+    if issubclass(kind, ModuleType):  # of one, what the code of a function names counts
         return ()
     if issubclass(kind, type):
-        found = gc.get_referents(one)   # its names, and its bases in tuples; asking the class would call its metaclass
+        found = gc.get_referents(one)  # its names, and its bases in tuples; asking the class would call its metaclass
         names = next((each for each in found if type(each) is dict), {})
         return () if is_of_library(names) else [*names.values(), *(each for each in found if type(each) is tuple)]
     if kind is np.ndarray and one.dtype.hasobject:
@@ -156,7 +204,11 @@ def is_of_library(names: dict[str, Any]) -> bool:
 def is_installed(package: str) -> bool:
     """Whether an imported package, by its name, lies where packages are installed."""
     module = sys.modules.get(package)
-    spec = ModuleType.__getattribute__(module, "__dict__").get("__spec__") if issubclass(type(module), ModuleType) else None
+    spec = (
+        ModuleType.__getattribute__(module, "__dict__").get("__spec__")
+        if issubclass(type(module), ModuleType)
+        else None
+    )
     origin = spec.origin if type(spec) is ModuleSpec else None
     return type(origin) is str and not INSTALLED.isdisjoint(Path(origin).parts)
 
@@ -200,7 +252,11 @@ class MappedFiles:
         except OSError:
             return []
         places = (line.split(maxsplit=5) for line in lines)
-        spans = [place[0].split("-") for place in places if len(place) == 6 and place[5][0] == "/" and not place[5].startswith(IN_MEMORY)]
+        spans = [
+            place[0].split("-")
+            for place in places
+            if len(place) == 6 and place[5][0] == "/" and not place[5].startswith(IN_MEMORY)
+        ]
         return sorted((int(begin, 16), int(end, 16)) for begin, end in spans)
 
     def have(self, tensor: Tensor) -> bool:

@@ -11,6 +11,7 @@ int8 then dies of SIGILL. Only trying tells, and only a process that may die can
 
 Nothing here imports torch before it must.
 """
+
 from __future__ import annotations
 
 import faulthandler
@@ -31,31 +32,33 @@ from shoestring.core.errors import Mistake
 from shoestring.measure.cache import cache_folder, read_kept, write_kept
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
-CAPS = ("AVX512_CORE_FP16", "AVX2")   # in which order they are tried, where something does not work without
+CAPS = ("AVX512_CORE_FP16", "AVX2")  # in which order they are tried, where something does not work without
 TRIALS = {
     "fp32": "a = torch.randn(64, 64); (a @ a).sum().item()",
     "bf16": "a = torch.randn(64, 64).bfloat16().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
-            "torch.randn(2, 16, 8, 8).bfloat16().requires_grad_(), torch.randn(16, 16, 3, 3).bfloat16()).sum().backward()",
+    "torch.randn(2, 16, 8, 8).bfloat16().requires_grad_(), torch.randn(16, 16, 3, 3).bfloat16()).sum().backward()",
     "fp16": "a = torch.randn(64, 64).half().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
-            "torch.randn(2, 16, 8, 8).half().requires_grad_(), torch.randn(16, 16, 3, 3).half()).sum().backward()",
+    "torch.randn(2, 16, 8, 8).half().requires_grad_(), torch.randn(16, 16, 3, 3).half()).sum().backward()",
     "int8": "a = torch.randint(-9, 9, (64, 64), dtype=torch.int8); torch._int_mm(a, a).sum().item()",
 }
 IMPORT = "import torch"
-NO_CORE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"   # a death that is expected leaves no core dump
-PATIENCE = 120.0   # seconds for a fresh process, which imports torch
-FORKED = 30.0      # seconds for a fork, which has it already
+NO_CORE = (
+    "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"  # a death that is expected leaves no core dump
+)
+PATIENCE = 120.0  # seconds for a fresh process, which imports torch
+FORKED = 30.0  # seconds for a fork, which has it already
 
-SET: dict[str, str] = {}   # variables that this process put into its own environment
+SET: dict[str, str] = {}  # variables that this process put into its own environment
 
-Outcome = dict[str, str]   # dtype -> "" if it works, else what happened
+Outcome = dict[str, str]  # dtype -> "" if it works, else what happened
 
 
 @dataclass(frozen=True)
 class Outcomes:
     """What is kept of all that."""
 
-    machine: str                    # by `machine_key`
-    outcomes: dict[str, Outcome]    # by cap
+    machine: str  # by `machine_key`
+    outcomes: dict[str, Outcome]  # by cap
 
 
 def doubtful() -> bool:
@@ -76,15 +79,24 @@ def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
     outcome: Outcome = {}
     while left := [dtype for dtype in dtypes if dtype not in outcome]:
         code = "\n".join([NO_CORE, IMPORT, *(f"{TRIALS[dtype]}\nprint({dtype!r}, flush=True)" for dtype in left)])
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | ({VARIABLE: cap} if cap else {})
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE} | (
+            {VARIABLE: cap} if cap else {}
+        )
         try:
-            child = subprocess.run([sys.executable, "-c", code], env=environment, check=False, capture_output=True,
-                                   encoding="utf-8", errors="replace", timeout=PATIENCE)
+            child = subprocess.run(
+                [sys.executable, "-c", code],
+                env=environment,
+                check=False,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=PATIENCE,
+            )
         except subprocess.TimeoutExpired:
             return outcome | dict.fromkeys(left, f"it was not done after {PATIENCE:.0f} s")
         done = child.stdout.split()
         outcome |= dict.fromkeys(done, "")
-        if len(done) < len(left):   # the next one is what it died of
+        if len(done) < len(left):  # the next one is what it died of
             outcome[left[len(done)]] = ending(child.returncode, child.stderr)
     return outcome
 
@@ -97,10 +109,16 @@ def ending(code: int, said: str = "") -> str:
 
 def working_dtypes() -> tuple[Outcome, dict[str, str]]:
     """For each dtype what happened, and the variables under which that is: the first cap under which most of them work."""
-    asked = "" if VARIABLE in SET else os.environ.get(VARIABLE, "")   # by the user: kept, as long as everything works under it
+    asked = (
+        "" if VARIABLE in SET else os.environ.get(VARIABLE, "")
+    )  # by the user: kept, as long as everything works under it
     path, key = outcomes_file(), machine_key()
     kept = read_kept(path, Outcomes)
-    known = {cap: one for cap, one in kept.outcomes.items() if one.keys() == TRIALS.keys()} if kept and kept.machine == key else {}
+    known = (
+        {cap: one for cap, one in kept.outcomes.items() if one.keys() == TRIALS.keys()}
+        if kept and kept.machine == key
+        else {}
+    )
     fresh = False
     found: dict[str, Outcome] = {}
     for cap in dict.fromkeys((asked, *CAPS)):
@@ -111,7 +129,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
             break
     if fresh:
         write_kept(path, Outcomes(key, known))
-    best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))   # of equals, the first
+    best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))  # of equals, the first
     return found[best], {} if best == asked else {VARIABLE: best}
 
 
@@ -165,10 +183,12 @@ def require(dtype: str) -> None:
 
 
 def too_late(dtype: str, how: str) -> str:
-    return (f"{dtype} can't be computed in this process ({how} when a copy of it tried): the processor advertises instructions that it "
-            f"can't run, and this process has multiplied matrices before torch could be kept from them. Start Python with "
-            f"{VARIABLE}={os.environ.get(VARIABLE, CAPS[0])} in its environment, or train in a worker process: write a job file and give "
-            f"it to shoestring train")
+    return (
+        f"{dtype} can't be computed in this process ({how} when a copy of it tried): the processor advertises instructions that it "
+        f"can't run, and this process has multiplied matrices before torch could be kept from them. Start Python with "
+        f"{VARIABLE}={os.environ.get(VARIABLE, CAPS[0])} in its environment, or train in a worker process: write a job file and give "
+        f"it to shoestring train"
+    )
 
 
 def forked(dtype: str) -> str:
@@ -178,19 +198,21 @@ def forked(dtype: str) -> str:
     from shoestring.core.private import without_modes
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)   # other threads may run: the child does nothing that needs them
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # other threads may run: the child does nothing that needs them
         child = os.fork()
     if child == 0:
         code = 1
         try:
             faulthandler.disable()
             exec(NO_CORE)
-            torch.set_num_threads(1)   # the threads of the parent are not here
-            with without_modes():      # a rehearsal may be watching
+            torch.set_num_threads(1)  # the threads of the parent are not here
+            with without_modes():  # a rehearsal may be watching
                 computed(dtype)
             code = 0
         finally:
-            os._exit(code)   # an error is no death: who computes will meet it as an error
+            os._exit(code)  # an error is no death: who computes will meet it as an error
     until = time.monotonic() + FORKED
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)

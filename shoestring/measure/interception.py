@@ -1,4 +1,5 @@
 """What several techniques do around a model's code: replace a module's forward for a while, and refuse weights that are not there."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -50,12 +51,17 @@ class Guard(DispatchMode):
 
     def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
         super().__init__()
-        self.absent, self.advice = absent, advice   # the name of the weight that a tensor is a part of and that is not there, if it is
+        self.absent, self.advice = (
+            absent,
+            advice,
+        )  # the name of the weight that a tensor is a part of and that is not there, if it is
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
             for leaf in tree_leaves((args, kwargs or {})):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
-                    raise Mistake(f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
-                                  f"it is needed: {self.advice}")
+                    raise Mistake(
+                        f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
+                        f"it is needed: {self.advice}"
+                    )
         return func(*args, **(kwargs or {}))

@@ -4,6 +4,7 @@ The order of a result in memory decides whether a later `reshape` copies, a resu
 compute other gradients than those that were asked for. What is listed here was found by running operations on real and on fake tensors in
 all orders, and with every choice of gradients (tests/measure/test_fake.py).
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,36 +18,56 @@ aten = torch.ops.aten
 
 # The first result is in plain order, whatever the order of what goes in
 PLAIN = SOFTMAX_BACKWARDS | {
-    aten.native_layer_norm_backward.default, aten.mse_loss_backward.default, aten.huber_loss_backward.default,
-    aten.smooth_l1_loss_backward.default, aten.glu_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.mse_loss_backward.default,
+    aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.glu_backward.default,
 }
 # The first result has channels last where this argument has, and is in plain order otherwise
 CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
-    aten.native_batch_norm.default: 0, aten.native_batch_norm_backward.default: 1, aten.channel_shuffle.default: 0, aten.roll.default: 0,
-    aten.reflection_pad2d_backward.default: 1, aten.replication_pad2d_backward.default: 1,
-    aten.reflection_pad3d_backward.default: 1, aten.replication_pad3d_backward.default: 1,
+    aten.native_batch_norm.default: 0,
+    aten.native_batch_norm_backward.default: 1,
+    aten.channel_shuffle.default: 0,
+    aten.roll.default: 0,
+    aten.reflection_pad2d_backward.default: 1,
+    aten.replication_pad2d_backward.default: 1,
+    aten.reflection_pad3d_backward.default: 1,
+    aten.replication_pad3d_backward.default: 1,
 }
 # The result is in the order of these arguments, as adding them up would give it
 SUMS = {
-    aten.elu_backward.default: (0, 5), aten.softplus_backward.default: (0, 1), aten.div.Tensor_mode: (0, 1),
-    aten.floor_divide.default: (0, 1), aten.xlogy.Tensor: (0, 1), aten.copysign.Tensor: (0, 1),
-    aten.binary_cross_entropy.default: (0,), aten.binary_cross_entropy_backward.default: (1,),
+    aten.elu_backward.default: (0, 5),
+    aten.softplus_backward.default: (0, 1),
+    aten.div.Tensor_mode: (0, 1),
+    aten.floor_divide.default: (0, 1),
+    aten.xlogy.Tensor: (0, 1),
+    aten.copysign.Tensor: (0, 1),
+    aten.binary_cross_entropy.default: (0,),
+    aten.binary_cross_entropy_backward.default: (1,),
 }
 # The result is made in memory as large as the first arguments (so many of them, broadcast), and keeps it
 LARGER = {
-    aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.soft_margin_loss.default: 2, aten.binary_cross_entropy.default: 2,
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.soft_margin_loss.default: 2,
+    aten.binary_cross_entropy.default: 2,
     aten.col2im.default: 1,
 }
 # Backwards that compute other gradients than their fake ones do, where some of all three (input, weight, bias) are asked for. By the place
 # of the argument that says which are
-MASKED = {aten.native_batch_norm_backward.default: 9, aten.batch_norm_backward.default: 9, aten.convolution_backward.default: 10}
+MASKED = {
+    aten.native_batch_norm_backward.default: 9,
+    aten.batch_norm_backward.default: 9,
+    aten.convolution_backward.default: 10,
+}
 WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER) | set(MASKED)
 
 
 def corrected(func: Any, out: Any, args: Any) -> Any:
     """The fake results of an operation as the real ones would lie in memory."""
     if func in LARGER:
-        room = torch.broadcast_shapes(*(one.shape for one in args[:LARGER[func]])).numel()
+        room = torch.broadcast_shapes(*(one.shape for one in args[: LARGER[func]])).numel()
         if room > out.numel():
             return out.new_empty(room).as_strided(out.shape, out.stride())
     if func in MASKED:

@@ -5,6 +5,7 @@ two says nothing. The kernel's scheduler counts, for every thread, the seconds i
 ratio says how far a timing was held up, whoever did it. Timings that were hardly held up count as they are; if there is none, the
 least held up one counts, with the time in the queue taken off, and the measurement is marked as busy.
 """
+
 from __future__ import annotations
 
 import time
@@ -13,21 +14,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-HELD_UP = 0.1   # share of a timing that threads may wait for a core: no more than steps differ on a quiet machine
+HELD_UP = 0.1  # share of a timing that threads may wait for a core: no more than steps differ on a quiet machine
 
 
 class Effort(NamedTuple):
     """Seconds of all threads of a process since they were started."""
 
-    ran: float      # on a core
-    waited: float   # ready to run, without a core
+    ran: float  # on a core
+    waited: float  # ready to run, without a core
 
 
 class Timing(NamedTuple):
     """Something that was timed."""
 
-    seconds: float       # by the clock
-    ran: float           # seconds of all threads on a core,
+    seconds: float  # by the clock
+    ran: float  # seconds of all threads on a core,
     waited: float = 0.0  # and in the queue for one
 
     @property
@@ -54,7 +55,7 @@ def effort() -> Effort:
     """Of this process so far; where the kernel does not count waiting, what ran."""
     found: list[list[int]] = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):   # a thread that ends meanwhile
+        with suppress(OSError, ValueError):  # a thread that ends meanwhile
             found.append([int(word) for word in path.read_text(encoding="ascii").split()[:2]])
     if not found:
         return Effort(time.process_time(), 0.0)

@@ -3,6 +3,7 @@
 A busy machine is slower by factors, and never faster than it is. So everything is measured in several rounds and the best of them counts;
 how busy the machine was is kept beside it, and what is kept is compared with one cheap figure before it is believed again.
 """
+
 from __future__ import annotations
 
 import errno
@@ -23,13 +24,13 @@ from shoestring.measure.cache import cache_folder, read_kept, write_kept
 from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all
 
-ROUNDS = 3           # in which everything is measured, some time apart,
-MORE_ROUNDS = 6      # or so many, while the machine is never quiet
-PAUSE = 0.3          # seconds between two rounds
-QUIET = 0.2          # share of the cores that others may keep busy
-FASTER = 1.25        # by so much more than was measured, and the measuring met a bad moment
-SLOWER = 2.0         # by so much less on a quiet machine, and it is another machine than it was
-SOON = 60.0          # seconds: what was measured while the machine was busy is not measured again before
+ROUNDS = 3  # in which everything is measured, some time apart,
+MORE_ROUNDS = 6  # or so many, while the machine is never quiet
+PAUSE = 0.3  # seconds between two rounds
+QUIET = 0.2  # share of the cores that others may keep busy
+FASTER = 1.25  # by so much more than was measured, and the measuring met a bad moment
+SLOWER = 2.0  # by so much less on a quiet machine, and it is another machine than it was
+SOON = 60.0  # seconds: what was measured while the machine was busy is not measured again before
 
 
 def best_time(work: Callable[[], object], repeats: int = 5) -> float:
@@ -92,9 +93,10 @@ def there_and_back(directory: str, flags: int, block: mmap.mmap, size: int) -> t
     try:
         file = os.open(path, os.O_RDWR | flags)
     finally:
-        os.unlink(path)   # before anything is written: if we are killed, nothing is left behind
+        os.unlink(path)  # before anything is written: if we are killed, nothing is left behind
         os.close(made)
     try:
+
         def work() -> None:
             for start in range(0, size, len(block)):
                 if os.pwrite(file, block, start) < len(block):
@@ -142,14 +144,21 @@ class ProbeRound:
     disk: float
     direct: float
     moving: float
-    small: tuple[float, float]   # seconds per byte to touch fresh memory in small pages, and to touch it again
-    huge: tuple[float, float]    # the same in huge ones
+    small: tuple[float, float]  # seconds per byte to touch fresh memory in small pages, and to touch it again
+    huge: tuple[float, float]  # the same in huge ones
 
 
 def one_round(device: str) -> ProbeRound:
     begun = core_seconds()
-    direct, moving = direct_speed(os.curdir)   # where runs are kept
-    figures = (matrix_speed(device), disk_speed(tempfile.gettempdir()), direct, moving, touching(huge=False), touching(huge=True))
+    direct, moving = direct_speed(os.curdir)  # where runs are kept
+    figures = (
+        matrix_speed(device),
+        disk_speed(tempfile.gettempdir()),
+        direct,
+        moving,
+        touching(huge=False),
+        touching(huge=True),
+    )
     return ProbeRound(busy_share(begun, core_seconds()), *figures)
 
 
@@ -165,12 +174,23 @@ def rounds(device: str, measure: Callable[[str], ProbeRound] = one_round, pause:
 def best_of(found: Sequence[ProbeRound], now: float) -> Hardware:
     """What the quietest moments gave: others can only make it slower."""
     busy = min(one.busy for one in found)
-    fault, huge = (max(min(first for first, _ in times) - min(again for _, again in times), 0.0)
-                   for times in zip(*((one.small, one.huge) for one in found), strict=True))
-    if busy > QUIET:   # the same bytes in fewer pages: when they look dearer, the machine was looking for room
+    fault, huge = (
+        max(min(first for first, _ in times) - min(again for _, again in times), 0.0)
+        for times in zip(*((one.small, one.huge) for one in found), strict=True)
+    )
+    if busy > QUIET:  # the same bytes in fewer pages: when they look dearer, the machine was looking for room
         huge = min(huge, fault)
-    return Hardware(flops=max(one.flops for one in found), disk=max(one.disk for one in found), direct=max(one.direct for one in found),
-                    moving=min(one.moving for one in found), fault=fault, huge_fault=huge, when=now, tries=len(found), busy=busy)
+    return Hardware(
+        flops=max(one.flops for one in found),
+        disk=max(one.disk for one in found),
+        direct=max(one.direct for one in found),
+        moving=min(one.moving for one in found),
+        fault=fault,
+        huge_fault=huge,
+        when=now,
+        tries=len(found),
+        busy=busy,
+    )
 
 
 def core_seconds() -> tuple[float, float]:
@@ -182,7 +202,9 @@ def core_seconds() -> tuple[float, float]:
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = [tuple(map(int, words[1:9])) for words in lines if words and words[0] in allowed]
     spent = os.times()
-    idle, every = (sum(part) / os.sysconf("SC_CLK_TCK") for part in ((one[3] + one[4] for one in ticks), map(sum, ticks)))
+    idle, every = (
+        sum(part) / os.sysconf("SC_CLK_TCK") for part in ((one[3] + one[4] for one in ticks), map(sum, ticks))
+    )
     return every - idle - sum(spent[:4]), every
 
 
@@ -201,12 +223,18 @@ def busy_now(seconds: float = 0.2) -> bool:
 
 def measured_hardware(dtypes: bool) -> Hardware:
     """This machine, measured now, which takes some seconds; with the dtypes some more."""
-    cap_this_process()   # before matrices are multiplied
+    cap_this_process()  # before matrices are multiplied
     import torch
 
     device = device_here()
-    found = replace(best_of(rounds(device), time.time()), device=device, name=processor(), cores=torch.get_num_threads(),
-                    memory=memory_all(), torch=torch.__version__)
+    found = replace(
+        best_of(rounds(device), time.time()),
+        device=device,
+        name=processor(),
+        cores=torch.get_num_threads(),
+        memory=memory_all(),
+        torch=torch.__version__,
+    )
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
         found = replace(found, name=card.name, memory=card.total_memory)
@@ -227,7 +255,7 @@ def with_dtypes(hardware: Hardware) -> Hardware:
 def hardware_file() -> Path:
     import torch
 
-    threads = torch.get_num_threads()   # as the user limits them
+    threads = torch.get_num_threads()  # as the user limits them
     return cache_folder() / f"hardware-{platform.node()}-{torch.__version__}-{threads}.json"
 
 
@@ -240,12 +268,27 @@ def kept_hardware() -> Hardware | None:
 def is_measured(found: Hardware) -> bool:
     """Whether what is kept of a machine can be a measurement."""
     above = (found.tries, found.cores, found.flops, found.disk, found.bandwidth)
-    not_below = (found.memory, found.direct, found.moving, found.fault, found.huge_fault, found.base, found.busy, found.when)
+    not_below = (
+        found.memory,
+        found.direct,
+        found.moving,
+        found.fault,
+        found.huge_fault,
+        found.base,
+        found.busy,
+        found.when,
+    )
     ways = [rates for one in found.sums.values() for rates in one.values()]
     triples = [*found.links.values(), *(rate for one in ways for rate in one)]
-    return (min(above) > 0 and min(not_below) >= 0 and found.sums.keys() <= found.links.keys() and all(found.sums.values()) and all(ways)
-            and all(way in WAYS for one in found.sums.values() for way in one)
-            and all(len(numbers) == 3 and min(numbers) >= 0 for numbers in triples))
+    return (
+        min(above) > 0
+        and min(not_below) >= 0
+        and found.sums.keys() <= found.links.keys()
+        and all(found.sums.values())
+        and all(ways)
+        and all(way in WAYS for one in found.sums.values() for way in one)
+        and all(len(numbers) == 3 and min(numbers) >= 0 for numbers in triples)
+    )
 
 
 def remember(found: Hardware) -> None:
@@ -258,9 +301,19 @@ def settled(kept: Hardware | None, new: Hardware) -> Hardware:
     if kept is None or new.busy <= max(kept.busy, QUIET):
         return new
     return replace(
-        new, flops=max(kept.flops, new.flops), disk=max(kept.disk, new.disk), direct=max(kept.direct, new.direct),
-        moving=min(kept.moving, new.moving), fault=min(kept.fault, new.fault), huge_fault=min(kept.huge_fault, new.huge_fault),
-        links=kept.links, sums=kept.sums, when=kept.when, tries=kept.tries + new.tries, busy=kept.busy)
+        new,
+        flops=max(kept.flops, new.flops),
+        disk=max(kept.disk, new.disk),
+        direct=max(kept.direct, new.direct),
+        moving=min(kept.moving, new.moving),
+        fault=min(kept.fault, new.fault),
+        huge_fault=min(kept.huge_fault, new.huge_fault),
+        links=kept.links,
+        sums=kept.sums,
+        when=kept.when,
+        tries=kept.tries + new.tries,
+        busy=kept.busy,
+    )
 
 
 def doubt(kept: Hardware, flops: float, busy: float, now: float) -> str:
@@ -278,11 +331,11 @@ def glance(device: str) -> tuple[float, float]:
     """A cheap look: operations per second now, and the share of the cores that others have."""
     begun = core_seconds()
     flops = matrix_speed(device, repeats=3)
-    time.sleep(0.05)   # the kernel counts in hundredths of a second
+    time.sleep(0.05)  # the kernel counts in hundredths of a second
     return flops, busy_share(begun, core_seconds())
 
 
-BELIEVED: set[Path] = set()   # files that this process has compared with the machine
+BELIEVED: set[Path] = set()  # files that this process has compared with the machine
 
 
 def known_hardware(dtypes: bool = False) -> Hardware:

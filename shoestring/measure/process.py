@@ -1,4 +1,5 @@
 """What the operating system says about this process and this machine."""
+
 from __future__ import annotations
 
 import os
@@ -25,7 +26,9 @@ def touched(tensor: Tensor) -> int:
     try:
         with open("/proc/self/pagemap", "rb") as file:
             file.seek(8 * first)
-            used = sum(entry >> 7 for entry in file.read(8 * (stop - first))[7::8])   # the highest bit of every page's entry
+            used = sum(
+                entry >> 7 for entry in file.read(8 * (stop - first))[7::8]
+            )  # the highest bit of every page's entry
     except OSError:
         return size
     return min(page * used, size)

@@ -1,4 +1,5 @@
 """What a tracker's log says: the peak, where it is and what it is made of, and the ledger of a plain step."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -14,14 +15,14 @@ from shoestring.measure.tracker import VALIDATE, Log, Moment, StorageEvent
 class Peak:
     bytes: int
     moment: Moment
-    parts: tuple[tuple[str, int], ...]   # what it is made of, largest first
+    parts: tuple[tuple[str, int], ...]  # what it is made of, largest first
 
 
 class MomentSpan(NamedTuple):
     moment: Moment
-    start: int     # bytes alive when it begins
-    top: int       # bytes alive at its highest point
-    end: int       # bytes alive when it ends
+    start: int  # bytes alive when it begins
+    top: int  # bytes alive at its highest point
+    end: int  # bytes alive when it ends
 
 
 def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan]:
@@ -41,8 +42,17 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan
 
 def filled(log: Log, share: float) -> Log:
     """The log as the kernel sees it, when libraries write to this share of their workspaces: what nobody touches takes no memory."""
-    return replace(log, events=[StorageEvent(event.storage, int(share * event.bytes)) if event.storage in log.workspaces else event
-                                for event in log.events]) if share < 1 else log
+    return (
+        replace(
+            log,
+            events=[
+                StorageEvent(event.storage, int(share * event.bytes)) if event.storage in log.workspaces else event
+                for event in log.events
+            ],
+        )
+        if share < 1
+        else log
+    )
 
 
 def peak(log: Log) -> Peak:
@@ -85,7 +95,9 @@ def last_step(log: Log) -> tuple[list[MomentSpan], dict[int, tuple[Moment, int]]
     start = next(k for k in range(stop, -1, -1) if spans[k][0].moment.phase == "" or k == 0)
     born = {
         event.storage: (stretch.moment, event.bytes)
-        for stretch, events in spans[start : stop + 1] for event in events if event.bytes > 0
+        for stretch, events in spans[start : stop + 1]
+        for event in events
+        if event.bytes > 0
     }
     return [stretch for stretch, _ in spans[start : stop + 1] if stretch.moment.phase], born
 
@@ -113,11 +125,22 @@ def blocks_of(log: Log) -> tuple[Block, ...]:
         name = stretch.moment.block
         held = stretch.end - stretch.start
         base = forward[0].start + kept + later
-        blocks.append(Block(
-            name, inside=name in log.outputs, kept=held, rise=stretch.top - stretch.start,
-            output=sum(born[storage][1] for storage in log.outputs.get(name, ()) if born.get(storage, ("", 0))[0] == stretch.moment),
-            spike=tops.get(name, base) - base, gradient=gradient[name],
-            flops=log.flops[Moment("forward", name)], backward_flops=log.flops[Moment("backward", name)],
-        ))
+        blocks.append(
+            Block(
+                name,
+                inside=name in log.outputs,
+                kept=held,
+                rise=stretch.top - stretch.start,
+                output=sum(
+                    born[storage][1]
+                    for storage in log.outputs.get(name, ())
+                    if born.get(storage, ("", 0))[0] == stretch.moment
+                ),
+                spike=tops.get(name, base) - base,
+                gradient=gradient[name],
+                flops=log.flops[Moment("forward", name)],
+                backward_flops=log.flops[Moment("backward", name)],
+            )
+        )
         kept, later = kept - held, later + gradient[name]
     return tuple(reversed(blocks))

@@ -4,6 +4,7 @@ Everything we say about memory is read off this log afterwards: the peak, the bl
 is made of, and what an allocator makes of it. Storages are told apart by identity, so views and in-place results
 count once, and a storage dies when its last reference does.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -43,16 +44,16 @@ from shoestring.measure.holdings import Holders
 class Moment(NamedTuple):
     """Where in a step we are."""
 
-    phase: str   # "forward", "backward", "update", VALIDATE, or "" between steps
-    block: str   # name of the block; "" for what runs outside all blocks
+    phase: str  # "forward", "backward", "update", VALIDATE, or "" between steps
+    block: str  # name of the block; "" for what runs outside all blocks
 
 
-VALIDATE = "validate"   # the phase of a validation, which is no part of a step
+VALIDATE = "validate"  # the phase of a validation, which is no part of a step
 
 
 class StorageEvent(NamedTuple):
-    storage: int   # serial number
-    bytes: int     # positive: born with that size; negative: died
+    storage: int  # serial number
+    bytes: int  # positive: born with that size; negative: died
 
 
 @dataclass(frozen=True)
@@ -79,35 +80,60 @@ class LogJson:
 @dataclass
 class Log:
     events: list[StorageEvent] = field(default_factory=list)
-    marks: list[tuple[int, Moment]] = field(default_factory=list)   # (events so far, the moment that begins)
-    roles: dict[int, str] = field(default_factory=dict)             # storage -> "parameters", "gradients", ...
-    outputs: dict[str, list[int]] = field(default_factory=dict)     # block -> storages of its latest result
-    workspaces: set[int] = field(default_factory=set)               # storages that a library keeps for itself
-    flops: Counter[Moment] = field(default_factory=Counter)         # operations, over all steps
-    draws: bool = False                                             # a random operation was seen
-    mixes: bool = False                                             # a layer mixes samples (batch norm)
-    moved: list[int] = field(default_factory=list)                  # of each step, bytes to and from the disk
-    sent: list[int] = field(default_factory=list)                   # of each step, bytes to other workers
-    stored: int = 0                                                 # bytes of state that stay on the disk
-    blocks: list[str] = field(default_factory=list)                 # names of the model's blocks, whether they ran or not
-    traits: set[str] = field(default_factory=set)                   # of weights and gradients: "complex weights", "sparse gradients"
-    validation_flops: float = 0.0                                   # operations of the validation after the steps, which `flops` has not
-    unvalidated: str = ""                                           # why that validation ended early, or was left out
+    marks: list[tuple[int, Moment]] = field(default_factory=list)  # (events so far, the moment that begins)
+    roles: dict[int, str] = field(default_factory=dict)  # storage -> "parameters", "gradients", ...
+    outputs: dict[str, list[int]] = field(default_factory=dict)  # block -> storages of its latest result
+    workspaces: set[int] = field(default_factory=set)  # storages that a library keeps for itself
+    flops: Counter[Moment] = field(default_factory=Counter)  # operations, over all steps
+    draws: bool = False  # a random operation was seen
+    mixes: bool = False  # a layer mixes samples (batch norm)
+    moved: list[int] = field(default_factory=list)  # of each step, bytes to and from the disk
+    sent: list[int] = field(default_factory=list)  # of each step, bytes to other workers
+    stored: int = 0  # bytes of state that stay on the disk
+    blocks: list[str] = field(default_factory=list)  # names of the model's blocks, whether they ran or not
+    traits: set[str] = field(default_factory=set)  # of weights and gradients: "complex weights", "sparse gradients"
+    validation_flops: float = 0.0  # operations of the validation after the steps, which `flops` has not
+    unvalidated: str = ""  # why that validation ended early, or was left out
 
     def as_json(self) -> dict[str, Any]:
-        return {"events": self.events, "marks": self.marks, "roles": list(self.roles.items()), "outputs": self.outputs,
-                "workspaces": sorted(self.workspaces), "moved": self.moved, "sent": self.sent, "stored": self.stored,
-                "flops": [(list(moment), count) for moment, count in self.flops.items()], "draws": self.draws, "mixes": self.mixes,
-                "blocks": self.blocks, "traits": sorted(self.traits), "validation_flops": self.validation_flops,
-                "unvalidated": self.unvalidated}
+        return {
+            "events": self.events,
+            "marks": self.marks,
+            "roles": list(self.roles.items()),
+            "outputs": self.outputs,
+            "workspaces": sorted(self.workspaces),
+            "moved": self.moved,
+            "sent": self.sent,
+            "stored": self.stored,
+            "flops": [(list(moment), count) for moment, count in self.flops.items()],
+            "draws": self.draws,
+            "mixes": self.mixes,
+            "blocks": self.blocks,
+            "traits": sorted(self.traits),
+            "validation_flops": self.validation_flops,
+            "unvalidated": self.unvalidated,
+        }
 
     @classmethod
     def from_json(cls, data: Any) -> Log:
         told = from_json(LogJson, data)
-        return cls([StorageEvent(*event) for event in told.events], [(position, Moment(*moment)) for position, moment in told.marks],
-                   dict(told.roles), told.outputs, set(told.workspaces), Counter({Moment(*moment): count for moment, count in told.flops}),
-                   told.draws, told.mixes, told.moved, told.sent, told.stored, told.blocks, set(told.traits), told.validation_flops,
-                   told.unvalidated)
+        return cls(
+            [StorageEvent(*event) for event in told.events],
+            [(position, Moment(*moment)) for position, moment in told.marks],
+            dict(told.roles),
+            told.outputs,
+            set(told.workspaces),
+            Counter({Moment(*moment): count for moment, count in told.flops}),
+            told.draws,
+            told.mixes,
+            told.moved,
+            told.sent,
+            told.stored,
+            told.blocks,
+            set(told.traits),
+            told.validation_flops,
+            told.unvalidated,
+        )
 
     def moments(self) -> Iterator[tuple[Moment, list[StorageEvent]]]:
         """The log in consecutive stretches of one moment each."""
@@ -125,23 +151,23 @@ class Tracker(DispatchMode):
     def __init__(self, stage: Stage | None = None, forgiving: bool = False) -> None:
         super().__init__()
         self.forgiving = forgiving
-        self.failed = ""   # what failed and where: the exception itself would keep tensors
-        self.stage = stage                                   # where operations are faked; None: they are done
+        self.failed = ""  # what failed and where: the exception itself would keep tensors
+        self.stage = stage  # where operations are faked; None: they are done
         self.log = Log()
-        self.serials: dict[int, tuple[int, int, Any]] = {}   # storage address -> serial, bytes, weak reference
-        self.count = self.made = 0                           # storages that were seen, and how many before the first step
-        self.weightless: set[int] = set()                    # serials of storages that take no memory
+        self.serials: dict[int, tuple[int, int, Any]] = {}  # storage address -> serial, bytes, weak reference
+        self.count = self.made = 0  # storages that were seen, and how many before the first step
+        self.weightless: set[int] = set()  # serials of storages that take no memory
         self.moment = Moment("", "")
-        self.places: list[tuple[int, str]] = []              # (first autograd node, the place whose forward made it)
+        self.places: list[tuple[int, str]] = []  # (first autograd node, the place whose forward made it)
         self.visits: Counter[str] = Counter()
 
     def __enter__(self) -> Tracker:
         WATCHING.append(self.look_at)
-        super().__enter__()   # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        super().__exit__(*problem)   # type: ignore[no-untyped-call]
+        super().__exit__(*problem)  # type: ignore[no-untyped-call]
         WATCHING.remove(self.look_at)
 
     def look(self, work: Callable[..., object], *given: Any) -> None:
@@ -180,14 +206,16 @@ class Tracker(DispatchMode):
 
     def leave(self, output: Any) -> None:
         name = self.moment.block
-        self.log.outputs[name] = [self.see(part) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for part in dense_parts(leaf)]
+        self.log.outputs[name] = [
+            self.see(part) for leaf in tree_leaves(output) if isinstance(leaf, Tensor) for part in dense_parts(leaf)
+        ]
         self.enter(f"(after {name})")
 
     def hold(self, held: Iterable[Tensor], role: str = "") -> None:
         for tensor in held:
             for part in dense_parts(tensor):
                 serial = self.see(part)
-                if role and self.log.roles.get(serial, "data") == "data":   # data become inputs when they are trained on
+                if role and self.log.roles.get(serial, "data") == "data":  # data become inputs when they are trained on
                     self.log.roles[serial] = role
 
     def hold_new(self, held: Iterable[tuple[Tensor, str]]) -> None:
@@ -249,7 +277,7 @@ class Tracker(DispatchMode):
 
         def died(_: Any) -> None:
             known = self.serials.get(address)
-            if known is not None and known[0] == serial:   # else it was let go of, and another one may lie there
+            if known is not None and known[0] == serial:  # else it was let go of, and another one may lie there
                 del self.serials[address]
                 self.note(serial, -known[1])
 
@@ -300,7 +328,7 @@ class Tracker(DispatchMode):
             if isinstance(leaf, Tensor):
                 for part in dense_parts(leaf):
                     self.see(part)
-        if func in WORKSPACES and out[WORKSPACES[func]] is not None:   # in evaluation there is none
+        if func in WORKSPACES and out[WORKSPACES[func]] is not None:  # in evaluation there is none
             self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(operation_of(func))
         if self.moment.phase == VALIDATE:
@@ -324,7 +352,11 @@ def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.look(tracker.begin)
-        with visits_told(run, lambda name: tracker.look(tracker.enter, name), lambda name, output: tracker.look(tracker.leave, output)):
+        with visits_told(
+            run,
+            lambda name: tracker.look(tracker.enter, name),
+            lambda name, output: tracker.look(tracker.leave, output),
+        ):
             return run.forward(model, batch)
 
     def gradients(now: Run, batch: Batch) -> Tensor:
@@ -347,11 +379,14 @@ def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
 @contextmanager
 def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
     """While inside, `enter` is told the name of every block whose forward begins, and `leave` its name and what it gave."""
-    def left(name: str, output: Any) -> None:   # what a hook returns would replace the output
+
+    def left(name: str, output: Any) -> None:  # what a hook returns would replace the output
         leave(name, output)
 
     hooks = [
-        hook for name, block in run.blocks.items() for hook in (
+        hook
+        for name, block in run.blocks.items()
+        for hook in (
             block.register_forward_pre_hook(lambda module, args, name=name: enter(name)),
             block.register_forward_hook(lambda module, args, output, name=name: left(name, output)),
         )

@@ -3,13 +3,15 @@
 Kept are the answers to slow questions, not a plan: the logs of rehearsals and what worker processes found. Planning asks the same questions
 in the same order and gets the same answers, so the plan follows as it did, in a second; another budget asks mostly the same.
 
-A file is for one job, with all that can be known of it (training/execution/job_key.py). Beside the answers it has every module of the user's that
+A file is for one job, with all that can be known of it (training/execution/job_key.py). Beside the answers it has
+every module of the user's that
 was imported, with a digest: if one of them changed, or the machine is faster or slower than it was, the answers do not count. What was
 timed while other processes held it up (measure/load.py) is timed again by the next planning. What a job reads from elsewhere nobody can
 know, so a plan says when it was measured, and `fresh` measures again.
 
 A damaged file counts as not there (measure/cache.py). Two that plan at once both write a whole file, and the last one stays.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -35,10 +37,10 @@ from shoestring.measure.tracker import Log
 from shoestring.training.evidence.tasks import R, Task, TimedResult
 
 VERSION = 1
-MOST = 100             # jobs that are kept
-LARGEST = 32 << 20     # bytes of one file; a job with more is measured each time
-UNPACKED = 1 << 30     # bytes that its answers are at most, unpacked
-DRIFTED = 1.25         # times as fast or slow as the machine was: what was measured then does not count
+MOST = 100  # jobs that are kept
+LARGEST = 32 << 20  # bytes of one file; a job with more is measured each time
+UNPACKED = 1 << 30  # bytes that its answers are at most, unpacked
+DRIFTED = 1.25  # times as fast or slow as the machine was: what was measured then does not count
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class KeptFile:
     when: float
     speed: float
     files: dict[str, str]
-    answers: str             # JSON, packed
+    answers: str  # JSON, packed
 
 
 @dataclass
@@ -57,26 +59,30 @@ class MeasuredAnswers:
     """The answers for one job; those that are new are written by `save`."""
 
     place: Path
-    speed: float = 0.0                                            # the machine's, in operations per second
-    answers: dict[str, Any] = field(default_factory=dict)         # question -> answer, as JSON
-    when: float = 0.0                                             # the time when the first of them was measured
-    files: dict[str, str] = field(default_factory=dict)           # modules of the user's -> SHA-256
-    earlier: frozenset[str] = frozenset()                         # questions that an earlier planning asked
-    used: bool = False                                            # one of their answers was taken
+    speed: float = 0.0  # the machine's, in operations per second
+    answers: dict[str, Any] = field(default_factory=dict)  # question -> answer, as JSON
+    when: float = 0.0  # the time when the first of them was measured
+    files: dict[str, str] = field(default_factory=dict)  # modules of the user's -> SHA-256
+    earlier: frozenset[str] = frozenset()  # questions that an earlier planning asked
+    used: bool = False  # one of their answers was taken
     added: bool = False
-    asked: Counter[str] = field(default_factory=Counter)          # how often each question to a worker was asked in this planning
-    alike: Mapping[str, Any] = field(default_factory=dict)        # what jobs have in common whose steps may take as long
-    fresh: bool = False                                           # measure again
+    asked: Counter[str] = field(
+        default_factory=Counter
+    )  # how often each question to a worker was asked in this planning
+    alike: Mapping[str, Any] = field(default_factory=dict)  # what jobs have in common whose steps may take as long
+    fresh: bool = False  # measure again
 
     def answer(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
         """The answer to a question: the one that is kept, or what `work` finds."""
         key = digest(question)
-        found = value_of(kind, self.answers[key]) if key in self.answers else None   # None: of a version that wrote it otherwise
+        found = (
+            value_of(kind, self.answers[key]) if key in self.answers else None
+        )  # None: of a version that wrote it otherwise
         if found is not None and not (key in self.earlier and disturbed(found)):
             self.used |= key in self.earlier
             return found
         new = work()
-        if found is not None:   # measured on a busy machine: of the two, the one that was held up less
+        if found is not None:  # measured on a busy machine: of the two, the one that was held up less
             new = min(new, found, key=held_up)
         self.earlier -= {key}
         self.answers[key] = to_json(new)
@@ -87,7 +93,7 @@ class MeasuredAnswers:
         """The result of a task. A trial that is asked for twice in a planning is made twice, because the two may differ."""
         question = {"task": task.kind, "environment": dict(environment)} | to_json(task)
         self.asked[digest(question)] += 1
-        return self.answer({**question, "time": self.asked[digest(question)]}, task.result, work)   # type: ignore[no-any-return]
+        return self.answer({**question, "time": self.asked[digest(question)]}, task.result, work)  # type: ignore[no-any-return]
 
     def same_times(self, log: Log, question: Mapping[str, Any], measured: R) -> R:
         """What was timed first for a step with this log, in any job that is `alike`: so two jobs that differ in a learning rate get the
@@ -165,7 +171,9 @@ def importable(file: str) -> bool:
     """Whether a file could be a module of the user's: one that is imported, or lies in a folder on `sys.path`. No other that a cache
     names is opened."""
     places = {os.path.abspath(place) for place in sys.path}
-    inside = file.endswith(".py") and os.path.abspath(file) == file and any(str(one) in places for one in Path(file).parents)
+    inside = (
+        file.endswith(".py") and os.path.abspath(file) == file and any(str(one) in places for one in Path(file).parents)
+    )
     return inside or file in own_modules()
 
 
@@ -173,7 +181,7 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     """SHA-256 of the content of files; those that are not there are left out."""
     found = {}
     for name in files:
-        with suppress(OSError, ValueError):   # ValueError: no such path can be
+        with suppress(OSError, ValueError):  # ValueError: no such path can be
             found[name] = hashlib.sha256(read_regular(name)).hexdigest()
     return found
 
@@ -183,6 +191,13 @@ def own_modules() -> list[str]:
     ours = str(Path(__file__).parents[1])
     libraries = (ours, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return sorted({os.path.abspath(file) for file in files if file and file.endswith(".py")
-                   and not os.path.abspath(file).startswith(tuple(f"{one}{os.sep}" for one in libraries))
-                   and not {"site-packages", "dist-packages"} & set(Path(file).parts)})
+    return sorted(
+        {
+            os.path.abspath(file)
+            for file in files
+            if file
+            and file.endswith(".py")
+            and not os.path.abspath(file).startswith(tuple(f"{one}{os.sep}" for one in libraries))
+            and not {"site-packages", "dist-packages"} & set(Path(file).parts)
+        }
+    )

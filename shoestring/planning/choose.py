@@ -4,6 +4,7 @@ A room (training, a federated round, compression, serving) says what is its own 
 catalogue, what counts as better, and how a candidate is confirmed. All the rest is here. Nothing here knows what a technique does,
 and a cost is only asked for its numbers by name, on which a `Budget` has its limits.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,23 +20,23 @@ from shoestring.core.technique import text
 from shoestring.core.units import unit_text
 from shoestring.planning.room import TIED, AnyPlan, C, Candidate, HasNumbers, P, Room, T, families
 
-NOISE = 0.08     # of the objective: so much two choices for the same question may differ, because times are measured anew for each
-LENIENT = 1.03   # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
-FINALISTS = 10   # candidates that break the budget when confirmed, before we say that none keeps it
-NEAREST = 3      # of the least demanding candidates that are confirmed then
-TOLD = 5         # runners-up
-BOUGHT = 3       # plans that more budget would buy, each better by STEP than the one before
+NOISE = 0.08  # of the objective: so much two choices for the same question may differ, because times are measured anew for each
+LENIENT = 1.03  # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
+FINALISTS = 10  # candidates that break the budget when confirmed, before we say that none keeps it
+NEAREST = 3  # of the least demanding candidates that are confirmed then
+TOLD = 5  # runners-up
+BOUGHT = 3  # plans that more budget would buy, each better by STEP than the one before
 STEP = 0.05
 
 
 @dataclass(frozen=True)
 class Choice(Generic[P]):
     chosen: P
-    runners_up: tuple[tuple[P, str], ...]   # and why each lost
-    more: tuple[P, ...]                     # what more budget would buy, next first
-    refused: tuple[tuple[str, str], ...]    # techniques that can't be used here, and why
+    runners_up: tuple[tuple[P, str], ...]  # and why each lost
+    more: tuple[P, ...]  # what more budget would buy, next first
+    refused: tuple[tuple[str, str], ...]  # techniques that can't be used here, and why
     tried: int
-    fitting: int                            # by arithmetic
+    fitting: int  # by arithmetic
 
 
 @dataclass
@@ -43,11 +44,14 @@ class Chooser(Generic[T, C, P]):
     """Choices of a room for one subject, for several budgets if need be."""
 
     room: Room[T, C, P]
-    cost: C                                 # of the subject without any technique
-    failed: dict[frozenset[str], str] = field(default_factory=dict)   # families of plans that failed when confirmed, and how
+    cost: C  # of the subject without any technique
+    failed: dict[frozenset[str], str] = field(
+        default_factory=dict
+    )  # families of plans that failed when confirmed, and how
 
-    def choice(self, budget: Budget, levels: Sequence[Exactness], known: Sequence[P] = (),
-               earlier: tuple[T, ...] | None = None) -> Choice[P]:
+    def choice(
+        self, budget: Budget, levels: Sequence[Exactness], known: Sequence[P] = (), earlier: tuple[T, ...] | None = None
+    ) -> Choice[P]:
         """The best plan within a budget; what is of an earlier level is taken if it fits, though it may be worse.
 
         `known`: plans that are confirmed already. `earlier`: what was chosen when the same was asked before. Raises OverBudget.
@@ -63,8 +67,14 @@ class Chooser(Generic[T, C, P]):
             best = fitting if fitting is not None else self.nearest(found, passed, budget, known)
             if not budget.broken(best.numbers()):
                 best = self.smaller(best, passed, budget, known)
-                return Choice(best, self.runners_up(ranked, best, passed, budget), self.more(found, best, budget),
-                              self.refusals(level), len(found), len(ranked))
+                return Choice(
+                    best,
+                    self.runners_up(ranked, best, passed, budget),
+                    self.more(found, best, budget),
+                    self.refusals(level),
+                    len(found),
+                    len(ranked),
+                )
         raise self.over_budget(found, budget, levels, best)
 
     def candidates(self, most: Exactness) -> Iterator[Candidate[T, C]]:
@@ -72,23 +82,34 @@ class Chooser(Generic[T, C, P]):
 
     def again(self, earlier: tuple[T, ...] | None, most: Exactness) -> Candidate[T, C] | None:
         """What was chosen earlier, by this cost; none if there was nothing, or it is not allowed now."""
-        if earlier is None or conflict(self.room, earlier) or not {type(one) for one in earlier} <= set(self.room.catalogue):
+        if (
+            earlier is None
+            or conflict(self.room, earlier)
+            or not {type(one) for one in earlier} <= set(self.room.catalogue)
+        ):
             return None
         with suppress(Mistake):
             one = asked_for(earlier, self.cost)
             return one if one.exactness <= most else None
         return None
 
-    def first_fitting(self, ranked: Sequence[Candidate[T, C]], budget: Budget,
-                      known: Sequence[P]) -> tuple[P | None, list[tuple[P, str]]]:
+    def first_fitting(
+        self, ranked: Sequence[Candidate[T, C]], budget: Budget, known: Sequence[P]
+    ) -> tuple[P | None, list[tuple[P, str]]]:
         """The first candidate that keeps the budget when confirmed; and those passed over, with how they failed, "" if they broke it."""
         passed: list[tuple[P, str]] = []
-        off: dict[Hashable, float] = {}   # how much more than by arithmetic such candidates took
+        off: dict[Hashable, float] = {}  # how much more than by arithmetic such candidates took
         for one in ranked:
             alike = self.room.errs_like(one)
-            if budget.broken(one.numbers(), 1 / off.get(alike, 1.0)) or not self.room.worth(one) or self.has_failed(one):
+            if (
+                budget.broken(one.numbers(), 1 / off.get(alike, 1.0))
+                or not self.room.worth(one)
+                or self.has_failed(one)
+            ):
                 continue
-            plan = next((plan for plan in known if plan.techniques == one.techniques), None) or self.attempted(one, passed)
+            plan = next((plan for plan in known if plan.techniques == one.techniques), None) or self.attempted(
+                one, passed
+            )
             if plan is None:
                 continue
             if not budget.broken(plan.numbers()):
@@ -116,7 +137,9 @@ class Chooser(Generic[T, C, P]):
     def has_failed(self, one: Candidate[T, C]) -> bool:
         return bool(self.failed) and any(some <= families(one.techniques) for some in self.failed)
 
-    def nearest(self, found: Sequence[Candidate[T, C]], passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
+    def nearest(
+        self, found: Sequence[Candidate[T, C]], passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]
+    ) -> P:
         """The least demanding plan there is, confirmed."""
         least = sorted(found, key=lambda one: (budget.used(one.numbers()), one.numbers()[self.room.objective.name]))
         plans = [plan for plan, why in passed if not why]
@@ -135,27 +158,43 @@ class Chooser(Generic[T, C, P]):
         than noise: the other is then passed over, with the reason."""
         name, noise = self.room.objective.name, self.room.noise
         for plan in known:
-            if (plan.techniques != best.techniques and plan.exactness <= best.exactness and not budget.broken(plan.numbers())
-                    and budget.used(plan.numbers()) <= max(budget.used(best.numbers()), self.room.idle)
-                    and plan.numbers()[name] <= best.numbers()[name] * (1 + noise)):
+            if (
+                plan.techniques != best.techniques
+                and plan.exactness <= best.exactness
+                and not budget.broken(plan.numbers())
+                and budget.used(plan.numbers()) <= max(budget.used(best.numbers()), self.room.idle)
+                and plan.numbers()[name] <= best.numbers()[name] * (1 + noise)
+            ):
                 larger = budget.used(plan.numbers()) < budget.used(best.numbers())
-                passed.append((best, f"no {self.room.better} than {plan} by more than noise ({noise:.0%}), and "
-                                     f"{'larger' if larger else 'more techniques where the budget is idle'}"))
+                passed.append(
+                    (
+                        best,
+                        f"no {self.room.better} than {plan} by more than noise ({noise:.0%}), and "
+                        f"{'larger' if larger else 'more techniques where the budget is idle'}",
+                    )
+                )
                 best = plan
         return best
 
     # Explaining
 
-    def runners_up(self, ranked: Sequence[Candidate[T, C]], chosen: P, passed: Sequence[tuple[P, str]],
-                   budget: Budget) -> tuple[tuple[P, str], ...]:
+    def runners_up(
+        self, ranked: Sequence[Candidate[T, C]], chosen: P, passed: Sequence[tuple[P, str]], budget: Budget
+    ) -> tuple[tuple[P, str], ...]:
         """Those that failed, some of those that broke the budget, and the best of every other combination of families."""
         there = {families(chosen.techniques)} | {families(plan.techniques) for plan, _ in passed}
         told = [(plan, why) for plan, why in passed if why]
         told += [(plan, too_much(self.room, plan, budget)) for plan, why in passed if not why][:3]
-        same: HasNumbers = next((one for one in ranked if one.techniques == chosen.techniques), chosen)   # by arithmetic too, if it is there
+        same: HasNumbers = next(
+            (one for one in ranked if one.techniques == chosen.techniques), chosen
+        )  # by arithmetic too, if it is there
         name = self.room.objective.name
         for one in ranked:
-            if families(one.techniques) not in there and one.numbers()[name] >= same.numbers()[name] and not self.has_failed(one):
+            if (
+                families(one.techniques) not in there
+                and one.numbers()[name] >= same.numbers()[name]
+                and not self.has_failed(one)
+            ):
                 there.add(families(one.techniques))
                 sketch = self.room.sketched(one)
                 behind = self.why_behind(one, same.numbers(), len(chosen.techniques), budget)
@@ -167,7 +206,7 @@ class Chooser(Generic[T, C, P]):
     def why_behind(self, one: Candidate[T, C], chosen: Mapping[str, float], techniques: int, budget: Budget) -> str:
         """Why a candidate stands behind the chosen plan, whose numbers these are."""
         room, name = self.room, self.room.objective.name
-        if not chosen[name] and one.numbers()[name] > 0:   # no share of nothing
+        if not chosen[name] and one.numbers()[name] > 0:  # no share of nothing
             return f"{room.worse}: {room.objective.text(one.numbers()[name])}"
         behind = one.numbers()[name] / chosen[name] - 1 if chosen[name] else 0.0
         if behind >= 0.005:
@@ -201,14 +240,20 @@ class Chooser(Generic[T, C, P]):
             return ""
         return f"{level.word} for {self.room.subject}{self.room.why_inexact(one, self.cost)}: {level.flag} allows it"
 
-    def over_budget(self, found: Sequence[Candidate[T, C]], budget: Budget, levels: Sequence[Exactness], nearest: P) -> OverBudget:
+    def over_budget(
+        self, found: Sequence[Candidate[T, C]], budget: Budget, levels: Sequence[Exactness], nearest: P
+    ) -> OverBudget:
         """The refusal, with the least demanding plan and what further levels would buy."""
-        hint = "".join(self.bought(level, nearest, budget) for level in Exactness if levels[-1] < level < Exactness.CHANGED)
+        hint = "".join(
+            self.bought(level, nearest, budget) for level in Exactness if levels[-1] < level < Exactness.CHANGED
+        )
         limits = " and ".join(unit_text(limit.value, limit.unit) for limit in budget.limits())
         return OverBudget(
             f"nothing fits {limits}: {len(found):,} combinations were tried and the least that works is "
             f"{self.taken(nearest, budget, self.room.phrases)}, with {nearest} "
-            f"({nearest.exactness.word}, {self.reached(nearest)}){hint}{self.room.hint()}", nearest)
+            f"({nearest.exactness.word}, {self.reached(nearest)}){hint}{self.room.hint()}",
+            nearest,
+        )
 
     def bought(self, level: Exactness, nearest: P, budget: Budget) -> str:
         """What the plans of a further level would take, by arithmetic; nothing if that is no less."""
@@ -216,22 +261,34 @@ class Chooser(Generic[T, C, P]):
         least = min(there, key=lambda one: budget.used(one.numbers()), default=None)
         if least is None or budget.used(least.numbers()) >= budget.used(nearest.numbers()):
             return ""
-        return (f"; {level.flag} ({level.word}) allows {self.room.sketched(least)}, which needs {self.taken(least, budget, {})} "
-                f"{self.room.arithmetic} ({self.reached(least)})")
+        return (
+            f"; {level.flag} ({level.word}) allows {self.room.sketched(least)}, which needs {self.taken(least, budget, {})} "
+            f"{self.room.arithmetic} ({self.reached(least)})"
+        )
 
     def taken(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
         """What it takes of what is limited."""
         numbers = one.numbers()
-        return " and ".join(phrases.get(limit.figure, "{}").format(unit_text(numbers[limit.figure], limit.unit))
-                            for limit in budget.limits() if limit.figure in numbers)
+        return " and ".join(
+            phrases.get(limit.figure, "{}").format(unit_text(numbers[limit.figure], limit.unit))
+            for limit in budget.limits()
+            if limit.figure in numbers
+        )
 
     def reached(self, one: HasNumbers) -> str:
         objective = self.room.objective
-        return self.room.phrases.get(objective.name, f"{objective.label} {{}}").format(objective.text(one.numbers()[objective.name]))
+        return self.room.phrases.get(objective.name, f"{objective.label} {{}}").format(
+            objective.text(one.numbers()[objective.name])
+        )
 
 
-def candidates(catalogue: Iterable[type[T]], cost: C, most: Exactness, clash: Callable[[T, T], str],
-               complete: Callable[[tuple[T, ...], C], bool]) -> Iterator[Candidate[T, C]]:
+def candidates(
+    catalogue: Iterable[type[T]],
+    cost: C,
+    most: Exactness,
+    clash: Callable[[T, T], str],
+    complete: Callable[[tuple[T, ...], C], bool],
+) -> Iterator[Candidate[T, C]]:
     """All allowed combinations up to an inexactness, each cost computed from the one it extends."""
     rows = sorted(catalogue, key=lambda kind: kind.order)
 
@@ -247,8 +304,13 @@ def candidates(catalogue: Iterable[type[T]], cost: C, most: Exactness, clash: Ca
     return below(0, (), cost, Exactness.BITS)
 
 
-def best_first(found: Iterable[Candidate[T, C]], budget: Budget, objective: str,
-               earlier: Candidate[T, C] | None = None, idle: float = 0.0) -> list[Candidate[T, C]]:
+def best_first(
+    found: Iterable[Candidate[T, C]],
+    budget: Budget,
+    objective: str,
+    earlier: Candidate[T, C] | None = None,
+    idle: float = 0.0,
+) -> list[Candidate[T, C]]:
     """Those that keep the budget by arithmetic, best first; of those as good, the more exact, the smaller by a percent of the budget,
     the simpler. Of those that take less than the `idle` share of the budget none counts as smaller: what saves there saves nothing.
 
@@ -267,7 +329,9 @@ def best_first(found: Iterable[Candidate[T, C]], budget: Budget, objective: str,
     ranked = sorted(fitting, key=rank)
     if earlier is None or budget.broken(earlier.numbers(), LENIENT):
         return ranked
-    needless = ranked and budget.used(ranked[0].numbers()) <= idle and set(ranked[0].techniques) < set(earlier.techniques)
+    needless = (
+        ranked and budget.used(ranked[0].numbers()) <= idle and set(ranked[0].techniques) < set(earlier.techniques)
+    )
     if earlier.numbers()[objective] <= best * (1 + NOISE) and not needless:
         ranked = [earlier, *(one for one in ranked if one.techniques != earlier.techniques)]
     return ranked
@@ -276,14 +340,18 @@ def best_first(found: Iterable[Candidate[T, C]], budget: Budget, objective: str,
 def tiers(found: Iterable[Candidate[T, C]], levels: Sequence[Exactness]) -> list[Exactness]:
     """The allowed levels that add a candidate to those before them."""
     there = {one.exactness for one in found}
-    return [level for before, level in zip((-1, *levels), levels, strict=False) if any(before < one <= level for one in there)]
+    return [
+        level
+        for before, level in zip((-1, *levels), levels, strict=False)
+        if any(before < one <= level for one in there)
+    ]
 
 
 def asked_for(techniques: tuple[T, ...], cost: C) -> Candidate[T, C]:
     """These techniques, in their order, as a candidate; refused with the reason if one can't be used."""
     now, level = cost, Exactness.BITS
     for technique in techniques:
-        if (reason := technique.refusal(now)):
+        if reason := technique.refusal(now):
             raise Mistake(f"{text(technique)} can't be used for this job: {reason}")
         level, now = max(level, technique.exactness(now)), technique.cost(now)
     return Candidate(techniques, now, level, now.numbers())
@@ -296,6 +364,8 @@ def conflict(room: Room[T, Any, Any], techniques: Iterable[T]) -> str:
 
 def too_much(room: Room[Any, Any, Any], plan: AnyPlan, budget: Budget) -> str:
     """By how much a plan breaks the budget."""
-    return " and ".join(f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
-                        f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"
-                        for one in budget.broken(plan.numbers()))
+    return " and ".join(
+        f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
+        f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"
+        for one in budget.broken(plan.numbers())
+    )

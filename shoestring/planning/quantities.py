@@ -1,4 +1,5 @@
 """What is predicted of a plan, listed once, and what a run's plan.json tells. Nothing heavy is imported: pages need it too."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ MEASURABLE = (
     Quantity("sent_by_others_bytes", "sent by others, a step of theirs", counted=True, optional=True),
     Quantity("validation_seconds", "a validation", "seconds", optional=True),
 )
-NEVER_ZERO = frozenset(one.name for one in MEASURABLE if not one.optional)   # of these, 0 means that nothing is known
-QUANTITIES = (   # the others are not measured in a run
+NEVER_ZERO = frozenset(one.name for one in MEASURABLE if not one.optional)  # of these, 0 means that nothing is known
+QUANTITIES = (  # the others are not measured in a run
     *MEASURABLE,
     Quantity("training_seconds", "all steps and validations", "seconds", optional=True),
     Quantity("stored_bytes", "on disk", optional=True),
@@ -26,7 +27,7 @@ QUANTITIES = (   # the others are not measured in a run
     Quantity("drift", "drift, stated", "share", optional=True),
 )
 
-FEDERATED = (   # of a federated run; bytes are those of one device in one round
+FEDERATED = (  # of a federated run; bytes are those of one device in one round
     Quantity("up_bytes", "up, a device", counted=True),
     Quantity("down_bytes", "down, a device", counted=True),
     Quantity("round_seconds", "a round", "seconds"),
@@ -44,19 +45,19 @@ def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: s
 
 
 CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")
-VERSION = 2   # of a run's plan.json; the first one held the chosen plan twice
+VERSION = 2  # of a run's plan.json; the first one held the chosen plan twice
 
 
 def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
     """What a run's plan.json, of any version, tells its page and its report; what is missing there is missing here.
 
-        predicted                 what may be measured too, by name
-        techniques                name, knobs and why of each
-        exactness, sure, blocks   of the chosen plan (`exact` in plans before 0.1)
-        plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
-        mesh, ranks               of a group: how many workers stand along each axis; what every kind of them needs
-        cut, cut_blocks, cut_why, schedule, pieces    of a model that is cut: blocks of every chunk, their names, why there; who does what
-        bubble, timeline          {"predicted": share of a step in which workers wait}, {"predicted": what each does when}
+    predicted                 what may be measured too, by name
+    techniques                name, knobs and why of each
+    exactness, sure, blocks   of the chosen plan (`exact` in plans before 0.1)
+    plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
+    mesh, ranks               of a group: how many workers stand along each axis; what every kind of them needs
+    cut, cut_blocks, cut_why, schedule, pieces    of a model that is cut: blocks of every chunk, their names, why there; who does what
+    bubble, timeline          {"predicted": share of a step in which workers wait}, {"predicted": what each does when}
     """
     chosen = file.get("chosen")
     once: dict[str, Any] = {}

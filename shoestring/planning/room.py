@@ -1,4 +1,5 @@
 """A room, as the chooser sees it: what it can choose among, what counts as better, and how a candidate is confirmed."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -26,10 +27,10 @@ class AnyPlan(HasNumbers, Protocol):
     def as_json(self) -> dict[str, Any]: ...
 
 
-TIED = 0.02   # of the objective: who is so close to the best is as good
-T = TypeVar("T", bound=Technique[Any, Any])   # the room's techniques
-C = TypeVar("C", bound=HasNumbers)              # its cost
-P = TypeVar("P", bound=AnyPlan)               # its plans
+TIED = 0.02  # of the objective: who is so close to the best is as good
+T = TypeVar("T", bound=Technique[Any, Any])  # the room's techniques
+C = TypeVar("C", bound=HasNumbers)  # its cost
+P = TypeVar("P", bound=AnyPlan)  # its plans
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Candidate(Generic[T, C]):
     techniques: tuple[T, ...]
     cost: C
     exactness: Exactness
-    known: Mapping[str, float]   # the cost's numbers
+    known: Mapping[str, float]  # the cost's numbers
 
     def numbers(self) -> Mapping[str, float]:
         return self.known
@@ -48,24 +49,28 @@ class Candidate(Generic[T, C]):
         return named(self.techniques)
 
     def as_json(self) -> dict[str, Any]:
-        return {"techniques": [described(one) for one in self.techniques], "exactness": self.exactness.word, **self.known}
+        return {
+            "techniques": [described(one) for one in self.techniques],
+            "exactness": self.exactness.word,
+            **self.known,
+        }
 
 
 class Room(ABC, Generic[T, C, P]):
     """What a room says of itself. It has a `catalogue` and an `objective`, and confirms; the rest are defaults."""
 
     catalogue: tuple[type[T], ...]
-    objective: Quantity                     # a number of its costs; the less of it the better
+    objective: Quantity  # a number of its costs; the less of it the better
 
-    good: ClassVar[str] = "good"            # what people call that: as fast, no faster, slower
+    good: ClassVar[str] = "good"  # what people call that: as fast, no faster, slower
     better: ClassVar[str] = "better"
     worse: ClassVar[str] = "worse"
-    arithmetic: ClassVar[str] = "by arithmetic"   # how a candidate's numbers are known before it is confirmed
-    real: ClassVar[str] = "when tried"            # and how after
+    arithmetic: ClassVar[str] = "by arithmetic"  # how a candidate's numbers are known before it is confirmed
+    real: ClassVar[str] = "when tried"  # and how after
     subject: ClassVar[str] = "this model"
-    phrases: ClassVar[Mapping[str, str]] = {}     # how a number by name stands in a sentence, such as "{} a step"
+    phrases: ClassVar[Mapping[str, str]] = {}  # how a number by name stands in a sentence, such as "{} a step"
 
-    idle: ClassVar[float] = 0.0             # share of a budget below which taking less of it is no merit
+    idle: ClassVar[float] = 0.0  # share of a budget below which taking less of it is no merit
 
     @property
     def noise(self) -> float:

@@ -2,6 +2,7 @@
 
 Knobs at their default are left out; defaults are read off the source, like names and knobs (`planning.names`).
 """
+
 from __future__ import annotations
 
 import ast
@@ -46,8 +47,12 @@ def defaults() -> dict[str, list[tuple[frozenset[str], dict[str, Any]]]]:
 def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:
     kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in kind.body:
-        if isinstance(node, ast.AnnAssign) and node.value is not None and not ast.unparse(node.annotation).startswith("ClassVar"):
+        if (
+            isinstance(node, ast.AnnAssign)
+            and node.value is not None
+            and not ast.unparse(node.annotation).startswith("ClassVar")
+        ):
             try:
                 yield ast.unparse(node.target), ast.literal_eval(node.value)
-            except ValueError:   # it is computed: shown whatever it is
+            except ValueError:  # it is computed: shown whatever it is
                 continue

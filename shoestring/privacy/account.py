@@ -8,6 +8,7 @@ itself for every round: Koskela, Jälkö, Honkela 2020, Computing Tight Differen
 Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the Dots, arXiv 2207.04380. `EXACT` is dp-accounting's own grid: 0.2 to 1 s for
 the first epsilon of a multiplier. `QUICK` is ten times coarser and faster, and what it gives is no smaller, by about 1e-5 of it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -19,31 +20,35 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 
-EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2   # distance of the grid's points, in units of epsilon
-LEAST, MOST = 0.3, 1e5                    # multipliers among which one is looked for
-DIGITS = 4                                # that one has
+EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2  # distance of the grid's points, in units of epsilon
+LEAST, MOST = 0.3, 1e5  # multipliers among which one is looked for
+DIGITS = 4  # that one has
 
 
 @dataclass(frozen=True)
 class SampledGaussian:
     """One noisy sum over devices each of which took part with the same chance."""
 
-    multiplier: float   # standard deviation of the noise, in units of the largest norm of an update
-    rate: float         # chance of a device to take part
+    multiplier: float  # standard deviation of the noise, in units of the largest norm of an update
+    rate: float  # chance of a device to take part
 
     def __post_init__(self) -> None:
         if not 0 < self.multiplier < inf or not 0 < self.rate <= 1:
-            raise Mistake(f"noise with multiplier={self.multiplier} and devices taken at the rate {self.rate}: the multiplier must be "
-                          f"above 0, and the rate above 0 and at most 1")
+            raise Mistake(
+                f"noise with multiplier={self.multiplier} and devices taken at the rate {self.rate}: the multiplier must be "
+                f"above 0, and the rate above 0 and at most 1"
+            )
 
 
-Events = tuple[tuple[SampledGaussian, int], ...]   # kinds of rounds, and how many there were of each
+Events = tuple[tuple[SampledGaussian, int], ...]  # kinds of rounds, and how many there were of each
 
 
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
-        raise Mistake(f"delta={delta}: it is the chance that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
-                      f"such as --delta 1e-6")
+        raise Mistake(
+            f"delta={delta}: it is the chance that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
+            f"such as --delta 1e-6"
+        )
 
 
 def epsilon_of(multiplier: float, rate: float, rounds: int, delta: float, interval: float = EXACT) -> float:
@@ -73,8 +78,11 @@ def loss_of(kind: SampledGaussian, interval: float) -> Any:
     from dp_accounting import NeighboringRelation
 
     return library().from_gaussian_mechanism(
-        standard_deviation=kind.multiplier, sampling_prob=kind.rate, value_discretization_interval=interval,
-        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+        standard_deviation=kind.multiplier,
+        sampling_prob=kind.rate,
+        value_discretization_interval=interval,
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
 
 
 def library() -> Any:
@@ -101,25 +109,28 @@ def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     off = epsilon_of(safe, rate, rounds, delta, grid) - epsilon_of(safe, rate, rounds, delta)
     found = rounded_up(least_noise(epsilon + off, rate, rounds, delta, grid))
     while epsilon_of(found, rate, rounds, delta) > epsilon:
-        found = rounded_up(found * (1 + 0.1 ** DIGITS))
+        found = rounded_up(found * (1 + 0.1**DIGITS))
     return found
 
 
 def least_noise(epsilon: float, rate: float, rounds: int, delta: float, interval: float) -> float:
     """The least multiplier, to half a digit, on a grid."""
+
     def is_enough(multiplier: float) -> bool:
         return epsilon_of(multiplier, rate, rounds, delta, interval) <= epsilon
 
     if not is_enough(MOST):
-        raise Mistake(f"epsilon {epsilon:g} for {rounds} rounds, in which a device takes part with the chance {rate:g}: not even noise "
-                      f"{MOST:g} times as large as an update is enough; allow a larger epsilon, or fewer rounds")
-    low, high = 1.0, 1.0   # the less noise, the longer a try takes
+        raise Mistake(
+            f"epsilon {epsilon:g} for {rounds} rounds, in which a device takes part with the chance {rate:g}: not even noise "
+            f"{MOST:g} times as large as an update is enough; allow a larger epsilon, or fewer rounds"
+        )
+    low, high = 1.0, 1.0  # the less noise, the longer a try takes
     while not is_enough(high):
         low, high = high, 2 * high
     while low == high > LEAST:
         low = max(high / 2, LEAST)
         high = low if is_enough(low) else high
-    while high / low > 1 + 0.1 ** DIGITS / 2:
+    while high / low > 1 + 0.1**DIGITS / 2:
         middle = sqrt(low * high)
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high
@@ -132,6 +143,6 @@ def rounded_up(number: float, digits: int = DIGITS) -> float:
     (1.235, 0.7654, 123500.0)
     """
     scale = digits - 1 - floor(log10(number))
-    wanted = number * 10 ** scale if scale >= 0 else number / 10 ** -scale
+    wanted = number * 10**scale if scale >= 0 else number / 10**-scale
     whole = round(wanted) if abs(wanted - round(wanted)) < 1e-9 * wanted else ceil(wanted)
     return float(f"{whole}e{-scale}")

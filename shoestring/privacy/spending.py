@@ -9,6 +9,7 @@ none is known, epsilon is infinite. `done` and `lines` are what a run knows of i
 lines that the ledger lacks (somebody put an older copy back) count in the same way. Against somebody who writes a false ledger and false
 checkpoints there is no key to check with, and no protection.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,26 +26,32 @@ from shoestring.core.files import append_synced, held_to_append
 from shoestring.core.regular import read_regular
 from shoestring.privacy.account import EXACT, QUICK, Events, SampledGaussian, check_delta, spent
 
-NAME = "privacy.jsonl"   # in a run's folder, if no other ledger is named
-WIDTH = 256              # bytes of a line, with its end
+NAME = "privacy.jsonl"  # in a run's folder, if no other ledger is named
+WIDTH = 256  # bytes of a line, with its end
 CRC = len(b',"crc":"00000000"}')
-LEAST, MOST_NOISE = 1e-3, 1e6   # no noise is smaller or larger
+LEAST, MOST_NOISE = 1e-3, 1e6  # no noise is smaller or larger
 MOST_LINES = 10**7
-BEFORE = {"round", "digest", "multiplier", "rate", "delta"}   # of a line of the version before, whose noise followed from the job's seed
+BEFORE = {
+    "round",
+    "digest",
+    "multiplier",
+    "rate",
+    "delta",
+}  # of a line of the version before, whose noise followed from the job's seed
 
 
 @dataclass(frozen=True)
 class ReleasedRound:
     """A round that was released."""
 
-    run: str                     # which run released it, by what it drew as it began
-    round: int                   # from 0
-    release: str                 # digest of what was released
+    run: str  # which run released it, by what it drew as it began
+    round: int  # from 0
+    release: str  # digest of what was released
     multiplier: float
     rate: float
-    delta: float                 # of the whole ledger
-    limit: float | None = None   # epsilon that the population may spend in all, as it was stated then
-    seeded: bool = False         # its noise follows from a seed: nothing of it is private
+    delta: float  # of the whole ledger
+    limit: float | None = None  # epsilon that the population may spend in all, as it was stated then
+    seeded: bool = False  # its noise follows from a seed: nothing of it is private
 
     @property
     def kind(self) -> SampledGaussian:
@@ -66,10 +73,10 @@ class Spending:
             data = read_regular(self.path)
         except FileNotFoundError:
             data = b""
-        found = [entry_of(data[start:start + WIDTH]) for start in range(0, len(data), WIDTH)]
+        found = [entry_of(data[start : start + WIDTH]) for start in range(0, len(data), WIDTH)]
         numbers = [number for number, _ in filter(None, found) if number is not None]
         self.entries = tuple(entry for _, entry in filter(None, found))
-        self.lines = max(len(found), max(numbers, default=-1) + 1)   # with those that somebody cut out
+        self.lines = max(len(found), max(numbers, default=-1) + 1)  # with those that somebody cut out
         self.damaged = sum(one is None for one in found) + self.lines - len(found)
 
     @property
@@ -105,7 +112,9 @@ class Spending:
             if self.would_exceed(entry, budget):
                 return False
             size = os.fstat(file).st_size
-            torn = b" " * (-size % WIDTH - 1) + b"\n" if size % WIDTH else b""   # what a kill cut off stays, as a line that counts
+            torn = (
+                b" " * (-size % WIDTH - 1) + b"\n" if size % WIDTH else b""
+            )  # what a kill cut off stays, as a line that counts
             append_synced(file, torn + line_of(max(-(-size // WIDTH), self.lines), entry))
         self.read()
         self.known = self.lines
@@ -115,14 +124,20 @@ class Spending:
         """Refuse what does not belong into this ledger."""
         check_delta(entry.delta)
         if self.delta not in (None, entry.delta):
-            raise Mistake(f"--delta {entry.delta:g}, and {self.path} is kept for {self.delta:g}: one ledger has one delta, because epsilon "
-                          f"means nothing without it; give --delta {self.delta:g}, or another --ledger or --run")
+            raise Mistake(
+                f"--delta {entry.delta:g}, and {self.path} is kept for {self.delta:g}: one ledger has one delta, because epsilon "
+                f"means nothing without it; give --delta {self.delta:g}, or another --ledger or --run"
+            )
         if any(one.seeded != entry.seeded for one in self.entries):
-            raise Mistake(f"{self.path} has rounds whose noise {'is' if entry.seeded else 'is not'} secret, and this run's noise "
-                          f"{'follows from a seed' if entry.seeded else 'is'}: such a sum is worth nothing; give another --ledger or --run")
+            raise Mistake(
+                f"{self.path} has rounds whose noise {'is' if entry.seeded else 'is not'} secret, and this run's noise "
+                f"{'follows from a seed' if entry.seeded else 'is'}: such a sum is worth nothing; give another --ledger or --run"
+            )
         if entry.limit is not None and self.limit is not None and entry.limit > self.limit:
-            raise Mistake(f"--ledger-epsilon {entry.limit:g}, and {self.path} was promised to stay within {self.limit:g}: a promise that "
-                          f"was made is not made larger; leave the flag out")
+            raise Mistake(
+                f"--ledger-epsilon {entry.limit:g}, and {self.path} was promised to stay within {self.limit:g}: a promise that "
+                f"was made is not made larger; leave the flag out"
+            )
 
     def epsilon(self, delta: float | None = None, exactly: bool = False) -> float:
         """What all runs have spent. It is on the quick grid, and no less than `exactly`, whose difference is about 1e-5 of it."""
@@ -143,7 +158,9 @@ class Spending:
         self.check(entry)
         limit = min((one for one in (self.limit, entry.limit) if one is not None), default=inf)
         more = (entry,) * rounds
-        return self.exceeds((*self.own, *more), entry.delta, budget) or self.exceeds((*self.entries, *more), entry.delta, limit)
+        return self.exceeds((*self.own, *more), entry.delta, budget) or self.exceeds(
+            (*self.entries, *more), entry.delta, limit
+        )
 
     def exceeds(self, entries: tuple[ReleasedRound, ...], delta: float, budget: float) -> bool:
         return budget < inf and self.most(entries, delta, QUICK) > budget and self.most(entries, delta, EXACT) > budget
@@ -165,15 +182,17 @@ def line_of(number: int, entry: ReleasedRound) -> bytes:
     head = json.dumps({"line": number} | asdict(entry), separators=(",", ":")).encode()[:-1]
     room = WIDTH - len(head) - CRC - 1
     if room < 0:
-        raise Mistake(f"an entry of the privacy ledger with {len(head)} bytes: there is room for {WIDTH - CRC - 1}; give shorter digests")
+        raise Mistake(
+            f"an entry of the privacy ledger with {len(head)} bytes: there is room for {WIDTH - CRC - 1}; give shorter digests"
+        )
     head += b" " * room
     return head + b',"crc":"%08x"}\n' % crc32(head)
 
 
 def entry_of(line: bytes) -> tuple[int | None, ReleasedRound] | None:
     """The number and the entry of a line; None if it is damaged."""
-    head = line[:-CRC - 1]
-    if len(line) != WIDTH or line[-CRC - 1:] != b',"crc":"%08x"}\n' % crc32(head):
+    head = line[: -CRC - 1]
+    if len(line) != WIDTH or line[-CRC - 1 :] != b',"crc":"%08x"}\n' % crc32(head):
         return None
     try:
         told = json.loads(head + b"}")
@@ -189,6 +208,12 @@ def entry_of(line: bytes) -> tuple[int | None, ReleasedRound] | None:
 def is_usable(number: object, entry: ReleasedRound) -> bool:
     """Whether a line whose checksum fits says something that we could have written; the numbers alone, so that nothing takes long."""
     check_delta(entry.delta)
-    return (LEAST <= entry.kind.multiplier <= MOST_NOISE and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))
-            and isinstance(entry.round, int) and isinstance(entry.run, str) and isinstance(entry.release, str)
-            and isinstance(entry.seeded, bool) and (entry.limit is None or 0 < entry.limit < inf))
+    return (
+        LEAST <= entry.kind.multiplier <= MOST_NOISE
+        and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))
+        and isinstance(entry.round, int)
+        and isinstance(entry.run, str)
+        and isinstance(entry.release, str)
+        and isinstance(entry.seeded, bool)
+        and (entry.limit is None or 0 < entry.limit < inf)
+    )

@@ -3,6 +3,7 @@
 In this process, each line once, on the error stream, so that it is never in the way of a result. Workers that only measure keep what they
 hear to themselves, and show it if they fail (launch.py). While it trains, a job says what it wants.
 """
+
 from __future__ import annotations
 
 import io
@@ -11,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-LAST = 20         # lines that were not shown and are shown after an error
-LONGEST = 10_000   # characters of a line that is written again and again
+LAST = 20  # lines that were not shown and are shown after an error
+LONGEST = 10_000  # characters of a line that is written again and again
 
 
 class Overheard(io.TextIOBase):
@@ -20,17 +21,17 @@ class Overheard(io.TextIOBase):
 
     def __init__(self, stream: TextIO, silent: bool) -> None:
         self.stream, self.silent = stream, silent
-        self.rest = ""                     # of a line that is not over
-        self.lines: dict[str, None] = {}   # that were said, in their order
+        self.rest = ""  # of a line that is not over
+        self.lines: dict[str, None] = {}  # that were said, in their order
 
     def writable(self) -> bool:
         return True
 
     def isatty(self) -> bool:
-        return False   # bars that move are for a person who reads them once
+        return False  # bars that move are for a person who reads them once
 
     @property
-    def encoding(self) -> str:   # type: ignore[override]
+    def encoding(self) -> str:  # type: ignore[override]
         return self.stream.encoding
 
     def fileno(self) -> int:
@@ -58,7 +59,7 @@ class Overheard(io.TextIOBase):
             self.write("\n")
         if failed and self.silent:
             self.stream.writelines(f"{line}\n" for line in list(self.lines)[-LAST:])
-        self.silent = False   # who kept this stream may have more to say, and nobody else will say it
+        self.silent = False  # who kept this stream may have more to say, and nobody else will say it
 
 
 Aloud = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -89,5 +90,5 @@ def overheard(silent: bool = False) -> Iterator[Aloud]:
         failed = False
     finally:
         sys.stdout, sys.stderr = before
-        with suppress(ValueError, OSError):   # nobody listens any more
+        with suppress(ValueError, OSError):  # nobody listens any more
             said.end(failed)

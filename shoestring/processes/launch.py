@@ -3,6 +3,7 @@
 The worker has a process group of its own, so that Ctrl-C reaches the launcher alone: it asks the worker to stop, which then saves and
 ends; asked a second time, it kills it. If the launcher dies, the worker notices at its next step that nobody listens, saves and ends.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -27,11 +28,16 @@ from shoestring.training.evidence.tasks import JobTask, Task
 from shoestring.training.execution.tasks import TrainResult, TrainTask, written_task
 
 R = TypeVar("R")
-MOST_SAID = 1 << 16   # bytes of what a worker said that are shown when it failed
+MOST_SAID = 1 << 16  # bytes of what a worker said that are shown when it failed
 
 
-def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
-               lock: int | None = None, on_stop: Callable[[], None] = lambda: None) -> R:
+def run_worker(
+    task: Task[R],
+    environment: Mapping[str, str],
+    on_event: Callable[[Event], None] = lambda event: None,
+    lock: int | None = None,
+    on_stop: Callable[[], None] = lambda: None,
+) -> R:
     """Do a task in a child process; its events go to `on_event`, its result comes back. The worker shares the `lock` it is given.
 
     `on_stop` is called when the worker has been asked to stop. What a job says while it is only measured was said before: it is shown if
@@ -39,19 +45,32 @@ def run_worker(task: Task[R], environment: Mapping[str, str], on_event: Callable
     """
     with ExitStack() as stack:
         stack.enter_context(standard_files())
-        aside = None if is_recorded(task) else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
+        aside = (
+            None if is_recorded(task) else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
+        )
         return worked(task, environment, on_event, lock, on_stop, aside)
 
 
-def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None], lock: int | None,
-           on_stop: Callable[[], None], aside: IO[bytes] | None) -> R:
+def worked(
+    task: Task[R],
+    environment: Mapping[str, str],
+    on_event: Callable[[Event], None],
+    lock: int | None,
+    on_stop: Callable[[], None],
+    aside: IO[bytes] | None,
+) -> R:
     """Do a task in a child process that says what it says aside, or where we do."""
     kills = memory_kills()
     reader, writer = os.pipe()
     child = subprocess.Popen(
-        [sys.executable, "-m", "shoestring.processes.worker", str(writer)], stdin=subprocess.PIPE,
-        stdout=error_stream() if aside is None else aside, stderr=aside, env=os.environ | dict(environment),
-        pass_fds=(writer,) if lock is None else (writer, lock), encoding="utf-8", process_group=0,
+        [sys.executable, "-m", "shoestring.processes.worker", str(writer)],
+        stdin=subprocess.PIPE,
+        stdout=error_stream() if aside is None else aside,
+        stderr=aside,
+        env=os.environ | dict(environment),
+        pass_fds=(writer,) if lock is None else (writer, lock),
+        encoding="utf-8",
+        process_group=0,
     )
     os.close(writer)
     assert child.stdin is not None, "the pipe was asked for"
@@ -61,7 +80,10 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
         child.stdin.write(written_task(task))
         child.stdin.close()
         stopped = StoppingWorker(child)
-        with os.fdopen(reader, encoding="utf-8") as lines, stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext():
+        with (
+            os.fdopen(reader, encoding="utf-8") as lines,
+            stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext(),
+        ):
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
                     last = message
@@ -74,7 +96,9 @@ def worked(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Ev
         child.wait()
         raise
     wants_trace = isinstance(task, JobTask) and task.traceback
-    if aside is not None and (last is None or (isinstance(last, Failure) and (last.cause is Cause.FAULT or wants_trace))):
+    if aside is not None and (
+        last is None or (isinstance(last, Failure) and (last.cause is Cause.FAULT or wants_trace))
+    ):
         show_aside(aside)
     if last is None:
         return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills, stands(task)))
@@ -89,7 +113,9 @@ class StoppingWorker:
         self.child, self.listens = child, False
 
     def send_signal(self, sig: int) -> None:
-        early = signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM   # a child inherits what its parent ignores
+        early = (
+            signal.SIGKILL if is_ignored(signal.SIGTERM) else signal.SIGTERM
+        )  # a child inherits what its parent ignores
         self.child.send_signal(sig if self.listens else early)
 
 
@@ -107,8 +133,11 @@ def stands(task: Task[Any]) -> str:
         return ""
     good, _ = newest_good(Path(task.recording.folder) / "checkpoints")
     onward = f"the same command with --run {task.recording.folder}"
-    return f". Its last checkpoint is of step {good.step}: {onward} goes on from there" if good else (
-        f". It had saved no checkpoint yet: {onward} begins anew")
+    return (
+        f". Its last checkpoint is of step {good.step}: {onward} goes on from there"
+        if good
+        else (f". It had saved no checkpoint yet: {onward} begins anew")
+    )
 
 
 def show_aside(aside: IO[bytes]) -> None:
@@ -133,14 +162,14 @@ def result_of(task: Task[R], last: Answer | Failure) -> R:
     """The result of a task from a worker's last message. Raises what went wrong."""
     if isinstance(last, Failure):
         raise last.error
-    return from_json(task.result, last.result)   # type: ignore[no-any-return]
+    return from_json(task.result, last.result)  # type: ignore[no-any-return]
 
 
 def ended_silently(code: int, asked: list[int], out_of_memory: bool, stands: str = "") -> TrainResult:
     """What follows when a worker ends without a last message. Only training can be asked to stop."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
-    if asked and code in (-signal.SIGTERM, -signal.SIGKILL):   # asked to stop before it could listen
+    if asked and code in (-signal.SIGTERM, -signal.SIGKILL):  # asked to stop before it could listen
         return TrainResult(stopped=0)
     raise Crashed(ending_text(code) + stands)
 
@@ -158,7 +187,11 @@ def memory_kills() -> int:
 def ending_text(code: int) -> str:
     """What a worker's exit code means."""
     why, meaning = exit_reason(code)
-    return f"the worker process died with {why}: {meaning}" if code < 0 else f"the worker process ended with {why} and no result"
+    return (
+        f"the worker process died with {why}: {meaning}"
+        if code < 0
+        else f"the worker process ended with {why} and no result"
+    )
 
 
 def exit_reason(code: int) -> tuple[str, str]:
@@ -166,10 +199,12 @@ def exit_reason(code: int) -> tuple[str, str]:
     if code >= 0:
         return f"exit code {code}", ""
     name = signal.Signals(-code).name
-    return name, {"SIGKILL": "it was killed from outside, by a person, by the limit of a batch system or a container, or by the kernel "
-                             "when memory ran out (dmesg would tell)",
-                  "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
-                  "SIGSEGV": "a native library crashed"}.get(name, "it was stopped from outside")
+    return name, {
+        "SIGKILL": "it was killed from outside, by a person, by the limit of a batch system or a container, or by the kernel "
+        "when memory ran out (dmesg would tell)",
+        "SIGILL": "the processor can't run an instruction that it advertises: run shoestring doctor",
+        "SIGSEGV": "a native library crashed",
+    }.get(name, "it was stopped from outside")
 
 
 def fingerprint(file: str) -> dict[str, str]:
@@ -178,4 +213,8 @@ def fingerprint(file: str) -> dict[str, str]:
 
     from shoestring import __version__
 
-    return {"job file": hashlib.sha256(Path(file).read_bytes()).hexdigest(), "shoestring": __version__, "torch": torch.__version__}
+    return {
+        "job file": hashlib.sha256(Path(file).read_bytes()).hexdigest(),
+        "shoestring": __version__,
+        "torch": torch.__version__,
+    }

@@ -11,6 +11,7 @@
 
 In JSON a message is {"message": kind, its fields}, one a line.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,9 +33,9 @@ class OutOfMemory(Mistake):
 class Cause(Enum):
     """Whose failure it is, and so what the launcher raises."""
 
-    MISTAKE = Mistake              # the user's: what was asked for, what the machine refuses
-    JOB = JobFailed                # the user's too: code of the job failed
-    FAULT = Crashed                # ours
+    MISTAKE = Mistake  # the user's: what was asked for, what the machine refuses
+    JOB = JobFailed  # the user's too: code of the job failed
+    FAULT = Crashed  # ours
     OUT_OF_MEMORY = OutOfMemory
 
 
@@ -45,7 +46,7 @@ class Message:
 @dataclass(frozen=True)
 class Happened(Message):
     kind: ClassVar[str] = "happened"
-    record: Mapping[str, Any]      # the event as JSON
+    record: Mapping[str, Any]  # the event as JSON
 
     @property
     def event(self) -> Event:
@@ -59,7 +60,7 @@ class Happened(Message):
 @dataclass(frozen=True)
 class Answer(Message):
     kind: ClassVar[str] = "answer"
-    result: Any                    # as JSON; the task's `result` is its class
+    result: Any  # as JSON; the task's `result` is its class
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Failure(Message):
     kind: ClassVar[str] = "failure"
     cause: Cause
     text: str
-    trace: str = ""                # where it came from, for who wants to see that
+    trace: str = ""  # where it came from, for who wants to see that
 
     @property
     def error(self) -> Exception:
@@ -89,8 +90,8 @@ class WorkerJoined(Message):
 @dataclass(frozen=True)
 class PeerLostMessage(Message):
     kind: ClassVar[str] = "peer lost"
-    text: str                      # the first line of the error
-    deadline: bool = False         # it was waited for until the deadline, and no connection broke
+    text: str  # the first line of the error
+    deadline: bool = False  # it was waited for until the deadline, and no connection broke
 
 
 @dataclass(frozen=True)
@@ -102,20 +103,28 @@ class StopAsked(Message):
 class WorkerDied(Message):
     kind: ClassVar[str] = "worker died"
     rank: int
-    why: str                       # SIGKILL, exit code 3, no sign of life for 30 s
-    meaning: str = ""              # what that may mean
-    ago: float = 0.0               # seconds
-    round: int = 0                 # of the group, in which it was
+    why: str  # SIGKILL, exit code 3, no sign of life for 30 s
+    meaning: str = ""  # what that may mean
+    ago: float = 0.0  # seconds
+    round: int = 0  # of the group, in which it was
 
     def __str__(self) -> str:
         return f"worker {self.rank} died ({self.why})"
 
 
-KINDS: Mapping[str, type[Message]] = {one.kind: one for one in (
-    Happened, Answer, Failure, Heartbeat, WorkerJoined, PeerLostMessage, StopAsked, WorkerDied)}
+KINDS: Mapping[str, type[Message]] = {
+    one.kind: one
+    for one in (Happened, Answer, Failure, Heartbeat, WorkerJoined, PeerLostMessage, StopAsked, WorkerDied)
+}
 
 Send = Callable[[Message], None]
-NONSENSE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)   # what reading JSON raises that says what can't be
+NONSENSE = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+)  # what reading JSON raises that says what can't be
 
 
 def happened(event: Event) -> Happened:
@@ -135,12 +144,14 @@ def read_message(text: str | bytes) -> Message:
         data = json.loads(text)
         return from_json(KINDS[data.pop("message")], data)
     except NONSENSE as error:
-        raise Mistake(f"a worker, or another machine, said what is no message ({type(error).__name__}): {text[:80]!r}") from error
+        raise Mistake(
+            f"a worker, or another machine, said what is no message ({type(error).__name__}): {text[:80]!r}"
+        ) from error
 
 
 @dataclass(frozen=True)
 class Closing:
     """How node 0 says that a group of machines is over: it is done, unless one of these says other."""
 
-    failure: str = ""              # why it failed
-    stopped: int | None = None     # the last step that is saved; None: it was not asked to stop
+    failure: str = ""  # why it failed
+    stopped: int | None = None  # the last step that is saved; None: it was not asked to stop

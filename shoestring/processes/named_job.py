@@ -8,6 +8,7 @@ because none of them can name code or a file:
     numbers and switches             flags of the job that the caller names, each of the type that the job says
     text that is the job's default   of a flag; any other text could name a file, and the caller gives it again
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -23,8 +24,10 @@ from shoestring.core.regular import read_regular
 from shoestring.jobfile import BUILT_IN, Flag, flags_known, job_path, loaded_job
 from shoestring.runs.folder import Folder
 
-Named = Job | Callable[..., Job] | str | Path   # a Job, a function that makes one, a job file, or the name of a built-in job
-LARGEST = 1 << 63                                # no whole number of a flag is as large
+Named = (
+    Job | Callable[..., Job] | str | Path
+)  # a Job, a function that makes one, a job file, or the name of a built-in job
+LARGEST = 1 << 63  # no whole number of a flag is as large
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Claim:
     """What a folder says of the job that made it."""
 
     folder: Path
-    job: str = ""                                               # path of a file, or name of a built-in job; empty: a script made the Job
-    source: str = ""                                            # SHA-256 of the file
+    job: str = ""  # path of a file, or name of a built-in job; empty: a script made the Job
+    source: str = ""  # SHA-256 of the file
     flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -63,8 +66,11 @@ def named_job(claim: Claim, named: Named | None, given: Mapping[str, Any]) -> tu
     path = job_file(claim, named)
     flags, notes = flags_for(claim, path, given)
     if claim.source and digest_of(path) != claim.source:
-        notes.insert(0, f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
-                        f"checked, what it computes with them is not")
+        notes.insert(
+            0,
+            f"{path} is not as it was when {claim.folder} was made; that its weights have the same names and shapes is "
+            f"checked, what it computes with them is not",
+        )
     return loaded_job(path, flags), notes
 
 
@@ -75,10 +81,14 @@ def job_file(claim: Claim, named: str | Path | None) -> str:
     if claim.built_in:
         return claim.built_in
     if not claim.job:
-        raise Mistake(f"{claim.folder} was begun by a script, which made its Job itself, so there is no job file to make its model from: "
-                      f"give --job, a file with `def job(...) -> Job` that makes the same model, or call it in the script, with job=")
-    raise Mistake(f"{claim.folder} says that {claim.job!r} makes its model. A job is code, and anybody can write a folder that names one, "
-                  f"so it is run only if you name it: add --job {claim.job!r}, if you trust that file")
+        raise Mistake(
+            f"{claim.folder} was begun by a script, which made its Job itself, so there is no job file to make its model from: "
+            f"give --job, a file with `def job(...) -> Job` that makes the same model, or call it in the script, with job="
+        )
+    raise Mistake(
+        f"{claim.folder} says that {claim.job!r} makes its model. A job is code, and anybody can write a folder that names one, "
+        f"so it is run only if you name it: add --job {claim.job!r}, if you trust that file"
+    )
 
 
 def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -87,8 +97,10 @@ def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[s
     known = {flag.name: flag for flag in flags_known(path)}
     others = [name for name in claim.flags if name not in known]
     if others:
-        return dict(given), [f"{claim.folder} was made with --{others[0]}, which is no flag of {Path(path).name}: of its flags none is "
-                             f"taken, give those of {Path(path).name} that it needs"]
+        return dict(given), [
+            f"{claim.folder} was made with --{others[0]}, which is no flag of {Path(path).name}: of its flags none is "
+            f"taken, give those of {Path(path).name} that it needs"
+        ]
     mine = {name: value for name, value in claim.flags.items() if name not in given}
     check_taken(claim, path, mine)
     return {**mine, **given}, []
@@ -100,11 +112,17 @@ def check_taken(claim: Claim, path: str, flags: Mapping[str, Any]) -> None:
     for name, value in flags.items():
         if name in known:
             check_type(claim, known[name], value)
-    texts = {name: value for name, value in flags.items() if not is_plain(value) and not (name in known and value == known[name].default)}
+    texts = {
+        name: value
+        for name, value in flags.items()
+        if not is_plain(value) and not (name in known and value == known[name].default)
+    }
     if texts:
         again = " ".join(f"--{name} {value!r}" for name, value in texts.items())
-        raise Mistake(f"{claim.folder} says that it was made with {again[:400]}. Text can name a file, so it is not taken from a folder: "
-                      f"give {'it' if len(texts) == 1 else 'them'} again, if it is right")
+        raise Mistake(
+            f"{claim.folder} says that it was made with {again[:400]}. Text can name a file, so it is not taken from a folder: "
+            f"give {'it' if len(texts) == 1 else 'them'} again, if it is right"
+        )
 
 
 def is_plain(value: Any) -> bool:
@@ -119,8 +137,10 @@ def check_type(claim: Claim, flag: Flag, value: Any) -> None:
     finite = not isinstance(value, float) or math.isfinite(value)
     small = not isinstance(value, int) or -LARGEST <= value < LARGEST
     if not (fits and finite and small) and not (value is None and flag.default is None):
-        raise Mistake(f"{claim.folder} says that --{flag.name} was {str(value)[:60]!r}, which is no value of that flag ({flag.kind}): give "
-                      f"--{flag.name} yourself")
+        raise Mistake(
+            f"{claim.folder} says that --{flag.name} was {str(value)[:60]!r}, which is no value of that flag ({flag.kind}): give "
+            f"--{flag.name} yourself"
+        )
 
 
 def digest_of(path: str | Path) -> str:

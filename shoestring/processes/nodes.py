@@ -5,6 +5,7 @@
 
 Inside torchrun or SLURM every process is such a machine, with one worker; where it stands is read from the environment they give it.
 """
+
 from __future__ import annotations
 
 import re
@@ -14,19 +15,21 @@ from dataclasses import dataclass
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
-LEAST = 2   # seconds of patience
-WRITTEN = "write host:port,rank/of: 10.0.0.1:29400,0/2 on the machine with that address and 10.0.0.1:29400,1/2 on the other"
+LEAST = 2  # seconds of patience
+WRITTEN = (
+    "write host:port,rank/of: 10.0.0.1:29400,0/2 on the machine with that address and 10.0.0.1:29400,1/2 on the other"
+)
 
 
 @dataclass(frozen=True)
 class Nodes:
-    host: str = "127.0.0.1"   # of node 0, where all meet
-    port: int = 0             # 0: a free one
-    rank: int = 0             # of this machine
-    of: int = 1               # machines
-    torchrun: bool = False    # the port belongs to torchrun's store, in which node 0 says where it can be met
-    attempt: str = "0"        # which of torchrun's attempts this is
-    device: int | None = None   # the GPU of this process, where somebody else gave it one
+    host: str = "127.0.0.1"  # of node 0, where all meet
+    port: int = 0  # 0: a free one
+    rank: int = 0  # of this machine
+    of: int = 1  # machines
+    torchrun: bool = False  # the port belongs to torchrun's store, in which node 0 says where it can be met
+    attempt: str = "0"  # which of torchrun's attempts this is
+    device: int | None = None  # the GPU of this process, where somebody else gave it one
 
     def __str__(self) -> str:
         return f"node {self.rank} of {self.of}"
@@ -36,10 +39,10 @@ class Nodes:
 class Team:
     """How many workers train a job, where, and how much is borne with."""
 
-    devices: int = 1             # workers on this machine
-    nodes: Nodes | None = None   # None: this machine alone
-    patience: float = 30.0       # seconds without a sign of life after which a worker counts as stuck
-    restarts: int = 10           # times that the group is formed again
+    devices: int = 1  # workers on this machine
+    nodes: Nodes | None = None  # None: this machine alone
+    patience: float = 30.0  # seconds without a sign of life after which a worker counts as stuck
+    restarts: int = 10  # times that the group is formed again
 
     @property
     def world(self) -> int:
@@ -53,15 +56,19 @@ def team_of(devices: int, nodes: str | None, patience: str, restarts: int, envir
     if devices < 1:
         raise Mistake(f"--devices {devices}: training needs at least one")
     if seconds < LEAST:
-        raise Mistake(f"--patience {patience}: a worker gives a sign of life twice a second, and may be late: take {LEAST}s or more")
+        raise Mistake(
+            f"--patience {patience}: a worker gives a sign of life twice a second, and may be late: take {LEAST}s or more"
+        )
     if restarts < 0:
         raise Mistake(f"--restarts {restarts}: take 0 to end at the first death, or how often to go on after one")
     place = parsed_nodes(nodes) if nodes else surrounding_nodes(environment)
     if place is not None and place.of == 1:
         place = None
     if place is not None and not nodes and devices > 1:
-        raise Mistake(f"--devices {devices} inside torchrun or SLURM, where every process is one worker already: leave --devices out, "
-                      f"or start one process a machine and give --nodes host:port,rank/of")
+        raise Mistake(
+            f"--devices {devices} inside torchrun or SLURM, where every process is one worker already: leave --devices out, "
+            f"or start one process a machine and give --nodes host:port,rank/of"
+        )
     return Team(devices, place, seconds, restarts)
 
 
@@ -77,7 +84,9 @@ def parsed_nodes(text: str) -> Nodes:
     if not 0 < port < 65536:
         raise Mistake(f"--nodes {text}: {port} is no port; take one between 1024 and 65535")
     if not rank < of:
-        raise Mistake(f"--nodes {text}: there is no machine {rank} of {of}, they are counted from 0 to {max(of - 1, 0)}")
+        raise Mistake(
+            f"--nodes {text}: there is no machine {rank} of {of}, they are counted from 0 to {max(of - 1, 0)}"
+        )
     return Nodes(host, port, rank, of)
 
 
@@ -89,14 +98,25 @@ def surrounding_nodes(environment: Mapping[str, str]) -> Nodes | None:
     """
     if {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= set(environment):
         of, rank = int(environment["WORLD_SIZE"]), int(environment["RANK"])
-        return Nodes(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank, of,
-                     torchrun=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-                     attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"), device=whole(environment.get("LOCAL_RANK")))
+        return Nodes(
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
+            rank,
+            of,
+            torchrun=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),
+            device=whole(environment.get("LOCAL_RANK")),
+        )
     of = int(environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS") or 1)
     if "SLURM_PROCID" in environment and of > 1:
         listed = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-        return Nodes(first_host(listed), 20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000, int(environment["SLURM_PROCID"]), of,
-                     device=whole(environment.get("SLURM_LOCALID")))
+        return Nodes(
+            first_host(listed),
+            20000 + int(environment.get("SLURM_JOB_ID", "0")) % 20000,
+            int(environment["SLURM_PROCID"]),
+            of,
+            device=whole(environment.get("SLURM_LOCALID")),
+        )
     return None
 
 
@@ -108,5 +128,7 @@ def first_host(listed: str) -> str:
     """The first of the hosts in SLURM's way to write many: a[01-03,7],b -> a01."""
     found = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\])?", listed)
     if found is None:
-        raise Mistake(f"SLURM names no host to meet at (SLURM_JOB_NODELIST is {listed!r}): give --nodes host:port,rank/of")
+        raise Mistake(
+            f"SLURM names no host to meet at (SLURM_JOB_NODELIST is {listed!r}): give --nodes host:port,rank/of"
+        )
     return found[1] + (found[2] or "")

@@ -7,6 +7,7 @@
 
 No torch, and nothing slow to import: commands and workers begin with it.
 """
+
 from __future__ import annotations
 
 import codecs
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, TextIO
 
-PLAIN = {"…": "...", "█": "#", "░": ".", "·": "-", "→": "->"}   # for terminals that have no other characters
+PLAIN = {"…": "...", "█": "#", "░": ".", "·": "-", "→": "->"}  # for terminals that have no other characters
 
 
 class SteadyFile(io.FileIO):
@@ -37,7 +38,7 @@ class SteadyFile(io.FileIO):
                 written = super().write(data)
                 if written is not None:
                     return written
-                select.select([], [self], [])   # a stream that does not block, and is full for now
+                select.select([], [self], [])  # a stream that does not block, and is full for now
         except OSError as error:
             self.trouble = error
         return memoryview(data).nbytes
@@ -46,11 +47,13 @@ class SteadyFile(io.FileIO):
 def prepare_streams() -> None:
     """Let this process print whatever it wants from now on. Streams that somebody else put there (a test, a notebook) stay."""
     for _ in closed_files():
-        os.open(os.devnull, os.O_RDWR)   # gets the lowest number: else the next file would, and what is printed would go there
+        os.open(
+            os.devnull, os.O_RDWR
+        )  # gets the lowest number: else the next file would, and what is printed would go there
     if sys.stdout is sys.__stdout__:
-        sys.stdout = sys.__stdout__ = steady_stream(sys.stdout, 1)   # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = steady_stream(sys.stdout, 1)  # type: ignore[misc]
     if sys.stderr is sys.__stderr__:
-        sys.stderr = sys.__stderr__ = steady_stream(sys.stderr, 2)   # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = steady_stream(sys.stderr, 2)  # type: ignore[misc]
     for stream in (sys.stdout, sys.stderr):
         speak_plainly(stream)
 
@@ -80,13 +83,18 @@ def standard_files() -> Iterator[None]:
 def steady_stream(stream: TextIO | None, file: int) -> io.TextIOWrapper:
     """A stream to the same file that never fails."""
     raw = SteadyFile(file)
-    if not isinstance(stream, io.TextIOWrapper):   # None: it was closed when Python started
+    if not isinstance(stream, io.TextIOWrapper):  # None: it was closed when Python started
         return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="replace", line_buffering=file == 2)
     with suppress(OSError, ValueError):
         stream.flush()
-    unbuffered = isinstance(stream.buffer, io.RawIOBase)   # python -u
-    return io.TextIOWrapper(raw if unbuffered else io.BufferedWriter(raw), encoding=stream.encoding, errors=stream.errors,
-                            line_buffering=stream.line_buffering, write_through=stream.write_through)
+    unbuffered = isinstance(stream.buffer, io.RawIOBase)  # python -u
+    return io.TextIOWrapper(
+        raw if unbuffered else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def output_trouble() -> OSError | None:
@@ -103,13 +111,17 @@ def speak_plainly(stream: TextIO) -> None:
     """Let a stream take every text we write, whatever its encoding: what it has no character for is written with others. A locale that is
     C has ASCII alone, though Python takes it for UTF-8."""
     locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
-    if not isinstance(stream, io.TextIOWrapper) or (stream.encoding.lower() in ("utf-8", "utf8") and locale not in ("C", "POSIX")):
+    if not isinstance(stream, io.TextIOWrapper) or (
+        stream.encoding.lower() in ("utf-8", "utf8") and locale not in ("C", "POSIX")
+    ):
         return
 
     def replaced(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError), "only writing is mended"
-        return "".join(PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode() for one in error.object[error.start:error.end]
-                       ), error.end
+        return "".join(
+            PLAIN.get(one) or one.encode("ascii", "backslashreplace").decode()
+            for one in error.object[error.start : error.end]
+        ), error.end
 
     codecs.register_error("shoestring", replaced)
     stream.reconfigure(encoding="ascii" if locale in ("C", "POSIX") else stream.encoding, errors="shoestring")

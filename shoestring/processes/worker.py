@@ -1,4 +1,5 @@
 """The worker: one task in a process of its own. It reads the task from standard input and writes messages to a pipe."""
+
 from __future__ import annotations
 
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoestring.core.imports import Uncollected, leave_garbage
 
-with Uncollected():   # torch is imported here
+with Uncollected():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, system_text
@@ -41,10 +42,13 @@ if TYPE_CHECKING:
 
 def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
     """Do a task; gives its result. `link` is to the other workers of a group."""
+
     def tell(event: Event) -> None:
         send(happened(event))
 
-    if isinstance(task, (TrainTask, TrialTask)):   # what they do not need is not imported, and so not part of what the process takes
+    if isinstance(
+        task, (TrainTask, TrialTask)
+    ):  # what they do not need is not imported, and so not part of what the process takes
         from shoestring.training.execution import training
 
         return training.train(task, tell, link) if isinstance(task, TrainTask) else training.trial(task, tell, link)
@@ -56,7 +60,7 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
         case PiecesTask():
             return evidence.pieces(task)
         case StagesTask():
-            return evidence.stages(task) if link is None or link.rank == 0 else StagesResult()   # one worker is enough
+            return evidence.stages(task) if link is None or link.rank == 0 else StagesResult()  # one worker is enough
         case SampleTask():
             return evidence.sample(task)
         case RehearseTask():
@@ -71,7 +75,7 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
 def main() -> None:
     prepare_streams()
     pipe = os.fdopen(int(sys.argv[1]), "w", buffering=1, encoding="utf-8")
-    turn = threading.Lock()   # a checkpoint is finished, and told of, by a thread of its own
+    turn = threading.Lock()  # a checkpoint is finished, and told of, by a thread of its own
 
     def send(message: Message) -> None:
         with turn:
@@ -110,9 +114,13 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     found = blamed(error)
     if not found.ours:
         return Cause.JOB, job_failed(error, found.place)
-    if isinstance(error, OSError):   # what the machine refuses us is nobody's fault
+    if isinstance(error, OSError):  # what the machine refuses us is nobody's fault
         return Cause.MISTAKE, f"{system_text(error)} ({found.place})"
-    broken = "a promise of shoestring's own code was broken" if isinstance(error, AssertionError) else "a fault of shoestring"
+    broken = (
+        "a promise of shoestring's own code was broken"
+        if isinstance(error, AssertionError)
+        else "a fault of shoestring"
+    )
     used = " + ".join(one.name for one in task.techniques) if isinstance(task, JobTask) else ""
     without = f"; training may work without {used}: name others with --use" if used else ""
     return Cause.FAULT, f"{broken} in {found.place}: {sentence(error)}; please report it with the lines above{without}"

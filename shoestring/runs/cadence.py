@@ -1,4 +1,5 @@
 """How often a run is saved. Nothing heavy is imported here: the command line reads it from what the user wrote."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,6 +9,6 @@ from dataclasses import dataclass
 class Cadence:
     """Every so many steps, or every so many seconds."""
 
-    steps: int = 0           # 0: by time
+    steps: int = 0  # 0: by time
     seconds: float = 60.0
-    keep: int = 3            # checkpoints, beside the best one
+    keep: int = 3  # checkpoints, beside the best one

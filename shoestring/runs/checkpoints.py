@@ -12,6 +12,7 @@ A checkpoint is written under another name, synced, and then renamed: it is ther
 file at once, while training stands still: that copy in the kernel's page cache is the snapshot, and it costs the process no memory. Hashing
 and syncing follow in the background. What does not match its SHA-256 is never loaded and never overwritten.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -36,9 +37,18 @@ from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
 from shoestring.training.memory.disk_store import Reader
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
-BEST = "best"   # the kind of checkpoint that has the best weights
+BEST = "best"  # the kind of checkpoint that has the best weights
 # What reading a file raises that is sealed as ours are and says what can't be; MemoryError: sizes that nobody has
-BROKEN = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, RuntimeError, MemoryError)
+BROKEN = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    RuntimeError,
+    MemoryError,
+)
 
 
 @dataclass(frozen=True)
@@ -85,19 +95,27 @@ class RunCheckpoint:
     def averages(self) -> dict[str, StoredTensor]:
         """Averages that a part of the run keeps of its weights."""
         file = TensorFile(self.path / "state.safetensors")
-        return {name: file.later(f"state/parts/{part}/averages/{name}") for part, state in self.outline()["parts"].items()
-                if isinstance(state, dict) for name in state.get("averages", ())}
+        return {
+            name: file.later(f"state/parts/{part}/averages/{name}")
+            for part, state in self.outline()["parts"].items()
+            if isinstance(state, dict)
+            for name in state.get("averages", ())
+        }
 
     def all_weights(self, trained: bool = False) -> dict[str, StoredTensor]:
         """All of them, as averages where the run keeps those, unless `trained`; what lies elsewhere is read when it is asked for."""
         inside = self.weights()
         stream = self.outline()["parts"].get("stream")
-        lying = Reader(self.own_file(str(stream["file"])), stream["regions"]).weights(stream["weights"]) if stream else {}
+        lying = (
+            Reader(self.own_file(str(stream["file"])), stream["regions"]).weights(stream["weights"]) if stream else {}
+        )
         return {name: inside.later(name) for name in inside} | lying | ({} if trained else self.averages())
 
     def aliases(self) -> dict[str, str]:
         """Weights that are others by another name, with the name that they are kept under."""
-        return {name.removeprefix("alias "): of for name, of in self.weights().metadata.items() if name.startswith("alias ")}
+        return {
+            name.removeprefix("alias "): of for name, of in self.weights().metadata.items() if name.startswith("alias ")
+        }
 
 
 @contextmanager
@@ -110,8 +128,10 @@ def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
         raise
     except BROKEN as error:
         said = (str(error).strip().splitlines() or [""])[0][:200]
-        raise Mistake(f"the checkpoint {checkpoint.path} says what can't be ({type(error).__name__}: {said}): it is whole, and no run of "
-                      f"this job has written it; use another checkpoint, or begin anew with --fresh") from error
+        raise Mistake(
+            f"the checkpoint {checkpoint.path} says what can't be ({type(error).__name__}: {said}): it is whole, and no run of "
+            f"this job has written it; use another checkpoint, or begin anew with --fresh"
+        ) from error
 
 
 def whole_number(value: Any) -> int:
@@ -129,8 +149,14 @@ def best_in(state: Mapping[str, Any]) -> tuple[float, int] | None:
     return float(value), whole_number(step)
 
 
-def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor], state: Mapping[str, Any],
-          aliases: Mapping[str, str], kind: str = "step") -> Path:
+def draft(
+    folder: Path,
+    step: int,
+    weights: Mapping[str, Tensor | StoredTensor],
+    state: Mapping[str, Any],
+    aliases: Mapping[str, str],
+    kind: str = "step",
+) -> Path:
     """Write a checkpoint's files under a name that nobody reads yet. A failure leaves nothing behind."""
     path = folder / f"{kind}-{step:08}.tmp-{os.getpid()}"
     shutil.rmtree(path, ignore_errors=True)
@@ -138,7 +164,11 @@ def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor],
     try:
         tensors: dict[str, Tensor | StoredTensor] = {}
         document = packed(state, tensors, "state")
-        write_tensors(path / "weights.safetensors", weights, {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()})
+        write_tensors(
+            path / "weights.safetensors",
+            weights,
+            {"format": "pt"} | {f"alias {name}": of for name, of in aliases.items()},
+        )
         write_tensors(path / "state.safetensors", tensors)
         (path / "state.json").write_text(json.dumps(document), encoding="utf-8")
     except BaseException:
@@ -150,7 +180,9 @@ def draft(folder: Path, step: int, weights: Mapping[str, Tensor | StoredTensor],
 def publish(path: Path) -> tuple[RunCheckpoint, int]:
     """Hash, sync and rename a draft; gives the checkpoint and its bytes."""
     try:
-        files = {name: {"bytes": (path / name).stat().st_size, "sha256": digest(path / name, sync=True)} for name in FILES}
+        files = {
+            name: {"bytes": (path / name).stat().st_size, "sha256": digest(path / name, sync=True)} for name in FILES
+        }
         line = json.dumps({"files": files}).encode()
         with open(path / "manifest.json", "wb") as file:
             file.write(line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n")
@@ -192,7 +224,7 @@ def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
 
 def changed(checkpoint: RunCheckpoint) -> str:
     """What of a checkpoint is not as it was written."""
-    name = "manifest.json"   # that is being read
+    name = "manifest.json"  # that is being read
     try:
         line, own, rest = read_regular(checkpoint.path / "manifest.json").split(b"\n", 2)
         if rest or hashlib.sha256(line).hexdigest().encode() != own:
@@ -222,11 +254,17 @@ def changed(checkpoint: RunCheckpoint) -> str:
 
 def saved(folder: Path, kind: str = "step") -> list[RunCheckpoint]:
     """The checkpoints of a run, oldest first, good or not; of the kind "best", the weights that were best in validation."""
-    found = [RunCheckpoint(path) for path in folder.glob(f"{kind}-*") if re.fullmatch(f"{kind}-[0-9]+", path.name) and path.is_dir()]
+    found = [
+        RunCheckpoint(path)
+        for path in folder.glob(f"{kind}-*")
+        if re.fullmatch(f"{kind}-[0-9]+", path.name) and path.is_dir()
+    ]
     return sorted(found, key=lambda one: one.step)
 
 
-def newest_good(folder: Path, parts: Collection[str] = ()) -> tuple[RunCheckpoint | None, list[tuple[RunCheckpoint, str]]]:
+def newest_good(
+    folder: Path, parts: Collection[str] = ()
+) -> tuple[RunCheckpoint | None, list[tuple[RunCheckpoint, str]]]:
     """The newest checkpoint that is whole and has these parts of a state, and the newer ones that are not, with the reason."""
     bad: list[tuple[RunCheckpoint, str]] = []
     for one in reversed(saved(folder)):

@@ -1,4 +1,5 @@
 """The trained state of a model as bytes."""
+
 from __future__ import annotations
 
 import hashlib

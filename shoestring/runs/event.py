@@ -3,6 +3,7 @@
 In JSON an event is {"event": kind, "time": ..., its fields}. A field that a newer version added is ignored by an older reader; one that
 a kind needs and lacks makes the event unusable, and it is skipped and counted. A kind that a newer version added is kept as it was told.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ class Event:
     """The base of all kinds; nobody instantiates it."""
 
     kind: ClassVar[str]
-    time: float = field(default=0.0, kw_only=True)   # seconds since 1970; set when it is written
+    time: float = field(default=0.0, kw_only=True)  # seconds since 1970; set when it is written
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Planning(Event):
     """The planner is at work."""
 
     kind: ClassVar[str] = "planning"
-    memory: int | None = None    # bytes of the budget
+    memory: int | None = None  # bytes of the budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +39,11 @@ class Begun(Event):
     """Training begins, or goes on."""
 
     kind: ClassVar[str] = "begun"
-    pid: int = 0                 # of the process that trains; of a group, of its first worker
-    steps: int                   # that it is to take in all
-    step: int                    # the one it goes on from; 0: a new run
-    how: str = ""                # where the data go on from
-    world: int = left_out(1)     # workers
+    pid: int = 0  # of the process that trains; of a group, of its first worker
+    steps: int  # that it is to take in all
+    step: int  # the one it goes on from; 0: a new run
+    how: str = ""  # where the data go on from
+    world: int = left_out(1)  # workers
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Stepped(Event):
     step: int
     loss: float
     seconds: float
-    process: int                 # bytes of the process now; of a group, of the largest
-    most: int                    # bytes at most so far
-    moved: int | None = left_out(None)   # bytes to and from the disk in this step; None: it moves none
-    sent: int | None = left_out(None)    # bytes sent to other workers; None: there are none
-    epoch: int = left_out(0)             # rounds of the data that are over
-    rate: float | None = left_out(None)  # learning rate of the step, of the first group of weights; None: there is no schedule
+    process: int  # bytes of the process now; of a group, of the largest
+    most: int  # bytes at most so far
+    moved: int | None = left_out(None)  # bytes to and from the disk in this step; None: it moves none
+    sent: int | None = left_out(None)  # bytes sent to other workers; None: there are none
+    epoch: int = left_out(0)  # rounds of the data that are over
+    rate: float | None = left_out(
+        None
+    )  # learning rate of the step, of the first group of weights; None: there is no schedule
     norm: float | None = left_out(None)  # global norm of the gradients before they were clipped; None: they are not
 
 
@@ -69,10 +72,12 @@ class Measured(Event):
     kind: ClassVar[str] = "measured"
     peak_bytes: int
     flops: float = 0.0
-    where: str = ""                                             # the moment of the peak
-    parts: Mapping[str, int] = field(default_factory=dict)      # what it is made of
-    process_bytes: int | None = left_out(None)                  # of the largest worker, where they do not wait for each other
-    sent_by_others_bytes: float | None = left_out(None)         # there, that each worker but the first sends in a step of its own
+    where: str = ""  # the moment of the peak
+    parts: Mapping[str, int] = field(default_factory=dict)  # what it is made of
+    process_bytes: int | None = left_out(None)  # of the largest worker, where they do not wait for each other
+    sent_by_others_bytes: float | None = left_out(
+        None
+    )  # there, that each worker but the first sends in a step of its own
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,11 @@ class StageTimes(Event):
 
     kind: ClassVar[str] = "timeline"
     step: int
-    idle: float                                                 # share of a step in which workers wait, the median
-    steps: int                                                  # of so many steps
-    timeline: tuple[tuple[Work, ...], ...] = ()                 # of every worker along the stages, of the first copy of the model
-    peaks: tuple[int, ...] = ()                                 # bytes that the tensors of every worker needed at most so far
-    machines: bool = left_out(False)                            # they are on several, whose clocks are not one
+    idle: float  # share of a step in which workers wait, the median
+    steps: int  # of so many steps
+    timeline: tuple[tuple[Work, ...], ...] = ()  # of every worker along the stages, of the first copy of the model
+    peaks: tuple[int, ...] = ()  # bytes that the tensors of every worker needed at most so far
+    machines: bool = left_out(False)  # they are on several, whose clocks are not one
 
 
 @dataclass(frozen=True)
@@ -94,10 +99,12 @@ class Validated(Event):
 
     kind: ClassVar[str] = "validated"
     step: int
-    epoch: int = 0                                              # rounds of the data that were over
-    metrics: Mapping[str, float | None] = field(default_factory=dict)   # by name, None: not a number; "loss" is the held-out one
+    epoch: int = 0  # rounds of the data that were over
+    metrics: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # by name, None: not a number; "loss" is the held-out one
     seconds: float = 0.0
-    best: bool = False                                          # no validation before was as good, by the job's goal
+    best: bool = False  # no validation before was as good, by the job's goal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,21 +112,25 @@ class RoundFinished(Event):
     """A federated round is over. Its loss and its seconds are those of the step of the same number."""
 
     kind: ClassVar[str] = "round"
-    step: int                                                   # the round, from 1
-    participants: int                                           # devices whose updates are in it
-    samples: float = 0.0                                        # that they trained on
-    up: int = 0                                                 # bytes that all devices sent together,
-    senders: int = 0                                            # by so many of them,
-    down: int = 0                                               # and that they were given,
-    ordered: int = 0                                            # so many of them
-    missing: int = left_out(0)                                  # devices that did not answer,
-    missing_names: tuple[str, ...] = left_out(())               # the first of them by name
-    rejected: tuple[tuple[str, str], ...] = left_out(())        # devices whose update could not be used, and why
-    epsilon: float | None = left_out(None)                      # spent so far; None: nothing is private
-    epsilon_in_all: float | None = left_out(None)               # by all runs on the ledger; None: there is no other one
-    before: Mapping[str, float | None] | None = left_out(None)  # metrics of devices on what they hold out, before their work; None: not
-    after: Mapping[str, float | None] | None = left_out(None)   # a number; and after
-    simulated: float | None = left_out(None)                    # seconds that the round would take devices, in units of a usual one's work
+    step: int  # the round, from 1
+    participants: int  # devices whose updates are in it
+    samples: float = 0.0  # that they trained on
+    up: int = 0  # bytes that all devices sent together,
+    senders: int = 0  # by so many of them,
+    down: int = 0  # and that they were given,
+    ordered: int = 0  # so many of them
+    missing: int = left_out(0)  # devices that did not answer,
+    missing_names: tuple[str, ...] = left_out(())  # the first of them by name
+    rejected: tuple[tuple[str, str], ...] = left_out(())  # devices whose update could not be used, and why
+    epsilon: float | None = left_out(None)  # spent so far; None: nothing is private
+    epsilon_in_all: float | None = left_out(None)  # by all runs on the ledger; None: there is no other one
+    before: Mapping[str, float | None] | None = left_out(
+        None
+    )  # metrics of devices on what they hold out, before their work; None: not
+    after: Mapping[str, float | None] | None = left_out(None)  # a number; and after
+    simulated: float | None = left_out(
+        None
+    )  # seconds that the round would take devices, in units of a usual one's work
 
 
 @dataclass(frozen=True)
@@ -128,8 +139,8 @@ class Saved(Event):
 
     kind: ClassVar[str] = "saved"
     step: int
-    checkpoint: str = ""         # its folder's name
-    seconds: float = 0.0         # that training stood still
+    checkpoint: str = ""  # its folder's name
+    seconds: float = 0.0  # that training stood still
     bytes: int = 0
     best: bool = False
 
@@ -153,11 +164,11 @@ class Stopped(Event):
     """It was asked to stop, and saved."""
 
     kind: ClassVar[str] = "stopped"
-    step: int = left_out(0)      # the last one; 0: it was not asked but killed
+    step: int = left_out(0)  # the last one; 0: it was not asked but killed
     text: str = ""
 
 
-DATA_ENDED = "data ended"   # why a run is over whose data ended before its steps; the same word as in course.py, which needs torch
+DATA_ENDED = "data ended"  # why a run is over whose data ended before its steps; the same word as in course.py, which needs torch
 
 
 @dataclass(frozen=True)
@@ -166,8 +177,8 @@ class Finished(Event):
 
     kind: ClassVar[str] = "finished"
     step: int = 0
-    ended: str = left_out("steps")   # why: "steps", "epochs", "data ended", "no better for 3 validations"
-    epoch: int = left_out(0)         # rounds of the data that were over
+    ended: str = left_out("steps")  # why: "steps", "epochs", "data ended", "no better for 3 validations"
+    epoch: int = left_out(0)  # rounds of the data that were over
 
 
 @dataclass(frozen=True)
@@ -184,7 +195,7 @@ class Died(Event):
 
     kind: ClassVar[str] = "died"
     rank: int = 0
-    why: str = ""                # SIGKILL, exit code 1, no sign of life for 30 s
+    why: str = ""  # SIGKILL, exit code 1, no sign of life for 30 s
     step: int = 0
     text: str = ""
 
@@ -195,7 +206,7 @@ class Reformed(Event):
 
     kind: ClassVar[str] = "re-formed"
     world: int = 1
-    seconds: float = 0.0         # since the first of such deaths
+    seconds: float = 0.0  # since the first of such deaths
     step: int = 0
     text: str = ""
 
@@ -205,8 +216,26 @@ class Other(Event):
     """An event of a kind that this version does not know."""
 
     kind: ClassVar[str] = ""
-    told: Mapping[str, Any] = field(default_factory=dict)   # as it stands in the file
+    told: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the file
 
 
-KINDS: dict[str, type[Event]] = {one.kind: one for one in (
-    Planning, Begun, Stepped, Measured, StageTimes, Validated, RoundFinished, Saved, Warned, Adopted, Stopped, Finished, Failed, Died, Reformed)}
+KINDS: dict[str, type[Event]] = {
+    one.kind: one
+    for one in (
+        Planning,
+        Begun,
+        Stepped,
+        Measured,
+        StageTimes,
+        Validated,
+        RoundFinished,
+        Saved,
+        Warned,
+        Adopted,
+        Stopped,
+        Finished,
+        Failed,
+        Died,
+        Reformed,
+    )
+}

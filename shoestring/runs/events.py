@@ -6,6 +6,7 @@ The kinds and their fields are in runs/event.py. A line ends with the CRC-32 of 
 so is one that lacks what its kind needs, so that nobody who reads events has to ask whether it is there. Lines of the version before
 have no CRC and are known by their spaces.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,15 +24,24 @@ from shoestring.core.regular import regular
 from shoestring.runs.event import KINDS, Event, Other, Stepped
 
 NAME = "events.jsonl"
-BEFORE = b'{"event": "'                     # how a line of the version before begins; now there is no space
-CRC = len(',"crc":"01234567"}')             # bytes at the end of a line
-PIECE = 1 << 24                             # bytes that are read at once
-MOST = 1 << 63                              # no figure is as large
+BEFORE = b'{"event": "'  # how a line of the version before begins; now there is no space
+CRC = len(',"crc":"01234567"}')  # bytes at the end of a line
+PIECE = 1 << 24  # bytes that are read at once
+MOST = 1 << 63  # no figure is as large
 WHOLE, NUMBER = (int,), (int, float)
 # What the record of a step must have to be used: name, types, and what it means if it is missing (None: that it can't be used).
 NEEDED: tuple[tuple[str, tuple[type, ...], int | None], ...] = (
-    ("step", WHOLE, None), ("loss", NUMBER, None), ("seconds", NUMBER, None), ("process", WHOLE, None), ("most", WHOLE, None),
-    ("moved", WHOLE, 0), ("sent", WHOLE, 0), ("epoch", WHOLE, 0), ("rate", NUMBER, 0), ("norm", NUMBER, 0))
+    ("step", WHOLE, None),
+    ("loss", NUMBER, None),
+    ("seconds", NUMBER, None),
+    ("process", WHOLE, None),
+    ("most", WHOLE, None),
+    ("moved", WHOLE, 0),
+    ("sent", WHOLE, 0),
+    ("epoch", WHOLE, 0),
+    ("rate", NUMBER, 0),
+    ("norm", NUMBER, 0),
+)
 
 # There may be a million steps, and only their figures are wanted, so they stay records (dicts) until somebody wants them as events.
 StepRecord = dict[str, Any]
@@ -41,9 +51,9 @@ class EventsRead(NamedTuple):
     """What was read of a run's events."""
 
     events: list[Event]
-    offset: int      # after the last whole line
-    damaged: int     # lines that were skipped
-    rest: int        # bytes of a line without an end: it is being written, or its writer died
+    offset: int  # after the last whole line
+    damaged: int  # lines that were skipped
+    rest: int  # bytes of a line without an end: it is being written, or its writer died
     wrong: str = ""  # why the file can't be read at all
 
 
@@ -58,7 +68,10 @@ class FoundRecords(NamedTuple):
 
 
 # Of every kind, fields that are not written while they have these values.
-LEFT_OUT = {name: {one.name: one.default for one in fields(kind) if one.metadata.get("left out")} for name, kind in KINDS.items()}
+LEFT_OUT = {
+    name: {one.name: one.default for one in fields(kind) if one.metadata.get("left out")}
+    for name, kind in KINDS.items()
+}
 
 
 def record_of(event: Event) -> dict[str, Any]:
@@ -93,7 +106,7 @@ def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    except ValueError:   # such as the loss of a federated round that nobody took part in
+    except ValueError:  # such as the loss of a federated round that nobody took part in
         text = json.dumps(finite_json(record), separators=(",", ":"))
     head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)
@@ -115,8 +128,10 @@ def events_of(lines: list[bytes]) -> list[Event | StepRecord]:
     [Warned(time=1.5, text='hot')]
     """
     found = [text for text in map(json_of, lines) if text]
-    together = parsed(b"[" + b",".join(found) + b"]")   # twice as fast as one by one
-    records = together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
+    together = parsed(b"[" + b",".join(found) + b"]")  # twice as fast as one by one
+    records = (
+        together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
+    )
     return [event for event in map(usable, records) if event is not None]
 
 
@@ -131,14 +146,14 @@ def usable(record: Any) -> Event | StepRecord | None:
     """The event that JSON tells of, or the record of a step; None if it lacks what those who read it rely on."""
     if type(record) is not dict or type(record.get("time")) not in NUMBER or type(record.get("event")) is not str:
         return None
-    if not -MOST <= record["time"] < MOST:   # which NaN is not
+    if not -MOST <= record["time"] < MOST:  # which NaN is not
         return None
     if record["event"] == Stepped.kind:
         if "loss" in record and record["loss"] is None:
             record["loss"] = nan
         for name, kinds, default in NEEDED:
             value = record.get(name, default)
-            if value is None and name in record and kinds is NUMBER:   # what is no finite number is written as null
+            if value is None and name in record and kinds is NUMBER:  # what is no finite number is written as null
                 value = record[name] = nan
             if type(value) not in kinds or (type(value) is int and not -MOST <= value < MOST):
                 return None
@@ -152,10 +167,12 @@ class Events:
     """Appends to a run's events. A full disk loses events, never the run."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = regular(folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)   # no link leads us elsewhere
-        self.closed = weakref.finalize(self, os.close, self.file)   # also if a failure keeps its owner from closing it
+        self.file = regular(
+            folder / NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        )  # no link leads us elsewhere
+        self.closed = weakref.finalize(self, os.close, self.file)  # also if a failure keeps its owner from closing it
         size = os.fstat(self.file).st_size
-        self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"   # somebody died in the middle of a line
+        self.torn = size > 0 and os.pread(self.file, 1, size - 1) != b"\n"  # somebody died in the middle of a line
 
     def add(self, event: Event) -> Event:
         """Write an event; gives it with the time of now."""
@@ -182,7 +199,9 @@ def read(folder: Path) -> EventsRead:
     """All events of a run, up to the last whole line."""
     found = read_records(folder)
     made = (event_of(one) if isinstance(one, dict) else one for one in found.events)
-    return EventsRead([event for event in made if event is not None], found.offset, found.damaged, found.rest, found.wrong)
+    return EventsRead(
+        [event for event in made if event is not None], found.offset, found.damaged, found.rest, found.wrong
+    )
 
 
 def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
@@ -191,7 +210,7 @@ def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
         with open(folder / NAME, "rb", opener=regular) as file:
             file.seek(offset)
             data = file.read(most)
-            if data and most > 0 and b"\n" not in data:   # a line that is longer
+            if data and most > 0 and b"\n" not in data:  # a line that is longer
                 data += file.readline()
     except FileNotFoundError:
         return FoundRecords([], offset, 0, 0)

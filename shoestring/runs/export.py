@@ -1,4 +1,5 @@
 """What a run leaves behind, in other people's formats."""
+
 from __future__ import annotations
 
 import csv
@@ -22,11 +23,21 @@ from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
 from shoestring.training.memory.adapters import merged
 
-PEFT = "base_model.model."   # what PEFT has before every name of the model
+PEFT = "base_model.model."  # what PEFT has before every name of the model
 
 # What transformers calls the files of a tokenizer
-TOKENIZER = ("tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
-             "spiece.model", "sentencepiece*.model", "chat_template*")
+TOKENIZER = (
+    "tokenizer*.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "sentencepiece*.model",
+    "chat_template*",
+)
 
 
 def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
@@ -51,14 +62,18 @@ def best_weights(folder: Folder) -> RunCheckpoint:
     there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
     newest = "without --best, the newest weights are exported"
     if found is None and not there:
-        raise Mistake(f"{folder.path} has no best weights: nothing was validated there yet, or its goal was never a number; give the Job "
-                      f"held_out=lambda: batches ({newest})")
+        raise Mistake(
+            f"{folder.path} has no best weights: nothing was validated there yet, or its goal was never a number; give the Job "
+            f"held_out=lambda: batches ({newest})"
+        )
     best = there[-1] if found is None else next((one for one in there if one.step == found.step), None)
     if best is None:
         assert found is not None, "else the newest is taken"
         steps = ", ".join(str(one.step) for one in there) or "none"
-        raise Mistake(f"the best validation of {folder.path} was after step {found.step}, whose weights are not there (there: {steps}): "
-                      f"they could not be saved, or somebody removed them; {newest}")
+        raise Mistake(
+            f"the best validation of {folder.path} was after step {found.step}, whose weights are not there (there: {steps}): "
+            f"they could not be saved, or somebody removed them; {newest}"
+        )
     if reason := damage(best, ("parts",)):
         raise Mistake(f"the best weights, of step {best.step}, are damaged ({reason}); {newest}")
     return best
@@ -77,7 +92,9 @@ def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(checkpoint: RunCheckpoint, target: Path, names: Collection[str] | None = None, trained: bool = False) -> Path:
+def export_weights(
+    checkpoint: RunCheckpoint, target: Path, names: Collection[str] | None = None, trained: bool = False
+) -> Path:
     """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
     `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
     `trained`: not their averages."""
@@ -87,7 +104,9 @@ def export_weights(checkpoint: RunCheckpoint, target: Path, names: Collection[st
     return target
 
 
-def named_weights(checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False) -> dict[str, StoredTensor]:
+def named_weights(
+    checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False
+) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, with what was trained beside them added."""
     with believed(checkpoint):
         left_out = checkpoint.outline().get("left_out")
@@ -96,7 +115,7 @@ def named_weights(checkpoint: RunCheckpoint, names: Collection[str] | None = Non
             found[alias] = found[of]
         if (beside := low_rank(checkpoint)) is not None:
             found = merged(found, beside)
-        if left_out is None:   # by an earlier version
+        if left_out is None:  # by an earlier version
             return {name: one for name, one in found.items() if names is None or name in names}
         return {name: one for name, one in found.items() if name not in left_out}
 
@@ -117,28 +136,46 @@ def export_peft(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool
 def adapter_folder(checkpoint: RunCheckpoint, base: str | None, target: Path, trained: bool) -> Path:
     state = low_rank(checkpoint)
     if state is None:
-        raise Mistake("the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
-                      "--use 'LowRank(rank=8)' trains: --to safetensors gives the weights")
+        raise Mistake(
+            "the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
+            "--use 'LowRank(rank=8)' trains: --to safetensors gives the weights"
+        )
     kinds = set(state["transposed"].values())
     if len(kinds) > 1:
-        raise Mistake("the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
-                      "adapter is for one of the two: --to safetensors gives the weights with their updates")
+        raise Mistake(
+            "the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
+            "adapter is for one of the two: --to safetensors gives the weights with their updates"
+        )
     whole, weights = whole_modules(state), checkpoint.all_weights(trained)
     if state["tied"]:
-        raise Mistake(f"{state['tied'][0]} was trained as it is and is a weight of several modules, which a PEFT adapter would take apart: "
-                      f"--to safetensors gives the weights with their updates")
+        raise Mistake(
+            f"{state['tied'][0]} was trained as it is and is a weight of several modules, which a PEFT adapter would take apart: "
+            f"--to safetensors gives the weights with their updates"
+        )
     if unclear := [name for name in state["A"] if any(name.endswith(one) for one in whole)]:
-        raise Mistake(f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
-                      f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates")
+        raise Mistake(
+            f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
+            f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates"
+        )
     new(target)
     tensors: dict[str, Tensor | StoredTensor] = {}
     for kind in "AB":
         tensors |= {f"{PEFT}{name}.lora_{kind}.weight": one for name, one in state[kind].items()}
     tensors |= {PEFT + name: one for name, one in weights.items() if name.rpartition(".")[0] in whole}
     config = {
-        "peft_type": "LORA", "r": state["rank"], "lora_alpha": state["alpha"], "lora_dropout": 0.0, "bias": "none", "inference_mode": True,
-        "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]), "fan_in_fan_out": kinds == {True},
-        "modules_to_save": whole or None, "base_model_name_or_path": base, "task_type": None, "init_lora_weights": True}
+        "peft_type": "LORA",
+        "r": state["rank"],
+        "lora_alpha": state["alpha"],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "inference_mode": True,
+        "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]),
+        "fan_in_fan_out": kinds == {True},
+        "modules_to_save": whole or None,
+        "base_model_name_or_path": base,
+        "task_type": None,
+        "init_lora_weights": True,
+    }
     with drafted(target, folder=True) as draft:
         (draft / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
@@ -154,8 +191,14 @@ def not_in_file(checkpoint: RunCheckpoint) -> str:
     """What is to be said of a state that has more than dense tensors; empty if it has not."""
     with believed(checkpoint):
         other = [str(name) for name in checkpoint.outline()["model"]]
-    return (f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "
-            f"has dense tensors only: load the others with strict=False") if other else ""
+    return (
+        (
+            f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "
+            f"has dense tensors only: load the others with strict=False"
+        )
+        if other
+        else ""
+    )
 
 
 def tells_names(checkpoint: RunCheckpoint) -> bool:
@@ -172,7 +215,7 @@ def model_of(factory: Callable[[], nn.Module]) -> Any:
     with random_state.kept():
         try:
             return Stage().model(factory)
-        except Exception:   # code that looks at values, or that torch can't fake
+        except Exception:  # code that looks at values, or that torch can't fake
             return factory()
 
 
@@ -187,10 +230,12 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
     check_is_hugging_face(model)
     new(target)
     found, shared = named_weights(checkpoint, set(model.state_dict()), trained), checkpoint.aliases()
-    weights = {name: one for name, one in found.items() if name not in shared}   # once: from_pretrained ties them again
+    weights = {name: one for name, one in found.items() if name not in shared}  # once: from_pretrained ties them again
     model.config.architectures = [type(model).__name__]
     dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
-    model.config.dtype = dtypes[0] if dtypes else model.config.dtype   # as they are in the file: from_pretrained makes the model of it
+    model.config.dtype = (
+        dtypes[0] if dtypes else model.config.dtype
+    )  # as they are in the file: from_pretrained makes the model of it
     with believed(checkpoint), drafted(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
@@ -203,15 +248,24 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
 
 def check_is_hugging_face(model: Any) -> None:
     """Refuse a model that `from_pretrained` could not make again."""
+
     def own(one: Any) -> bool:
         return hasattr(one, "config") and hasattr(one, "save_pretrained") and hasattr(one.config, "save_pretrained")
 
     if own(model):
         return
-    inside = next((f"; its part {name} is one ({type(part).__name__}), whose weights are there under {name}.*"
-                   for name, part in model.named_modules() if own(part)), "")
-    raise Mistake(f"the job's model is a {type(model).__name__}, not a model of transformers, so from_pretrained could not make it again: "
-                  f"--to safetensors gives its weights{inside}")
+    inside = next(
+        (
+            f"; its part {name} is one ({type(part).__name__}), whose weights are there under {name}.*"
+            for name, part in model.named_modules()
+            if own(part)
+        ),
+        "",
+    )
+    raise Mistake(
+        f"the job's model is a {type(model).__name__}, not a model of transformers, so from_pretrained could not make it again: "
+        f"--to safetensors gives its weights{inside}"
+    )
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
@@ -232,12 +286,19 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     with drafted(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
-        found = {one.step: one.metrics for one in history.validated}   # steps that were not validated have nothing there
+        found = {one.step: one.metrics for one in history.validated}  # steps that were not validated have nothing there
         rows.writerow(["step", "loss", "seconds", "process_bytes", *(f"validation {name}" for name in names)])
         for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
             metrics = found.get(number, {})
-            rows.writerow([number, repr(loss), repr(seconds), size,
-                           *("" if metrics.get(name) is None else repr(metrics[name]) for name in names)])
+            rows.writerow(
+                [
+                    number,
+                    repr(loss),
+                    repr(seconds),
+                    size,
+                    *("" if metrics.get(name) is None else repr(metrics[name]) for name in names),
+                ]
+            )
     return target, list(report.damage)
 
 

@@ -1,16 +1,17 @@
 """What a federated run came to so far, for its report:
 
-    asked               rounds, clients, per_round, upload, download, epsilon, delta as they were asked for; None: it was not
-    round               numbers of the rounds that count; of each, in columns of the same length:
-    participants, missing, rejected, samples, up, down, epsilon (None: nothing is private), epsilon_in_all (of all runs on the ledger;
-                        None: there is no other), simulated (None: devices are all alike)
-    private             None: no epsilon was asked for; False: one was, and the noise followed from a seed, so it means nothing
-    before, after       metrics of devices on what they hold out, of the rounds in which they were asked for them:
-                        [{"round": 10, "accuracy": 0.8, ...}]
-    away                [{"name", "rounds"}] devices that were missing most often, of those whose names were noted
-    turned_away         [{"round", "name", "why"}] the last updates that could not be used
-    bytes_up, bytes_down, missed, turned    sums over all rounds
+asked               rounds, clients, per_round, upload, download, epsilon, delta as they were asked for; None: it was not
+round               numbers of the rounds that count; of each, in columns of the same length:
+participants, missing, rejected, samples, up, down, epsilon (None: nothing is private), epsilon_in_all (of all runs on the ledger;
+                    None: there is no other), simulated (None: devices are all alike)
+private             None: no epsilon was asked for; False: one was, and the noise followed from a seed, so it means nothing
+before, after       metrics of devices on what they hold out, of the rounds in which they were asked for them:
+                    [{"round": 10, "accuracy": 0.8, ...}]
+away                [{"name", "rounds"}] devices that were missing most often, of those whose names were noted
+turned_away         [{"round", "name", "why"}] the last updates that could not be used
+bytes_up, bytes_down, missed, turned    sums over all rounds
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -19,8 +20,8 @@ from typing import Any
 
 from shoestring.runs.event import RoundFinished
 
-MOST = 20   # names that are told
-COMPARISONS = "comparisons.json"   # in a run's folder: what its model was compared with
+MOST = 20  # names that are told
+COMPARISONS = "comparisons.json"  # in a run's folder: what its model was compared with
 COLUMNS = ("participants", "missing", "samples", "up", "down", "epsilon", "epsilon_in_all", "simulated")
 
 
@@ -29,12 +30,19 @@ def federation(asked: Mapping[str, Any], rounds: Sequence[RoundFinished]) -> dic
     turned = [{"round": one.step, "name": name, "why": why} for one in rounds for name, why in one.rejected]
     columns = {name: [getattr(one, name) for one in rounds] for name in COLUMNS}
     return {
-        "asked": dict(asked), "round": [one.step for one in rounds], **columns, "rejected": [len(one.rejected) for one in rounds],
+        "asked": dict(asked),
+        "round": [one.step for one in rounds],
+        **columns,
+        "rejected": [len(one.rejected) for one in rounds],
         "before": [{"round": one.step, **one.before} for one in rounds if one.before],
         "after": [{"round": one.step, **one.after} for one in rounds if one.after],
-        "away": [{"name": name, "rounds": count} for name, count in away.most_common(MOST)], "turned_away": turned[-MOST:],
-        "private": private(asked), "bytes_up": sum(one.up for one in rounds), "bytes_down": sum(one.down for one in rounds),
-        "missed": sum(one.missing for one in rounds), "turned": len(turned),
+        "away": [{"name": name, "rounds": count} for name, count in away.most_common(MOST)],
+        "turned_away": turned[-MOST:],
+        "private": private(asked),
+        "bytes_up": sum(one.up for one in rounds),
+        "bytes_down": sum(one.down for one in rounds),
+        "missed": sum(one.missing for one in rounds),
+        "turned": len(turned),
     }
 
 

@@ -10,6 +10,7 @@
 
 The JSON files are sealed (core/seal): one that was changed since is refused with what to do about it.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -39,11 +40,26 @@ CURES = {
 }
 # What a file of the version before, which has no seal, must hold to be believed.
 REQUIRED: dict[str, dict[str, Any]] = {
-    "run.json": {"job": str, "source": str, "flags": dict, "memory": (int, NoneType), "use": (list, NoneType), "inexact": bool,
-                 "plan": (str, NoneType), "environment": dict},
+    "run.json": {
+        "job": str,
+        "source": str,
+        "flags": dict,
+        "memory": (int, NoneType),
+        "use": (list, NoneType),
+        "inexact": bool,
+        "plan": (str, NoneType),
+        "environment": dict,
+    },
     "plan.json": {"chosen": dict},
     "plan-next.json": {"chosen": dict},
-    "report.json": {"losses": list, "predicted": dict, "measured": dict, "steps": int, "shown": str, "weights_sha256": str},
+    "report.json": {
+        "losses": list,
+        "predicted": dict,
+        "measured": dict,
+        "steps": int,
+        "shown": str,
+        "weights_sha256": str,
+    },
 }
 
 
@@ -63,8 +79,15 @@ class Folder:
         """A JSON file of the run; empty where there is none. What is damaged is refused."""
         try:
             found, is_sealed = unsealed(read_regular(self.path / name))
-            wrong = [] if is_sealed else [key for key, kind in REQUIRED.get(name, {}).items()
-                                           if key not in found or not isinstance(found[key], kind)]
+            wrong = (
+                []
+                if is_sealed
+                else [
+                    key
+                    for key, kind in REQUIRED.get(name, {}).items()
+                    if key not in found or not isinstance(found[key], kind)
+                ]
+            )
             if wrong:
                 raise Damaged(f"{wrong[0]!r} is missing or not what it should be")
         except FileNotFoundError:
@@ -110,8 +133,9 @@ class Lock:
         if not ours:
             holder = os.pread(self.file, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(self.file)
-            raise Mistake(f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), "
-                          f"or give another --run")
+            raise Mistake(
+                f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), or give another --run"
+            )
         self.name()
 
     def name(self, pid: int | None = None) -> None:
@@ -142,7 +166,7 @@ def holder(folder: Path) -> int | None:
     except BlockingIOError:
         text = os.pread(file, 64, 0).decode(errors="replace").strip()
         return int(text) if text.isdecimal() else -1
-    except OSError:   # this file system has no locks
+    except OSError:  # this file system has no locks
         return None
     finally:
         os.close(file)
@@ -153,6 +177,6 @@ def has_digest(path: Path, digest: str) -> bool:
     """Whether a file is there and has this SHA-256, perhaps with line ends as a copy made by an earlier version has them."""
     try:
         data = read_regular(path)
-    except (OSError, ValueError):   # ValueError: no such path can be
+    except (OSError, ValueError):  # ValueError: no such path can be
         return False
     return digest in (hashlib.sha256(one).hexdigest() for one in (data, data.replace(b"\n", b"\r\n")))

@@ -13,6 +13,7 @@ A page of a long run is drawn again without reading it all again. Of a step only
 
 A life is from one `Begun` to the next. Only steps count that were not done again, and only those since another plan was adopted.
 """
+
 from __future__ import annotations
 
 from array import array
@@ -40,10 +41,10 @@ from shoestring.runs.event import (
 )
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
-BEST = "best"   # how the names of checkpoints begin that have the best weights alone
-DOING = (Planning, Begun, Stopped, Finished, Failed)   # kinds that say what a run is doing
-MISSING = -1    # in place of bytes that a step does not tell of
-YOUNG = 2       # steps of a life that are unlike those after them
+BEST = "best"  # how the names of checkpoints begin that have the best weights alone
+DOING = (Planning, Begun, Stopped, Finished, Failed)  # kinds that say what a run is doing
+MISSING = -1  # in place of bytes that a step does not tell of
+YOUNG = 2  # steps of a life that are unlike those after them
 
 
 class Steps:
@@ -51,21 +52,36 @@ class Steps:
 
     def __init__(self) -> None:
         self.number, self.process, self.most, self.moved, self.sent, self.epoch = (array("q") for _ in range(6))
-        self.time, self.loss, self.seconds, self.rate, self.norm = (array("d") for _ in range(5))   # not a number where it is not told
-        self.age = array("q")    # its number in its life, from 1
-        self.plan = array("q")   # adoptions of another plan before it
+        self.time, self.loss, self.seconds, self.rate, self.norm = (
+            array("d") for _ in range(5)
+        )  # not a number where it is not told
+        self.age = array("q")  # its number in its life, from 1
+        self.plan = array("q")  # adoptions of another plan before it
 
     @property
     def columns(self) -> tuple[Any, ...]:
-        return (self.number, self.process, self.most, self.moved, self.sent, self.epoch, self.time, self.loss, self.seconds,
-                self.rate, self.norm, self.age, self.plan)
+        return (
+            self.number,
+            self.process,
+            self.most,
+            self.moved,
+            self.sent,
+            self.epoch,
+            self.time,
+            self.loss,
+            self.seconds,
+            self.rate,
+            self.norm,
+            self.age,
+            self.plan,
+        )
 
     def __len__(self) -> int:
         return len(self.number)
 
     def add(self, step: StepRecord, age: int, plan: int) -> None:
         number = step["step"]
-        if self.number and number <= self.number[-1]:   # done again, and the event that it went back is lost
+        if self.number and number <= self.number[-1]:  # done again, and the event that it went back is lost
             place = bisect_left(self.number, number)
             end, again = place + (self.number[place] == number), Steps()
             again.add(step, age, plan)
@@ -97,21 +113,21 @@ class History:
     """What happened so far; `read` goes on from where reading ended."""
 
     def __init__(self) -> None:
-        self.offset = 0                              # in the file
-        self.damaged = self.rest = 0                 # lines that were skipped; bytes after the last whole line
-        self.wrong = ""                              # why it can't be read on
+        self.offset = 0  # in the file
+        self.damaged = self.rest = 0  # lines that were skipped; bytes after the last whole line
+        self.wrong = ""  # why it can't be read on
         self.steps = Steps()
-        self.others: list[Event] = []                # all that are not steps or measurements
+        self.others: list[Event] = []  # all that are not steps or measurements
         self.saved: list[Saved] = []
-        self.validated: list[Validated] = []         # of the steps that count
-        self.rounds: list[RoundFinished] = []              # the same, of a federated run
-        self.measured: list[tuple[int, Measured]] = []   # with the adoptions before it
-        self.timed: StageTimes | None = None              # who did what when, as it was told last
-        self.doing: Event = Planning()               # what it was doing last
-        self.wanted = 0                              # steps in all
-        self.begun: float | None = None              # when the first event was, and the last
+        self.validated: list[Validated] = []  # of the steps that count
+        self.rounds: list[RoundFinished] = []  # the same, of a federated run
+        self.measured: list[tuple[int, Measured]] = []  # with the adoptions before it
+        self.timed: StageTimes | None = None  # who did what when, as it was told last
+        self.doing: Event = Planning()  # what it was doing last
+        self.wanted = 0  # steps in all
+        self.begun: float | None = None  # when the first event was, and the last
         self.last: float | None = None
-        self.age = self.plan = 0                     # steps in this life; adoptions so far
+        self.age = self.plan = 0  # steps in this life; adoptions so far
 
     def read(self, folder: Path) -> History:
         """Take in what is new in the file."""
@@ -125,7 +141,7 @@ class History:
                 return self
 
     def add(self, event: Event | StepRecord) -> None:
-        if isinstance(event, dict):   # first: nearly all events are steps
+        if isinstance(event, dict):  # first: nearly all events are steps
             self.add_step(event)
         elif isinstance(event, Stepped):
             self.add_step(record_of(event))
@@ -150,7 +166,9 @@ class History:
             self.timed = event
             return
         if isinstance(event, RoundFinished):
-            while self.rounds and self.rounds[-1].step >= event.step:   # done again, and the event that it went back is lost
+            while (
+                self.rounds and self.rounds[-1].step >= event.step
+            ):  # done again, and the event that it went back is lost
                 self.rounds.pop()
             self.rounds.append(event)
             return
@@ -165,7 +183,7 @@ class History:
         elif isinstance(event, Adopted):
             self.plan, self.age, self.timed = self.plan + 1, 0, None
         elif isinstance(event, Saved):
-            if not event.checkpoint.startswith(f"{BEST}-"):   # those can't be gone on from
+            if not event.checkpoint.startswith(f"{BEST}-"):  # those can't be gone on from
                 self.saved.append(event)
         elif isinstance(event, Validated):
             self.validated = [one for one in self.validated if one.step < event.step] + [event]
@@ -186,20 +204,27 @@ def measured(history: History) -> dict[str, Any]:
     steps = history.steps
     if not steps:
         return {}
-    since = history.plan if steps.plan[-1] == history.plan else 0   # what was before was another plan
+    since = history.plan if steps.plan[-1] == history.plan else 0  # what was before was another plan
     ours = [place for place, plan in enumerate(steps.plan) if plan >= since] if since else range(len(steps))
     lives = [event for plan, event in history.measured if plan >= since]
     calm = settled(history, ours)
     largest = max(lives, key=lambda event: event.peak_bytes, default=None)
-    figures = {key: value for key, value in record_of(largest).items() if key not in ("event", "time")} if largest else {}
-    figures["process_bytes"] = max(*(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0)
+    figures = (
+        {key: value for key, value in record_of(largest).items() if key not in ("event", "time")} if largest else {}
+    )
+    figures["process_bytes"] = max(
+        *(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0
+    )
     figures["step_seconds"] = median(steps.seconds[place] for place in calm)
     if steps.moved[-1] != MISSING:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
     if history.validated:
         figures["validation_seconds"] = median(one.seconds for one in history.validated)
     if history.rounds:
-        figures |= by_device(history.rounds) | {"round_seconds": figures["step_seconds"], "total_seconds": sum(steps.seconds)}
+        figures |= by_device(history.rounds) | {
+            "round_seconds": figures["step_seconds"],
+            "total_seconds": sum(steps.seconds),
+        }
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return figures
@@ -209,8 +234,11 @@ def by_device(rounds: Sequence[RoundFinished]) -> dict[str, float]:
     """Bytes that a device sends and is given in a round, and the privacy loss of all rounds."""
     senders, ordered = sum(one.senders for one in rounds), sum(one.ordered for one in rounds)
     spent = {"epsilon": rounds[-1].epsilon} if rounds[-1].epsilon is not None else {}
-    return {"up_bytes": sum(one.up for one in rounds) / max(senders, 1), "down_bytes": sum(one.down for one in rounds) / max(ordered, 1),
-            **spent}
+    return {
+        "up_bytes": sum(one.up for one in rounds) / max(senders, 1),
+        "down_bytes": sum(one.down for one in rounds) / max(ordered, 1),
+        **spent,
+    }
 
 
 def settled(history: History, ours: Sequence[int]) -> list[int]:
@@ -227,6 +255,12 @@ def measured_by(workers: Sequence[Mapping[str, Any]]) -> Measured:
     largest = max(workers, key=lambda one: int(one["peak_bytes"]))
     others = [one for one in workers[1:] if one["steps"]]
     return Measured(
-        largest["peak_bytes"], largest.get("flops", 0.0), largest.get("where", ""), largest.get("parts", {}),
+        largest["peak_bytes"],
+        largest.get("flops", 0.0),
+        largest.get("where", ""),
+        largest.get("parts", {}),
         process_bytes=max(one["process_bytes"] for one in workers),
-        sent_by_others_bytes=sum(one["sent"] for one in others) / sum(one["steps"] for one in others) if others else None)
+        sent_by_others_bytes=sum(one["sent"] for one in others) / sum(one["steps"] for one in others)
+        if others
+        else None,
+    )

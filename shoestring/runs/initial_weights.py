@@ -3,6 +3,7 @@
 A model on the meta device has shapes and no values, so it is made at once whatever its size. Its modules are then given memory and
 initialised one by one, in the order of the module tree, which is the order in which a normal construction draws its random numbers.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,10 @@ class WeightSource:
     """Where the values of a model's weights come from."""
 
     weights: Weights
-    taken: Mapping[str, tuple[TensorFile, str]]   # name in the model -> the file, and the name there
-    new: tuple[str, ...]                          # names in the model that stay as they were made
-    left: tuple[str, ...]                         # names in the files that the model does not have
-    stored: tuple[str, ...]                       # all names in the files
+    taken: Mapping[str, tuple[TensorFile, str]]  # name in the model -> the file, and the name there
+    new: tuple[str, ...]  # names in the model that stay as they were made
+    left: tuple[str, ...]  # names in the files that the model does not have
+    stored: tuple[str, ...]  # all names in the files
 
     @property
     def note(self) -> str:
@@ -42,7 +43,11 @@ class WeightSource:
         if given.remove_prefix or given.add_prefix:
             parts[0] += f" ({given.remove_prefix or 'no prefix'} there, {given.add_prefix or 'no prefix'} in the model)"
         parts.append(f"new: {listed(self.new)}" if self.new else "none is new")
-        parts.append(f"left in the files: {listed(patterns(self.left, self.stored))}" if self.left else "nothing is left in the files")
+        parts.append(
+            f"left in the files: {listed(patterns(self.left, self.stored))}"
+            if self.left
+            else "nothing is left in the files"
+        )
         return "; ".join(parts)
 
 
@@ -75,10 +80,12 @@ def source(model: nn.Module, job: Job) -> WeightSource | None:
     places: dict[str, tuple[TensorFile, str]] = {}
     for name, file in files.items():
         if (place := given.renamed(name)) in places:
-            raise Mistake(f"the job's weights: {places[place][1]} and {name} of {', '.join(given.files)} are both {place} in the model")
+            raise Mistake(
+                f"the job's weights: {places[place][1]} and {name} of {', '.join(given.files)} are both {place} in the model"
+            )
         places[place] = file, name
     taken = {name: places[name] for name in own if name in places and not given.is_new(name)}
-    ties: dict[int, list[str]] = {}   # the names of each weight: a tied one is there under any of them
+    ties: dict[int, list[str]] = {}  # the names of each weight: a tied one is there under any of them
     for name in names:
         ties.setdefault(id(own[name]) if name in own else id(name), []).append(name)
     missing = [one[0] for one in ties.values() if not any(name in taken or given.is_new(name) for name in one)]
@@ -87,10 +94,17 @@ def source(model: nn.Module, job: Job) -> WeightSource | None:
     check_shapes(given, own, taken)
     unmatched = [pattern for pattern in given.new if not any(fnmatchcase(name, pattern) for name in own)]
     if unmatched:
-        raise Mistake(f"the job's weights: new={unmatched[0]!r} is the name of no weight of the model, which has {', '.join(names[-3:])}")
+        raise Mistake(
+            f"the job's weights: new={unmatched[0]!r} is the name of no weight of the model, which has {', '.join(names[-3:])}"
+        )
     used = {there for _, there in taken.values()}
-    return WeightSource(given, taken, tuple(one[0] for one in ties.values() if not any(name in taken for name in one)),
-                  tuple(name for name in files if name not in used), tuple(files))
+    return WeightSource(
+        given,
+        taken,
+        tuple(one[0] for one in ties.values() if not any(name in taken for name in one)),
+        tuple(name for name in files if name not in used),
+        tuple(files),
+    )
 
 
 def check_shapes(given: Weights, own: Mapping[str, Tensor], taken: Mapping[str, tuple[TensorFile, str]]) -> None:
@@ -98,19 +112,27 @@ def check_shapes(given: Weights, own: Mapping[str, Tensor], taken: Mapping[str, 
     if differ:
         file, there = taken[differ[0]]
         as_new = replace(given, new=(*given.new, *patterns(differ, list(own))))
-        raise Mistake(f"{differ[0]} has the shape {file.entries[there].shape} in {file.path} and {tuple(own[differ[0]].shape)} in the "
-                      f"model; if it is to be new, write weights={as_new.written()}")
+        raise Mistake(
+            f"{differ[0]} has the shape {file.entries[there].shape} in {file.path} and {tuple(own[differ[0]].shape)} in the "
+            f"model; if it is to be new, write weights={as_new.written()}"
+        )
 
 
 def incomplete(given: Weights, missing: list[str], ties: list[list[str]], stored: list[str]) -> str:
     """What to say where the model has weights that the files do not have: which, and what to write instead."""
     where, names = ", ".join(given.files), [name for one in ties for name in one]
-    better = min((with_prefix(given, missing[0], name) for name in stored), key=lambda one: len(absent(one, ties, stored)), default=given)
+    better = min(
+        (with_prefix(given, missing[0], name) for name in stored),
+        key=lambda one: len(absent(one, ties, stored)),
+        default=given,
+    )
     still = absent(better, ties, stored)
     if len(still) >= len(missing):
         better, still = given, missing
     if len(still) == len(ties):
-        return f"{where} has no weights for {shortened(missing)}, nor for any other of the model: it is of another model"
+        return (
+            f"{where} has no weights for {shortened(missing)}, nor for any other of the model: it is of another model"
+        )
     why = "its names differ by a prefix" if better is not given else "if they are to be new, and stay as they were made"
     better = replace(better, new=(*better.new, *patterns(still, names)))
     return f"{where} has no weights for {shortened(missing)}; {why}: write weights={better.written()}"
@@ -120,7 +142,9 @@ def with_prefix(given: Weights, wanted: str, name: str) -> Weights:
     """The weights as they would have to be written for a name of a file to be a name of the model."""
     if name.endswith(f".{wanted}"):
         return replace(given, remove_prefix=name.removesuffix(wanted), add_prefix="")
-    return replace(given, remove_prefix="", add_prefix=wanted.removesuffix(name)) if wanted.endswith(f".{name}") else given
+    return (
+        replace(given, remove_prefix="", add_prefix=wanted.removesuffix(name)) if wanted.endswith(f".{name}") else given
+    )
 
 
 def absent(given: Weights, ties: list[list[str]], stored: list[str]) -> list[str]:
@@ -165,9 +189,11 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
     own: Any = getattr(module, "reset_parameters", None)
     theirs = transformers_initialiser(model)
     if own is None and theirs is None:
-        raise Mistake(f"the model is made on the meta device, and {type(module).__name__} has no reset_parameters to give its weights "
-                      f"values: add one, make the model as usual (one that does not fit in memory is made on disk), or give "
-                      f"Job(weights='model.safetensors')")
+        raise Mistake(
+            f"the model is made on the meta device, and {type(module).__name__} has no reset_parameters to give its weights "
+            f"values: add one, make the model as usual (one that does not fit in memory is made on disk), or give "
+            f"Job(weights='model.safetensors')"
+        )
     module.to_empty(device="cpu", recurse=False)
     if own is not None:
         own()

@@ -7,6 +7,7 @@ names are among them. One that a function imports is noted when that has run: af
 modules.json has {"modules": {"layers/attention.py": SHA-256}}. The names are those under which Python finds the files (`sys.path`), so that
 a run can be moved; a name that leads elsewhere is not looked for. What the file names is hashed and never imported.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -22,12 +23,12 @@ from shoestring.planning.answers import own_modules
 from shoestring.runs.folder import Folder
 
 NAME = "modules.json"
-LARGEST = 64 << 20   # bytes of a module; a file with more is none of ours
+LARGEST = 64 << 20  # bytes of a module; a file with more is none of ours
 # Names of modules that are known otherwise: the job file by its own digest, a script by what can be seen of its job
 KNOWN = ("__main__", "__mp_main__", "shoestring_script")
 JOB_FILE = "shoestring_job_"
 
-Modules = Mapping[str, str]   # name of the file -> SHA-256
+Modules = Mapping[str, str]  # name of the file -> SHA-256
 
 
 def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
@@ -79,15 +80,16 @@ def modules_on_path(names: Iterable[str], folder: str | Path) -> dict[str, str]:
 class ModuleChanges:
     """How the local modules of a run differ from those that it was begun with."""
 
-    changed: tuple[str, ...] = ()   # other content
-    new: tuple[str, ...] = ()       # imported now, and not then
-    gone: tuple[str, ...] = ()      # imported then, and not to be found now
+    changed: tuple[str, ...] = ()  # other content
+    new: tuple[str, ...] = ()  # imported now, and not then
+    gone: tuple[str, ...] = ()  # imported then, and not to be found now
 
     @property
     def remarks(self) -> list[str]:
         """What may or may not matter, as sentences."""
-        return ([f"the job imports {', '.join(self.new)} now, which it did not when the run was begun"] * bool(self.new)
-                + [f"{', '.join(self.gone)}, which the run was begun with, can't be found now"] * bool(self.gone))
+        return [f"the job imports {', '.join(self.new)} now, which it did not when the run was begun"] * bool(
+            self.new
+        ) + [f"{', '.join(self.gone)}, which the run was begun with, can't be found now"] * bool(self.gone)
 
 
 def changes(before: Modules, now: Modules, folder: str | Path) -> ModuleChanges:
@@ -95,7 +97,9 @@ def changes(before: Modules, now: Modules, folder: str | Path) -> ModuleChanges:
     there = modules_on_path(set(before) - set(now), folder) | dict(now)
     return ModuleChanges(
         tuple(name for name, digest in sorted(before.items()) if there.get(name, digest) != digest),
-        tuple(sorted(set(now) - set(before))), tuple(sorted(set(before) - set(there))))
+        tuple(sorted(set(now) - set(before))),
+        tuple(sorted(set(before) - set(there))),
+    )
 
 
 def changed_text(name: str) -> str:
@@ -104,8 +108,10 @@ def changed_text(name: str) -> str:
 
 def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
     """What to raise where a run is not what is asked for now, and `found` says how it differs."""
-    return Mistake(f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. --adopt goes on from its last "
-                   f"checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)")
+    return Mistake(
+        f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. --adopt goes on from its last "
+        f"checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)"
+    )
 
 
 def kept_modules(folder: Folder) -> dict[str, str] | None:
@@ -118,7 +124,9 @@ def keep_modules(folder: Folder, modules: Modules) -> None:
     folder.write(NAME, {"modules": dict(modules)})
 
 
-def note_modules(folder: Folder, beside: str | Path, refuse: bool, tell: Callable[[str], None], begins: bool = False) -> None:
+def note_modules(
+    folder: Folder, beside: str | Path, refuse: bool, tell: Callable[[str], None], begins: bool = False
+) -> None:
     """Note what this process has imported by now. A module that changed since the run was begun is refused, or told of; with `begins`,
     before the first step of a process, also what is new or gone. `beside`: the job's folder."""
     before, now = kept_modules(folder), imported_modules()

@@ -3,6 +3,7 @@
 Dicts keep their keys' types, tuples stay tuples, tensors keep their strides. What is none of numbers, text, tensors, arrays and
 containers of these is refused, because only running code could bring it back.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> 
     """The value as JSON, its tensors put into `tensors` under names that begin with `name`."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, Tensor) and value.layout is torch.sparse_coo:   # an optimizer's moments of sparse gradients
+    if isinstance(value, Tensor) and value.layout is torch.sparse_coo:  # an optimizer's moments of sparse gradients
         tensors[f"{name}/indices"], tensors[f"{name}/values"] = dense_parts(value.detach())
         return {"sparse": name, "shape": list(value.shape), "coalesced": value.is_coalesced()}
     if isinstance(value, Tensor):
@@ -38,19 +39,28 @@ def packed(value: Any, tensors: dict[str, Tensor | StoredTensor], name: str) -> 
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {"dict": [[packed(key, tensors, f"{name}/key"), packed(one, tensors, f"{name}/{key}")] for key, one in value.items()]}
+        return {
+            "dict": [
+                [packed(key, tensors, f"{name}/key"), packed(one, tensors, f"{name}/{key}")]
+                for key, one in value.items()
+            ]
+        }
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [packed(one, tensors, f"{name}/{number}") for number, one in enumerate(value)]}
-    raise Mistake(f"{name} holds a {type(value).__name__}, which can't be saved as numbers, text and tensors: "
-                  f"give its owner a state_dict made of those")
+    raise Mistake(
+        f"{name} holds a {type(value).__name__}, which can't be saved as numbers, text and tensors: "
+        f"give its owner a state_dict made of those"
+    )
 
 
 def with_strides(found: Tensor, strides: list[int]) -> Tensor:
     """A tensor laid out as it was. Gaps between its numbers take address space, of which a file may claim any amount."""
     if len(strides) != found.dim() or any(type(one) is not int or one < 0 for one in strides):
         raise ValueError(f"strides {strides} for a tensor of {list(found.shape)}")
-    size = (1 + sum((length - 1) * one for length, one in zip(found.shape, strides, strict=True))) * found.dtype.itemsize
+    size = (
+        1 + sum((length - 1) * one for length, one in zip(found.shape, strides, strict=True))
+    ) * found.dtype.itemsize
     if found.numel() and size > memory_all():
         raise ValueError(f"strides {strides}, by which a tensor of {list(found.shape)} takes {size} bytes")
     return torch.empty_strided(found.shape, strides, dtype=found.dtype, device=found.device).copy_(found)
@@ -67,8 +77,13 @@ def unpacked(value: Any, tensors: Mapping[str, Tensor] | TensorFile) -> Any:
         return with_strides(found, value["stride"])
     if "sparse" in value:
         indices, values = (tensors[f"{value['sparse']}/{part}"] for part in ("indices", "values"))
-        return values if values.is_meta else torch.sparse_coo_tensor(indices, values, value["shape"], check_invariants=True,
-                                                                      is_coalesced=value["coalesced"])
+        return (
+            values
+            if values.is_meta
+            else torch.sparse_coo_tensor(
+                indices, values, value["shape"], check_invariants=True, is_coalesced=value["coalesced"]
+            )
+        )
     if "array" in value:
         found = tensors[value["array"]]
         return found if found.is_meta else found.numpy()

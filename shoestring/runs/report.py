@@ -37,6 +37,7 @@ It is the same value while the run goes on and when it is over: the live page is
     comparisons           A/B tables [{"title", "rows": [{metric, group, one, other, delta_percent, low, high, devices, verdict}]}]
     begun, last, now      seconds since 1970: the first event, the last one, this moment
 """
+
 from __future__ import annotations
 
 import os
@@ -53,45 +54,59 @@ from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures
 from shoestring.core.units import seconds_text
 from shoestring.planning.quantities import compared, plan_summary
-from shoestring.runs.event import DATA_ENDED, Begun, Event, Failed, Finished, RoundFinished, Saved, StageTimes, Stopped, Validated, Warned
+from shoestring.runs.event import (
+    DATA_ENDED,
+    Begun,
+    Event,
+    Failed,
+    Finished,
+    RoundFinished,
+    Saved,
+    StageTimes,
+    Stopped,
+    Validated,
+    Warned,
+)
 from shoestring.runs.events import NAME, record_of
 from shoestring.runs.federation import COMPARISONS, federation
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, Steps, best_of, measured, metrics_of
 from shoestring.runs.request import Request
 
-ENDS = (Finished, Stopped, Failed)   # events that end a run; what it is then is called as they are
+ENDS = (Finished, Stopped, Failed)  # events that end a run; what it is then is called as they are
 
 
 @dataclass(frozen=True)
 class Report:
-    path: Path                       # of the run's folder
-    request: Request | None          # None: it can't be read
-    plan: Mapping[str, Any]          # what plan.json says; empty while it plans
-    ended: Mapping[str, Any]         # what report.json says of a run that is finished; else empty
-    state: str                       # planning, training, stopped, finished, data ended, failed or died
-    pid: int | None                  # who trains there now
-    text: str                        # why it failed, stopped or died, and where it stands
-    step: int                        # where it is,
-    steps: int                       # and where it wants to be
-    losses: Sequence[float]          # of the steps that count, from the first
+    path: Path  # of the run's folder
+    request: Request | None  # None: it can't be read
+    plan: Mapping[str, Any]  # what plan.json says; empty while it plans
+    ended: Mapping[str, Any]  # what report.json says of a run that is finished; else empty
+    state: str  # planning, training, stopped, finished, data ended, failed or died
+    pid: int | None  # who trains there now
+    text: str  # why it failed, stopped or died, and where it stands
+    step: int  # where it is,
+    steps: int  # and where it wants to be
+    losses: Sequence[float]  # of the steps that count, from the first
     seconds: Sequence[float]
-    samples_process: Sequence[tuple[float, int]]   # (seconds since it was begun, bytes of the process)
-    measured: Mapping[str, Any]      # figures by name so far, with the moment and the parts of the peak
-    damage: tuple[str, ...]          # what of the folder can't be used, and why
+    samples_process: Sequence[tuple[float, int]]  # (seconds since it was begun, bytes of the process)
+    measured: Mapping[str, Any]  # figures by name so far, with the moment and the parts of the peak
+    damage: tuple[str, ...]  # what of the folder can't be used, and why
     checkpoints: tuple[Saved, ...]
-    events: tuple[Event, ...]        # all beside steps and measurements; damage as warnings at the end
-    begun: float | None              # seconds since 1970: the first event,
-    last: float | None               # the last one,
-    now: float                       # this moment
-    validated: tuple[Validated, ...] = ()   # of the steps that count
-    epochs: int = 0                  # rounds of the data that are over
-    why_ended: str = ""              # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
-    curves: Mapping[str, Sequence[Any]] = field(default_factory=dict)   # step_numbers, rates, norms and borders, where there are any
-    kept: frozenset[str] = frozenset()   # names of the checkpoints that are on disk now
-    timed: StageTimes | None = None       # who did what when, where workers hold different layers
-    rounds: tuple[RoundFinished, ...] = () # of a federated run, those that count
-    comparisons: tuple[Mapping[str, Any], ...] = ()   # of its model with others, on devices' own records
+    events: tuple[Event, ...]  # all beside steps and measurements; damage as warnings at the end
+    begun: float | None  # seconds since 1970: the first event,
+    last: float | None  # the last one,
+    now: float  # this moment
+    validated: tuple[Validated, ...] = ()  # of the steps that count
+    epochs: int = 0  # rounds of the data that are over
+    why_ended: str = ""  # "steps", "epochs", "data ended", "no better for 3 validations"; empty: it is not over
+    curves: Mapping[str, Sequence[Any]] = field(
+        default_factory=dict
+    )  # step_numbers, rates, norms and borders, where there are any
+    kept: frozenset[str] = frozenset()  # names of the checkpoints that are on disk now
+    timed: StageTimes | None = None  # who did what when, where workers hold different layers
+    rounds: tuple[RoundFinished, ...] = ()  # of a federated run, those that count
+    comparisons: tuple[Mapping[str, Any], ...] = ()  # of its model with others, on devices' own records
 
     @property
     def name(self) -> str:
@@ -179,14 +194,26 @@ class Report:
     def cut(self) -> dict[str, Any]:
         """How workers stand and where the model is cut, as predicted and as measured so far: what `train --json` tells of it. Of a
         group the mesh; the rest of a model that is cut."""
-        found = {name: self.plan[name] for name in ("mesh", "cut", "cut_blocks", "schedule", "pieces", "cut_why") if name in self.plan}
+        found = {
+            name: self.plan[name]
+            for name in ("mesh", "cut", "cut_blocks", "schedule", "pieces", "cut_why")
+            if name in self.plan
+        }
         if "cut" not in found:
             return found
-        measured = {"bubble": self.timed.idle, "timeline": [list(map(list, own)) for own in self.timed.timeline]} if self.timed else {}
+        measured = (
+            {"bubble": self.timed.idle, "timeline": [list(map(list, own)) for own in self.timed.timeline]}
+            if self.timed
+            else {}
+        )
         for name in ("bubble", "timeline"):
             found[name] = {"predicted": self.plan.get(name, {}).get("predicted"), "measured": measured.get(name)}
         if self.timed is not None:
-            found["timeline"] |= {"step": self.timed.step, "steps": self.timed.steps, "one_clock": not self.timed.machines}
+            found["timeline"] |= {
+                "step": self.timed.step,
+                "steps": self.timed.steps,
+                "one_clock": not self.timed.machines,
+            }
             found["peaks"] = list(self.timed.peaks)
         return found
 
@@ -196,22 +223,44 @@ class Report:
 
     def as_json(self) -> dict[str, Any]:
         told = {
-            "name": self.name, "run": self.run, "job": self.job, "flags": dict(self.flags), "arguments": dict(self.arguments),
+            "name": self.name,
+            "run": self.run,
+            "job": self.job,
+            "flags": dict(self.flags),
+            "arguments": dict(self.arguments),
             "budget": {"memory": self.budget.memory},
-            "state": self.state, "pid": self.pid, "text": self.text, "step": self.step, "steps": self.steps,
-            "losses": finite_json(list(self.losses)), "seconds": list(self.seconds), "samples_process": list(self.samples_process),
+            "state": self.state,
+            "pid": self.pid,
+            "text": self.text,
+            "step": self.step,
+            "steps": self.steps,
+            "losses": finite_json(list(self.losses)),
+            "seconds": list(self.seconds),
+            "samples_process": list(self.samples_process),
             "checkpoints": [record_of(one) | {"kept": one.checkpoint in self.kept} for one in self.checkpoints],
             "damage": list(self.damage),
-            "metrics": self.metrics, "best": self.best, "epochs": self.epochs, "ended": self.why_ended,
-            "events": list(map(record_of, self.events)), "begun": self.begun, "last": self.last, "now": self.now,
+            "metrics": self.metrics,
+            "best": self.best,
+            "epochs": self.epochs,
+            "ended": self.why_ended,
+            "events": list(map(record_of, self.events)),
+            "begun": self.begun,
+            "last": self.last,
+            "now": self.now,
             **self.curves,
         }
         if self.request is not None and self.request.federated is not None:
             told["federated"] = federation(self.request.federated, self.rounds)
         if self.comparisons:
             told["comparisons"] = list(self.comparisons)
-        return told | ({"measured": dict(self.measured)} if self.measured else {}) | dict(self.plan) | self.cut() | dict(self.ended) | {
-            "job": self.job}
+        return (
+            told
+            | ({"measured": dict(self.measured)} if self.measured else {})
+            | dict(self.plan)
+            | self.cut()
+            | dict(self.ended)
+            | {"job": self.job}
+        )
 
 
 def report_of(path: Path, history: History | None = None) -> Report:
@@ -227,13 +276,34 @@ def report_of(path: Path, history: History | None = None) -> Report:
     damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
     unit = "round" if request is not None and request.federated is not None else "step"
     return Report(
-        path, request, plan_summary(plan), ended if isinstance(doing, Finished) else {}, state, pid,
-        text_of(state, history, pid, unit), steps.number[-1] if steps else 0, history.wanted, list(steps.loss), list(steps.seconds),
-        [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)], measured(history),
-        tuple(damage), tuple(history.saved), (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
-        history.begun, history.last, time.time(), tuple(history.validated), steps.epoch[-1] if steps else 0,
-        doing.ended if isinstance(doing, Finished) else "", curves_of(steps), checkpoints_in(folder), history.timed,
-        tuple(history.rounds), comparisons_in(folder))
+        path,
+        request,
+        plan_summary(plan),
+        ended if isinstance(doing, Finished) else {},
+        state,
+        pid,
+        text_of(state, history, pid, unit),
+        steps.number[-1] if steps else 0,
+        history.wanted,
+        list(steps.loss),
+        list(steps.seconds),
+        [(when - (history.begun or 0.0), size) for when, size in zip(steps.time, steps.process, strict=True)],
+        measured(history),
+        tuple(damage),
+        tuple(history.saved),
+        (*history.others, *(Warned(one, time=history.last or time.time()) for one in damage)),
+        history.begun,
+        history.last,
+        time.time(),
+        tuple(history.validated),
+        steps.epoch[-1] if steps else 0,
+        doing.ended if isinstance(doing, Finished) else "",
+        curves_of(steps),
+        checkpoints_in(folder),
+        history.timed,
+        tuple(history.rounds),
+        comparisons_in(folder),
+    )
 
 
 def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
@@ -244,7 +314,11 @@ def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
     for name, column in (("rates", steps.rate), ("norms", steps.norm)):
         if not all(map(isnan, column)):
             found[name] = [None if isnan(value) else value for value in column]
-    ends = [(step, after) for step, before, after in zip(steps.number, (0, *steps.epoch), steps.epoch, strict=False) if after > before]
+    ends = [
+        (step, after)
+        for step, before, after in zip(steps.number, (0, *steps.epoch), steps.epoch, strict=False)
+        if after > before
+    ]
     return found | ({"borders": ends} if ends else {})
 
 
@@ -283,10 +357,16 @@ def text_of(state: str, history: History, pid: int | None, unit: str = "step") -
     """Why a run stands where it does, as far as there is something to say."""
     steps, doing = history.steps, history.doing
     if state == "died":
-        stood = f"It stood at {unit} {steps.number[-1] if steps else 0} of {history.wanted}" if history.wanted else "It was still planning"
-        return (f"The process is gone and said nothing: it was killed, or the machine went down. {stood}"
-                + (f" and can go on from {unit} {history.saved[-1].step} by the same command." if history.saved
-                   else "; no checkpoint was saved yet."))
+        stood = (
+            f"It stood at {unit} {steps.number[-1] if steps else 0} of {history.wanted}"
+            if history.wanted
+            else "It was still planning"
+        )
+        return f"The process is gone and said nothing: it was killed, or the machine went down. {stood}" + (
+            f" and can go on from {unit} {history.saved[-1].step} by the same command."
+            if history.saved
+            else "; no checkpoint was saved yet."
+        )
     if state == "training" and steps and history.last is not None:
         return silence(time.time() - history.last, list(steps.seconds[-20:]), pid, unit)
     text = doing.text if isinstance(doing, (Stopped, Failed)) else ""

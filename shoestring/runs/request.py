@@ -1,4 +1,5 @@
 """A request: what the user asked for, as the run keeps it in run.json and compares it when it goes on."""
+
 from __future__ import annotations
 
 import hashlib
@@ -14,17 +15,19 @@ from shoestring.core.units import bytes_text
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    job: str                                                        # path of the job file
-    source: str = ""                                                # SHA-256 of the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)          # of the job, that were given
-    arguments: Mapping[str, Any] = field(default_factory=dict)      # of the job, all of them, defaults filled in; empty: not known
-    memory: int | None = None                                       # bytes of the budget
-    use: tuple[str, ...] | None = None                              # techniques as they were written; None: the planner chooses
-    inexact: bool = False                                           # the weights may be changed by techniques,
-    exact: str | None = None                                        # or must be so close to those of plain training
-    plan: str | None = None                                         # SHA-256 of the plan that was given
-    federated: Mapping[str, Any] | None = None                      # of a federated run: rounds, devices and budgets, by their flags
-    environment: Mapping[str, Any] = field(default_factory=dict)    # versions and threads that may change the last bits
+    job: str  # path of the job file
+    source: str = ""  # SHA-256 of the job file
+    flags: Mapping[str, Any] = field(default_factory=dict)  # of the job, that were given
+    arguments: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of the job, all of them, defaults filled in; empty: not known
+    memory: int | None = None  # bytes of the budget
+    use: tuple[str, ...] | None = None  # techniques as they were written; None: the planner chooses
+    inexact: bool = False  # the weights may be changed by techniques,
+    exact: str | None = None  # or must be so close to those of plain training
+    plan: str | None = None  # SHA-256 of the plan that was given
+    federated: Mapping[str, Any] | None = None  # of a federated run: rounds, devices and budgets, by their flags
+    environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
 
     @property
     def by_script(self) -> bool:
@@ -32,13 +35,27 @@ class Request:
         return not Path(self.job).is_absolute()
 
 
-def request_for(job: Path, flags: Mapping[str, Any], memory: int | None, use: Sequence[str] | None, inexact: bool,
-                plan: str | None, exact: str | None = None) -> Request:
+def request_for(
+    job: Path,
+    flags: Mapping[str, Any],
+    memory: int | None,
+    use: Sequence[str] | None,
+    inexact: bool,
+    plan: str | None,
+    exact: str | None = None,
+) -> Request:
     """What a user asks for here and now."""
     return Request(
-        job=str(job), source=hashlib.sha256(job.read_bytes()).hexdigest(), flags=dict(flags), memory=memory,
-        use=None if use is None else tuple(use), inexact=inexact, exact=exact,
-        plan=hashlib.sha256(read_regular(plan)).hexdigest() if plan else plan, environment=environment_now())
+        job=str(job),
+        source=hashlib.sha256(job.read_bytes()).hexdigest(),
+        flags=dict(flags),
+        memory=memory,
+        use=None if use is None else tuple(use),
+        inexact=inexact,
+        exact=exact,
+        plan=hashlib.sha256(read_regular(plan)).hexdigest() if plan else plan,
+        environment=environment_now(),
+    )
 
 
 def environment_now() -> dict[str, Any]:
@@ -46,12 +63,17 @@ def environment_now() -> dict[str, Any]:
 
     from shoestring import __version__
 
-    return {"shoestring": __version__, "python": platform.python_version(), "torch": torch.__version__,
-            "machine": platform.machine(), "threads": torch.get_num_threads()}
+    return {
+        "shoestring": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+    }
 
 
-OWN = "as the job says"   # the value of a flag that was not given, where the job's source does not say it
-ENDS = {"steps": "epochs", "epochs": "steps"}   # flags of every job: who gives one of them alone drops the other
+OWN = "as the job says"  # the value of a flag that was not given, where the job's source does not say it
+ENDS = {"steps": "epochs", "epochs": "steps"}  # flags of every job: who gives one of them alone drops the other
 
 
 def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,10 +101,12 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
         elif was != is_now:
             found.append(f"--{name} changed: {was} before, now {is_now}")
     for name, was, now_is, given in (
-            ("memory", before.memory, now.memory, now.memory is not None),
-            ("use", written(before.use), written(now.use), now.use is not None),
-            ("inexact", before.inexact, now.inexact, now.inexact), ("exact", before.exact, now.exact, now.exact is not None),
-            ("plan", before.plan, now.plan, now.plan is not None)):
+        ("memory", before.memory, now.memory, now.memory is not None),
+        ("use", written(before.use), written(now.use), now.use is not None),
+        ("inexact", before.inexact, now.inexact, now.inexact),
+        ("exact", before.exact, now.exact, now.exact is not None),
+        ("plan", before.plan, now.plan, now.plan is not None),
+    ):
         if given and was != now_is:
             found.append(f"--{name} changed: {shown(name, was)} before, now {shown(name, now_is)}")
     if (before.federated is None) != (now.federated is None):
@@ -99,11 +123,13 @@ def argument_differences(before: Request, now: Request, arguments: Mapping[str, 
     >>> argument_differences(Request(job="my.py", arguments={"lr": 0.1, "width": 8}), Request(job="my.py"), {"lr": 0.01, "width": 8})
     ['the argument lr of the job changed: 0.1 before, now 0.01']
     """
-    if not before.arguments:   # a run of a version that did not note them
+    if not before.arguments:  # a run of a version that did not note them
         return []
     names = [name for name in {**before.arguments, **arguments} if name not in before.flags and name not in now.flags]
     values = [(name, *(repr(one.get(name, "not there")) for one in (before.arguments, arguments))) for name in names]
-    return [f"the argument {name} of the job changed: {was} before, now {now}" for name, was, now in values if was != now]
+    return [
+        f"the argument {name} of the job changed: {was} before, now {now}" for name, was, now in values if was != now
+    ]
 
 
 def shown(name: str, value: Any) -> str:
@@ -112,7 +138,9 @@ def shown(name: str, value: Any) -> str:
         return "not given"
     if value is True:
         return "given"
-    return bytes_text(value) if name == "memory" else f"the file with digest {value[:8]}" if name == "plan" else str(value)
+    return (
+        bytes_text(value) if name == "memory" else f"the file with digest {value[:8]}" if name == "plan" else str(value)
+    )
 
 
 def written(use: tuple[str, ...] | None) -> list[str] | None:

@@ -7,6 +7,7 @@ room for it, down to the newest good one, which always stays.
 Of a job that validates, the weights that were best there are saved when they are found, before training goes on. They are deleted when
 newer ones are there and no checkpoint knows of them any more, so whatever a killed run goes back to, its best weights are there.
 """
+
 from __future__ import annotations
 
 import errno
@@ -28,7 +29,7 @@ from shoestring.runs.event import Event, Saved, Warned
 from shoestring.runs.packing import packed
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-SHARE = 0.03   # of the time, at most, goes into saving, unless the user asked for every so many steps
+SHARE = 0.03  # of the time, at most, goes into saving, unless the user asked for every so many steps
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Snapshot:
 
     step: int
     weights: Mapping[str, Tensor | StoredTensor]
-    aliases: Mapping[str, str]     # weights that are others by another name
+    aliases: Mapping[str, str]  # weights that are others by another name
     state: Mapping[str, Any]
 
 
@@ -46,7 +47,7 @@ def gather_only(snapshot: Snapshot) -> None:
     tensors: dict[str, Tensor | StoredTensor] = {}
     try:
         packed(snapshot.state, tensors, "state")
-    except Mistake:   # nobody can write it, so nobody gathers
+    except Mistake:  # nobody can write it, so nobody gathers
         return
     for value in (*snapshot.weights.values(), *tensors.values()):
         if not isinstance(value, Tensor) and not getattr(value, "gathered", True):
@@ -65,21 +66,23 @@ def trouble_with(error: OSError | Mistake, folder: Path) -> tuple[str, str]:
 
 
 class Saver:
-    def __init__(self, folder: Path, cadence: Cadence, tell: Callable[[Event], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, cadence: Cadence, tell: Callable[[Event], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.folder, self.cadence, self.tell, self.clock = folder, cadence, tell, clock
         self.thread = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
         self.last = clock()
-        self.pause = 0.0                     # seconds that training stood still for the last save
+        self.pause = 0.0  # seconds that training stood still for the last save
         self.saved_step = 0
-        self.turn = 0                        # how many times it was due, where that is every so many steps
-        self.losses: list[float] = []        # since the last save
-        self.on_disk: list[Callable[[], None]] = []   # to be called when a checkpoint is safe, before the next step
-        self.by_loss = True                  # the best checkpoint is the one after the least training loss; else validation finds it
+        self.turn = 0  # how many times it was due, where that is every so many steps
+        self.losses: list[float] = []  # since the last save
+        self.on_disk: list[Callable[[], None]] = []  # to be called when a checkpoint is safe, before the next step
+        self.by_loss = True  # the best checkpoint is the one after the least training loss; else validation finds it
         self.best: tuple[float, int] | None = None
-        self.keep = cadence.keep             # checkpoints; fewer once the disk was full,
-        self.keep_best = True                # and at last not the best one
-        self.trouble = self.cure = ""        # why the last save failed, and what to do
+        self.keep = cadence.keep  # checkpoints; fewer once the disk was full,
+        self.keep_best = True  # and at last not the best one
+        self.trouble = self.cure = ""  # why the last save failed, and what to do
 
     def due(self, step: int) -> bool:
         """Whether to save after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
@@ -124,7 +127,7 @@ class Saver:
         self.saved_step = step
         if self.by_loss and (self.best is None or loss < self.best[0]):
             self.best = (loss, step)
-        if self.on_disk:   # state on disk is that of the last checkpoint alone
+        if self.on_disk:  # state on disk is that of the last checkpoint alone
             prune(self.folder, 1, None)
         else:
             prune(self.folder, self.keep, self.best[1] if self.best and self.keep_best else None)
@@ -155,20 +158,28 @@ class Saver:
 
     def best_failed(self, error: OSError | Mistake) -> None:
         trouble, cure = trouble_with(error, self.folder)
-        self.tell(Warned(f"the weights that were best in validation could not be saved ({trouble}): training goes on, and those that were "
-                         f"best before stay; {cure}, and the next ones will be saved"))
+        self.tell(
+            Warned(
+                f"the weights that were best in validation could not be saved ({trouble}): training goes on, and those that were "
+                f"best before stay; {cure}, and the next ones will be saved"
+            )
+        )
 
     def failed(self, error: OSError | Mistake) -> None:
         self.trouble, self.cure = trouble_with(error, self.folder)
         others = "the checkpoints before it stay"
-        if isinstance(error, OSError) and error.errno in FULL:   # make room for the next one: it is worth more than the oldest
+        if (
+            isinstance(error, OSError) and error.errno in FULL
+        ):  # make room for the next one: it is worth more than the oldest
             gone = make_room(self.folder, self.best and self.best[1])
             if gone is not None:
                 others = f"that of step {gone.step} was removed to make room for the next"
                 self.keep_best = self.keep_best and gone.step != (self.best and self.best[1])
                 self.keep = max(self.keep - 1, 1)
         then = "and resume" if isinstance(error, Mistake) else "and the next one will be saved"
-        self.tell(Warned(f"a checkpoint could not be saved ({self.trouble}): training goes on, {others}; {self.cure} {then}"))
+        self.tell(
+            Warned(f"a checkpoint could not be saved ({self.trouble}): training goes on, {others}; {self.cure} {then}")
+        )
 
     def wait(self) -> None:
         if self.pending is not None:

@@ -1,4 +1,5 @@
 """TensorBoard event files of a run."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,11 @@ class Board:
         if isinstance(event, Begun):
             self.writer = self.kind(self.folder, purge_step=event.step + 1)
         elif isinstance(event, Stepped) and self.writer is not None:
-            for name, value in (("loss", event.loss), ("seconds a step", event.seconds), ("bytes of the process", event.process)):
+            for name, value in (
+                ("loss", event.loss),
+                ("seconds a step", event.seconds),
+                ("bytes of the process", event.process),
+            ):
                 self.writer.add_scalar(name, value, event.step, walltime=event.time)
         elif isinstance(event, Validated) and self.writer is not None:
             for metric, number in event.metrics.items():

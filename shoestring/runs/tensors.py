@@ -3,6 +3,7 @@
 The safetensors library wants all bytes in memory at once, or maps the file into the process; a run inside a memory budget
 can afford neither. The format is simple: the length of a JSON header, the header, the bytes. Reading runs no code.
 """
+
 from __future__ import annotations
 
 import json
@@ -20,20 +21,35 @@ from shoestring.core.regular import regular
 from shoestring.core.run import StoredTensor
 
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "U16": torch.uint16, "U32": torch.uint32,
-    "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-PIECE = 1 << 24          # bytes that are moved at once
-LONGEST = 100 << 20      # bytes of a header, as the format has it
+PIECE = 1 << 24  # bytes that are moved at once
+LONGEST = 100 << 20  # bytes of a header, as the format has it
 
 
 class UnreadableTensors(ValueError):
     """A file that is not what it should be."""
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str] | None = None) -> int:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | StoredTensor], metadata: Mapping[str, str] | None = None
+) -> int:
     """Write tensors to a file; gives its size. Nothing is synced."""
     header = header_of({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}, metadata)
     with open(path, "wb", buffering=0) as file:
@@ -44,7 +60,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor | StoredTensor], meta
     return len(header) + sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in tensors.values())
 
 
-def header_of(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None) -> bytes:
+def header_of(
+    tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
     """What stands before the tensors' bytes: the length of the header, and the header."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
@@ -61,7 +79,7 @@ def header_of(tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metada
 def write_all(file: int, data: Any) -> None:
     view = memoryview(data).cast("B")
     while len(view):
-        view = view[os.write(file, view):]
+        view = view[os.write(file, view) :]
 
 
 def pieces(tensor: Tensor | StoredTensor) -> Iterator[Any]:
@@ -75,7 +93,7 @@ def pieces(tensor: Tensor | StoredTensor) -> Iterator[Any]:
         return
     raw = flat.view(torch.uint8)
     for start in range(0, len(raw), PIECE):
-        yield raw[start:start + PIECE].cpu().numpy()
+        yield raw[start : start + PIECE].cpu().numpy()
 
 
 class TensorEntry(NamedTuple):
@@ -94,18 +112,32 @@ class TensorFile:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > min(size - 8, LONGEST):
-                raise UnreadableTensors(f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes")
+                raise UnreadableTensors(
+                    f"{path.name} is not a safetensors file: its header is said to have {length} of {size} bytes"
+                )
             try:
                 header = json.loads(file.read(length))
                 self.metadata: dict[str, str] = dict(header.pop("__metadata__", {}))
-                self.entries = {str(name): TensorEntry(DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
-                                for name, entry in header.items()}
+                self.entries = {
+                    str(name): TensorEntry(
+                        DTYPES[entry["dtype"]], tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"])
+                    )
+                    for name, entry in header.items()
+                }
             except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-                raise UnreadableTensors(f"{path.name} is not a safetensors file: {type(error).__name__}: {error}") from error
+                raise UnreadableTensors(
+                    f"{path.name} is not a safetensors file: {type(error).__name__}: {error}"
+                ) from error
         self.start = 8 + length
         for name, (dtype, shape, begin, end) in self.entries.items():
-            if min((begin, *shape)) < 0 or not begin <= end <= size - self.start or end - begin != prod(shape) * dtype.itemsize:
-                raise UnreadableTensors(f"{path.name}: the tensor {name!r} lies outside of the file or does not have the size of its shape")
+            if (
+                min((begin, *shape)) < 0
+                or not begin <= end <= size - self.start
+                or end - begin != prod(shape) * dtype.itemsize
+            ):
+                raise UnreadableTensors(
+                    f"{path.name}: the tensor {name!r} lies outside of the file or does not have the size of its shape"
+                )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -116,7 +148,9 @@ class TensorFile:
 
     def outline(self) -> dict[str, Tensor]:
         """The tensors without their values, which takes no memory."""
-        return {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in self.entries.items()}
+        return {
+            name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in self.entries.items()
+        }
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
         return ((name, self[name]) for name in self)

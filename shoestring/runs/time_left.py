@@ -1,11 +1,12 @@
 """How long a run still takes, by what it took so far. Terminal and page both have it from here."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-RECENT = 50   # steps that say how fast it is now
-YOUNG = 2     # steps at the beginning that are unlike those after them
+RECENT = 50  # steps that say how fast it is now
+YOUNG = 2  # steps at the beginning that are unlike those after them
 
 
 def pace(seconds: Sequence[float]) -> float | None:
@@ -20,7 +21,9 @@ def pace(seconds: Sequence[float]) -> float | None:
     return median(usual[-RECENT:]) or None if usual else None
 
 
-def time_left(step: int, steps: int, seconds: Sequence[float], validations: Sequence[tuple[int, float]] = ()) -> float | None:
+def time_left(
+    step: int, steps: int, seconds: Sequence[float], validations: Sequence[tuple[int, float]] = ()
+) -> float | None:
     """Seconds until the last step is done: those of its steps, and of the validations that come as often as before. None if nobody
     knows: no step was done, or it is not known how many there will be.
 
@@ -32,5 +35,7 @@ def time_left(step: int, steps: int, seconds: Sequence[float], validations: Sequ
     one, left = pace(seconds), steps - step
     if one is None or left <= 0:
         return None
-    coming = max(round(left * len(validations) / validations[-1][0]), 1) if validations and validations[-1][0] > 0 else 0
+    coming = (
+        max(round(left * len(validations) / validations[-1][0]), 1) if validations and validations[-1][0] > 0 else 0
+    )
     return one * left + coming * (median(took for _, took in validations[-RECENT:]) if coming else 0.0)

@@ -1,4 +1,5 @@
 """The tensors of one or more safetensors files, found by what a person would point at: a file, several, an index, a folder."""
+
 from __future__ import annotations
 
 import json
@@ -11,7 +12,7 @@ from shoestring.core.regular import read_regular, regular
 from shoestring.core.weights import PICKLES
 from shoestring.runs.tensors import TensorFile, UnreadableTensors
 
-PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")   # how such files begin
+PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # how such files begin
 INDEX = ".safetensors.index.json"
 
 
@@ -59,11 +60,15 @@ def shards(index: Path) -> list[Path]:
         places = {name: str(file) for name, file in json.loads(read_regular(index))["weight_map"].items()}
         names = list(dict.fromkeys(places.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Mistake(f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})") from error
+        raise Mistake(
+            f"the job's weights: {index} is not an index of safetensors files ({type(error).__name__}: {error})"
+        ) from error
     for name in names:
-        if Path(name).name != name or not os.path.isfile(index.parent / name):   # which no name makes fail
-            raise Mistake(f"the job's weights: {index.name} names {name}, which is not beside it in {index.parent}: a part of the model is "
-                          f"missing")
+        if Path(name).name != name or not os.path.isfile(index.parent / name):  # which no name makes fail
+            raise Mistake(
+                f"the job's weights: {index.name} names {name}, which is not beside it in {index.parent}: a part of the model is "
+                f"missing"
+            )
     entries = {name: read(index.parent / name).entries for name in names}
     lost = next((one for one, name in places.items() if one not in entries[name]), None)
     if lost is not None:
@@ -81,6 +86,7 @@ def refuse_pickle(path: Path) -> None:
     if path.suffix in PICKLES or first.startswith(PICKLED):
         out = path.with_suffix(".safetensors")
         raise Mistake(
-            f"{path} is a pickle, which can run code when it is read, so it is not. Convert it once: python -c \"import torch; from "
+            f'{path} is a pickle, which can run code when it is read, so it is not. Convert it once: python -c "import torch; from '
             f"safetensors.torch import save_file; save_file({{name: value.clone().contiguous() for name, value in torch.load('{path}', "
-            f"weights_only=True).items()}}, '{out}')\" and give {out}")
+            f"weights_only=True).items()}}, '{out}')\" and give {out}"
+        )

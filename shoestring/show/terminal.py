@@ -3,6 +3,7 @@
 Text is made for a screen. On a pipe it is plain and as wide as it gets, so that names stay whole and tools can read it; in a terminal it is
 wrapped at words to the terminal's width, with colours where they are wanted. rich is imported when something is drawn.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
 class Screen:
     """Where text is shown."""
 
-    width: int | None = None   # columns; None: a pipe or a file, where no line is ever wrapped
+    width: int | None = None  # columns; None: a pipe or a file, where no line is ever wrapped
     colour: bool = False
 
 
 PIPE = Screen()
-NARROW = 100     # columns below which a table of plans has no room for their names
-WIDE = 100_000   # columns that no line reaches
-DASHES = "    \n    \n -  \n    \n    \n    \n    \n    \n"   # rich's way of saying: a line of dashes below each column's heading
+NARROW = 100  # columns below which a table of plans has no room for their names
+WIDE = 100_000  # columns that no line reaches
+DASHES = "    \n    \n -  \n    \n    \n    \n    \n    \n"  # rich's way of saying: a line of dashes below each column's heading
 
 
 def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
@@ -42,8 +43,17 @@ def rendered(parts: Iterable[RenderableType], screen: Screen) -> str:
     from rich.console import Console
 
     text = StringIO()
-    console = Console(file=text, width=screen.width or WIDE, force_terminal=screen.colour, no_color=not screen.colour,
-                      color_system="standard" if screen.colour else None, highlight=False, markup=False, emoji=False, legacy_windows=False)
+    console = Console(
+        file=text,
+        width=screen.width or WIDE,
+        force_terminal=screen.colour,
+        no_color=not screen.colour,
+        color_system="standard" if screen.colour else None,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
     for part in parts:
         console.print(part)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
@@ -56,10 +66,14 @@ def table_part(rows: Sequence[Sequence[str]], right: Iterable[int] = (), bold: i
     from rich.text import Text
 
     to_right = set(right)
-    drawn = Table(box=Box(DASHES), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", border_style="dim")
+    drawn = Table(
+        box=Box(DASHES), show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", border_style="dim"
+    )
     for place, heading in enumerate(rows[0]):
         if place in to_right:
-            drawn.add_column(Text(heading), justify="right", no_wrap=True, min_width=max(len(row[place]) for row in rows))
+            drawn.add_column(
+                Text(heading), justify="right", no_wrap=True, min_width=max(len(row[place]) for row in rows)
+            )
         else:
             drawn.add_column(Text(heading), overflow="fold")
     for number, row in enumerate(rows[1:], start=1):
@@ -116,7 +130,9 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     chosen = outcome["chosen"]
     level = stated_in(chosen)
     stated = f", {level.word}" if level is not None else ""
-    parts: list[RenderableType] = [plain(f"plan for {bytes_text(outcome['memory'])}{stated}: {techniques_text(chosen['techniques'])}")]
+    parts: list[RenderableType] = [
+        plain(f"plan for {bytes_text(outcome['memory'])}{stated}: {techniques_text(chosen['techniques'])}")
+    ]
     parts += [indented(f"{level.word}: {level.meaning}")] if level is not None else []
     parts += [""]
     parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
@@ -125,12 +141,23 @@ def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Scree
     parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen), *standing(chosen, screen)]
     parts += peak_part(chosen)
     if outcome["more_memory"]:
-        parts += ["", plain("what more memory would buy, by the ledger:"), aligned(map(bought, outcome["more_memory"]), right=0)]
+        parts += [
+            "",
+            plain("what more memory would buy, by the ledger:"),
+            aligned(map(bought, outcome["more_memory"]), right=0),
+        ]
     if outcome["refused"]:
-        parts += ["", plain("not used:"), *(indented(f"{one['technique']}: {one['reason']}") for one in outcome["refused"])]
+        parts += [
+            "",
+            plain("not used:"),
+            *(indented(f"{one['technique']}: {one['reason']}") for one in outcome["refused"]),
+        ]
     tried = f"{outcome['tried']:,} combination{'s' * (outcome['tried'] != 1)} tried"
-    parts += ["", plain(f"{tried}, {outcome['fitting']:,} fit by the ledger; planned in {seconds_text(outcome['seconds'])}"),
-              plain(f"how sure: {chosen['sure']}")]
+    parts += [
+        "",
+        plain(f"{tried}, {outcome['fitting']:,} fit by the ledger; planned in {seconds_text(outcome['seconds'])}"),
+        plain(f"how sure: {chosen['sure']}"),
+    ]
     parts += [plain(measured_earlier(outcome["measured_at"]))] if outcome.get("measured_at") else []
     return rendered(parts, screen)
 
@@ -146,13 +173,17 @@ def peak_part(chosen: Mapping[str, Any]) -> list[RenderableType]:
 
 def measured_earlier(when: float) -> str:
     """When the figures of a plan were measured, and what to do if that is too long ago."""
-    return (f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "
-            f"changed since, which nobody can know: --fresh-plan measures again")
+    return (
+        f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "
+        f"changed since, which nobody can know: --fresh-plan measures again"
+    )
 
 
 def bought(plan: Mapping[str, Any]) -> tuple[str, str]:
     """What the memory of a plan would buy."""
-    return bytes_text(plan["process_bytes"]), f"{seconds_text(plan['step_seconds'])} a step with {techniques_text(plan['techniques'])}"
+    return bytes_text(
+        plan["process_bytes"]
+    ), f"{seconds_text(plan['step_seconds'])} a step with {techniques_text(plan['techniques'])}"
 
 
 def plain(text: str) -> RenderableType:
@@ -169,8 +200,13 @@ def plan_rows(outcome: Mapping[str, Any], stated: str) -> list[list[str]]:
     if chosen["techniques"] != simplest["techniques"]:
         plans += [(simplest, "the simplest plan" if simplest["techniques"] else "no technique")]
     plans += [(plan, plan["lost"]) for plan in outcome["runners_up"]]
-    return [["", *(one.label for one in always), ""],
-            *([techniques_text(plan["techniques"]), *(one.text(plan[one.name] or None) for one in always), why] for plan, why in plans)]
+    return [
+        ["", *(one.label for one in always), ""],
+        *(
+            [techniques_text(plan["techniques"]), *(one.text(plan[one.name] or None) for one in always), why]
+            for plan, why in plans
+        ),
+    ]
 
 
 def plans_part(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
@@ -178,19 +214,31 @@ def plans_part(rows: Sequence[Sequence[str]], screen: Screen) -> list[Renderable
     figures_at = range(1, len(rows[0]) - 1)
     if screen.width is None or screen.width >= NARROW:
         return [table_part(rows, right=figures_at, bold=1)]
-    return [part for name, *cells, why in rows[1:] for part in (
-        plain(name), indented(", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"))]
+    return [
+        part
+        for name, *cells, why in rows[1:]
+        for part in (
+            plain(name),
+            indented(
+                ", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"
+            ),
+        )
+    ]
 
 
 def moved(chosen: Mapping[str, Any]) -> list[RenderableType]:
     """What passes to and from the disk and between workers, if anything does."""
     disk = []
     if chosen["traffic_bytes"]:
-        disk += [f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
-                 f"as measured on this machine"]
+        disk += [
+            f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
+            f"as measured on this machine"
+        ]
     if chosen["stored_bytes"]:
         disk += [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state"]
-    sent = [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}"] * (chosen["world"] > 1)
+    sent = [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}"] * (
+        chosen["world"] > 1
+    )
     return [*map(plain, disk), *([""] if disk else []), *map(plain, sent), *([""] if sent else [])]
 
 
@@ -201,7 +249,9 @@ def standing(chosen: Mapping[str, Any], screen: Screen) -> list[RenderableType]:
 
     if not chosen.get("mesh"):
         return []
-    mesh = plain(f"mesh: {mesh_text(chosen['mesh'])} ({', '.join(f'{axis} {size}' for axis, size in chosen['mesh'].items())})")
+    mesh = plain(
+        f"mesh: {mesh_text(chosen['mesh'])} ({', '.join(f'{axis} {size}' for axis, size in chosen['mesh'].items())})"
+    )
     cut = cut_in(chosen)
     if cut is None:
         return [mesh, ""]
@@ -215,17 +265,25 @@ def sending(plan: Mapping[str, Any]) -> str:
     ('Each sends 2.00 KiB a step to the others', 'They send nothing: they share memory')
     """
     if plan.get("sent_by_others_bytes"):
-        return (f"The first keeps the weights and sends {bytes_text(plan['sent_bytes'])} a step if all are as fast, less if some are late; "
-                f"each of the others sends it {bytes_text(plan['sent_by_others_bytes'])} in each of its own steps")
-    return f"Each sends {bytes_text(plan['sent_bytes'])} a step to the others" if plan["sent_bytes"] else (
-        "They send nothing: they share memory")
+        return (
+            f"The first keeps the weights and sends {bytes_text(plan['sent_bytes'])} a step if all are as fast, less if some are late; "
+            f"each of the others sends it {bytes_text(plan['sent_by_others_bytes'])} in each of its own steps"
+        )
+    return (
+        f"Each sends {bytes_text(plan['sent_bytes'])} a step to the others"
+        if plan["sent_bytes"]
+        else ("They send nothing: they share memory")
+    )
 
 
 def beside(found: Figures, screen: Screen = PIPE) -> str:
     """Predicted beside measured, of any room's figures."""
     rows = [["", "predicted", "measured", "which is"]]
-    rows += [[one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
-             for one in found if one.shown]
+    rows += [
+        [one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
+        for one in found
+        if one.shown
+    ]
     return table(rows, right=(1, 2, 3), screen=screen)
 
 
@@ -234,15 +292,15 @@ class ProgressLine:
     """Where a training stands, for the line that moves meanwhile."""
 
     step: int
-    steps: int                                  # in all; 0: nobody knows
+    steps: int  # in all; 0: nobody knows
     loss: float
-    used: int                                   # bytes of the process at most so far
-    budget: int | None = None                   # bytes
-    left: float | None = None                   # seconds; None: not known
-    epoch: int = 0                              # the round of the data that it is in, from 1; 0: nobody counts them
-    epochs: int = 0                             # rounds in all; 0: it does not end by them
-    rate: float | None = None                   # learning rate; None: there is no schedule
-    metrics: Mapping[str, float | None] = field(default_factory=dict)   # of the last validation
+    used: int  # bytes of the process at most so far
+    budget: int | None = None  # bytes
+    left: float | None = None  # seconds; None: not known
+    epoch: int = 0  # the round of the data that it is in, from 1; 0: nobody counts them
+    epochs: int = 0  # rounds in all; 0: it does not end by them
+    rate: float | None = None  # learning rate; None: there is no schedule
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  # of the last validation
 
 
 def progress(told: ProgressLine, screen: Screen = PIPE) -> str:
@@ -264,7 +322,11 @@ def variants(told: ProgressLine) -> Iterator[list[str]]:
     epoch = f", epoch {told.epoch}" + (f" of {told.epochs}" if told.epochs else "") if told.epoch else ""
     place = f"{told.step}/{told.steps}" if told.steps else f"step {told.step}"
     loss, rate = f"loss {number_text(told.loss)}", [f"rate {told.rate:.2g}"] if told.rate is not None else []
-    tried = [f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in told.metrics.items())}"] if told.metrics else []
+    tried = (
+        [f"held out: {', '.join(f'{name} {number_text(value)}' for name, value in told.metrics.items())}"]
+        if told.metrics
+        else []
+    )
     left = [f"about {about(told.left)} left"] if told.left is not None else []
     memory = f"{bytes_text(told.used)} of {bytes_text(told.budget)}" if told.budget else bytes_text(told.used)
     filled = f" {bar(told.used / told.budget, 8)}" if told.budget else ""

@@ -7,6 +7,7 @@ where it is idle.
 A picture is made of columns that are all as long; each shows what the worker did for most of it. So nothing is too short or too many to be
 drawn, and what is shorter than half a column is only in the share that stands above the picture.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -24,10 +25,20 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 IDLE = "idle"
-TONES = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUTS: "backward", Kind.WEIGHTS: "update"}   # as the page has them
+TONES = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUTS: "backward",
+    Kind.WEIGHTS: "update",
+}  # as the page has them
 COLOURS = {"forward": "white on blue", "backward": "black on yellow", "update": "black on green", IDLE: "red"}
-WORDS = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUTS: "backward to inputs", Kind.WEIGHTS: "backward to weights"}
-ON_PIPE, MOST_ROWS = 100, 16   # columns where nobody knows how many there are; workers that are drawn
+WORDS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUTS: "backward to inputs",
+    Kind.WEIGHTS: "backward to weights",
+}
+ON_PIPE, MOST_ROWS = 100, 16  # columns where nobody knows how many there are; workers that are drawn
 
 
 @dataclass(frozen=True)
@@ -35,7 +46,7 @@ class ColumnRun:
     """Columns of one colour."""
 
     text: str
-    tone: str   # forward, backward, update or idle
+    tone: str  # forward, backward, update or idle
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,10 @@ class TimelineRow:
 class TimeGrid:
     """How time becomes columns."""
 
-    scale: float                    # columns a second
-    names: Mapping[Kind, int]       # how much of an action's name there is room for: 1 its letter, 2 with the piece, 3 with the chunk
+    scale: float  # columns a second
+    names: Mapping[
+        Kind, int
+    ]  # how much of an action's name there is room for: 1 its letter, 2 with the piece, 3 with the chunk
 
 
 def drawn(timeline: Timeline, width: int) -> list[str]:
@@ -65,7 +78,10 @@ def rows(timeline: Timeline, grid: TimeGrid) -> list[TimelineRow]:
     """A row for each worker."""
     first, last = ends(timeline)
     columns = round(grid.scale * (last - first))
-    found = [TimelineRow(name, stretches(timeline[worker], first, columns, grid, len(timeline))) for worker, name in names_of(timeline).items()]
+    found = [
+        TimelineRow(name, stretches(timeline[worker], first, columns, grid, len(timeline)))
+        for worker, name in names_of(timeline).items()
+    ]
     if len(found) < len(timeline):
         found.insert(len(found) // 2, TimelineRow("...", ()))
     return found
@@ -98,7 +114,9 @@ def grid_of(timelines: Sequence[Timeline], width: int) -> TimeGrid:
     has whole columns, so that all look alike. Names are as long as there is room for on the average, for all of a kind."""
     named = max(len(name) for one in timelines for name in ["", *names_of(one).values()])
     columns, seconds = max(10, width - named), max(last - first for one in timelines for first, last in [ends(one)])
-    shortest = min((span.end - span.begin for own in timelines[0] for span in own if span.end > span.begin), default=0.0)
+    shortest = min(
+        (span.end - span.begin for own in timelines[0] for span in own if span.end > span.begin), default=0.0
+    )
     if not seconds or not shortest:
         return TimeGrid(0.0, {})
     exact = columns * shortest / seconds + 1e-9
@@ -123,18 +141,25 @@ def name_of(action: Action, workers: int, much: int) -> str:
     return "".join((str(action.kind), str(action.piece), chr(ord("a") + part) if part < 26 else "")[:much])
 
 
-def stretches(own: Sequence[ActionSpan], first: float, columns: int, grid: TimeGrid, workers: int) -> tuple[ColumnRun, ...]:
+def stretches(
+    own: Sequence[ActionSpan], first: float, columns: int, grid: TimeGrid, workers: int
+) -> tuple[ColumnRun, ...]:
     several = len({span.action.chunk for span in own}) > 1
     runs = [(action, sum(1 for _ in run)) for action, run in groupby(by_column(own, first, grid.scale, columns))]
-    return tuple(ColumnRun("·" * room, IDLE) if action is None else
-                 ColumnRun(label(action, workers, min(grid.names[action.kind], 3 if several else 2), room), TONES[action.kind])
-                 for action, room in runs)
+    return tuple(
+        ColumnRun("·" * room, IDLE)
+        if action is None
+        else ColumnRun(
+            label(action, workers, min(grid.names[action.kind], 3 if several else 2), room), TONES[action.kind]
+        )
+        for action, room in runs
+    )
 
 
 def by_column(own: Sequence[ActionSpan], first: float, scale: float, columns: int) -> list[Action | None]:
     """What a worker does for most of each column; None where it is idle for most of it. Where a column holds several actions, the short
     ones would never be seen: there, what was shown too seldom so far comes before what is longest."""
-    parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]     # of a column, by kind
+    parts: list[dict[Kind | None, float]] = [{} for _ in range(columns)]  # of a column, by kind
     longest: list[dict[Kind | None, tuple[float, Action]]] = [{} for _ in range(columns)]
     for span in own:
         begin, end = (span.begin - first) * scale, (span.end - first) * scale
@@ -142,7 +167,9 @@ def by_column(own: Sequence[ActionSpan], first: float, scale: float, columns: in
             part, kind = min(end, column + 1) - max(begin, column), span.action.kind
             if part > 1e-6:
                 parts[column][kind] = parts[column].get(kind, 0.0) + part
-                longest[column][kind] = max(longest[column].get(kind, (0.0, span.action)), (part, span.action), key=lambda one: one[0])
+                longest[column][kind] = max(
+                    longest[column].get(kind, (0.0, span.action)), (part, span.action), key=lambda one: one[0]
+                )
     coarse = len(own) > columns
     owed: Counter[Kind | None] = Counter()
     shown = []
@@ -150,8 +177,11 @@ def by_column(own: Sequence[ActionSpan], first: float, scale: float, columns: in
         here = parts[column] | {None: max(0.0, 1 - sum(parts[column].values()))}
         owed.update(here)
         busy = {kind: part for kind, part in here.items() if kind is not None}
-        found = max((kind for kind in here if here[kind] > 1e-6), key=lambda kind: owed[kind]) if coarse else (
-            max(busy, key=lambda kind: busy[kind]) if here[None] < 0.5 + 1e-6 else None)
+        found = (
+            max((kind for kind in here if here[kind] > 1e-6), key=lambda kind: owed[kind])
+            if coarse
+            else (max(busy, key=lambda kind: busy[kind]) if here[None] < 0.5 + 1e-6 else None)
+        )
         owed[found] -= 1
         shown.append(longest[column][found][1] if found is not None else None)
     return shown
@@ -186,7 +216,11 @@ def cut_parts(cut: ModelCut, screen: Screen) -> list[RenderableType]:
     rows = [["stage", "blocks", "which", "tensors, predicted", "measured"], *([*row.cells] for row in cut.rows)]
     wanted = [place for place in range(5) if place < 2 or any(row[place] for row in rows[1:])]
     figures = [number for number, place in enumerate(wanted) if place in (1, 3, 4)]
-    parts: list[RenderableType] = [table_part([[row[place] for place in wanted] for row in rows], right=figures), "", plain(cut.way)]
+    parts: list[RenderableType] = [
+        table_part([[row[place] for place in wanted] for row in rows], right=figures),
+        "",
+        plain(cut.way),
+    ]
     if any(cut.predicted):
         parts += ["", *timeline_parts(cut.predicted, cut.measured, screen)]
     return parts + [plain(cut.note)] * bool(cut.note)
@@ -205,11 +239,15 @@ def legend(timeline: Timeline, grid: TimeGrid) -> str:
     """What is in the picture, in words."""
     words = [f"{kind} {WORDS[kind]}" for kind in Kind if kind in grid.names]
     numbered = ["each with the number of its piece"] if max(grid.names.values(), default=0) > 1 else []
-    several = any(span.action.chunk >= len(timeline) for own in timeline for span in own) and max(grid.names.values()) > 2
+    several = (
+        any(span.action.chunk >= len(timeline) for own in timeline for span in own) and max(grid.names.values()) > 2
+    )
     return ", ".join([*words, *numbered, *(["a, b, ... the chunks of a stage"] if several else []), "· idle"])
 
 
 def coloured(row: TimelineRow) -> RenderableType:
     from rich.text import Text
 
-    return Text.assemble(row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop")
+    return Text.assemble(
+        row.name, *((one.text, COLOURS[one.tone]) for one in row.stretches), no_wrap=True, overflow="crop"
+    )

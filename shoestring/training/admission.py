@@ -3,6 +3,7 @@
 They go together, each can be used for this job, and the weights stay as close to those of plain training as was asked for; else a Mistake
 says why not. Whoever trains by techniques that the planner did not choose for this very job asks here.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -23,7 +24,7 @@ from shoestring.training.technique import TrainingTechnique as Technique
 def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     """The techniques in their order, refused if two of them can't be combined; nothing need be known of the job."""
     ordered = in_order(techniques)
-    if (reason := conflict(ordered)):
+    if reason := conflict(ordered):
         raise Mistake(f"{named(ordered)} can't be combined: {reason}")
     return ordered
 

@@ -1,4 +1,5 @@
 """How the workers of a plan stand: which of them are alike, where the model is cut, and why, in a sentence."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -25,8 +26,10 @@ def explained(plan: Plan, plain: Plan, memory: int) -> Plan:
     parts = "+".join(map(str, cut.cut))
     busy = [sum(work.end - work.begin for work in own) for own in cut.timeline]
     copies = f", in {sizes['data']} copies," if sizes["data"] > 1 else ""
-    where = (f"{sum(cut.cut)} blocks are cut {parts} over {sizes['stage']} stages{copies} of which the slowest computes for "
-             f"{seconds_text(max(busy))} of a step and the fastest for {seconds_text(min(busy))}")
+    where = (
+        f"{sum(cut.cut)} blocks are cut {parts} over {sizes['stage']} stages{copies} of which the slowest computes for "
+        f"{seconds_text(max(busy))} of a step and the fastest for {seconds_text(min(busy))}"
+    )
     waits = f"{cut.pieces} pieces of a batch by {cut.schedule} leave workers idle for {cut.bubble:.0%} of a step"
     if not plain.techniques:
         instead = "batches have too few samples for every worker to train a copy of its own"
@@ -56,4 +59,7 @@ def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[t
 def staging(techniques: tuple[TrainingTechnique, ...], ledger: Ledger) -> Staging | None:
     """Where a plan cuts the model, on the ledger of the plain step; None: it does not."""
     costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
-    return next(filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))), None)
+    return next(
+        filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))),
+        None,
+    )

@@ -2,6 +2,7 @@
 
 It is the only file of planning that knows any technique by name; the few that the planner needs for something of its own are below.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -51,8 +52,8 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Allocator,
 )
 
-TOGETHER: Technique = DataParallel()                  # how workers train together where nothing else is asked for
-ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)   # one step under it shows whether blocks can be computed again
+TOGETHER: Technique = DataParallel()  # how workers train together where nothing else is asked for
+ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)  # one step under it shows whether blocks can be computed again
 
 
 def close_environment() -> Mapping[str, str]:

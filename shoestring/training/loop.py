@@ -1,4 +1,5 @@
 """The loop. It never learns about a technique: techniques replace the parts that it calls."""
+
 from __future__ import annotations
 
 import math
@@ -23,6 +24,8 @@ def steps(run: Run, batches: Iterable[Batch]) -> Iterator[Tensor]:
 def finite(loss: float, number: int) -> float:
     """The loss of a step, if training can go on with it."""
     if not math.isfinite(loss):
-        raise Mistake(f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
-                      f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data")
+        raise Mistake(
+            f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "
+            f"(Job(clip=1.0)), or look for a division by zero or a wrong label in the data"
+        )
     return loss

@@ -1,4 +1,5 @@
 """Techniques that come with a job and were not planned for it: checked by a rehearsal of its plain step, as the planner checks them."""
+
 from __future__ import annotations
 
 import warnings
@@ -21,15 +22,33 @@ from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
 
-def check_named(job: Job, techniques: tuple[Technique, ...], model: nn.Module | None = None, worker: Worker | None = None,
-                exact: str | None = None, devices: int = 1, here: int | None = None, kept: MeasuredAnswers | None = None) -> Exactness:
+def check_named(
+    job: Job,
+    techniques: tuple[Technique, ...],
+    model: nn.Module | None = None,
+    worker: Worker | None = None,
+    exact: str | None = None,
+    devices: int = 1,
+    here: int | None = None,
+    kept: MeasuredAnswers | None = None,
+) -> Exactness:
     """Refuse techniques that a user named and that can't be used for a job; else how close they stay to plain training. `kept`: what
     earlier plannings of the job measured."""
     if not techniques:
         return Exactness.BITS
     check_together(techniques)
-    planner = Planner(counted(shared_data(job)), Hardware(), worker, model, exact=exact, wanted=techniques, only=True, devices=devices,
-                      here=here or devices, kept=kept)
+    planner = Planner(
+        counted(shared_data(job)),
+        Hardware(),
+        worker,
+        model,
+        exact=exact,
+        wanted=techniques,
+        only=True,
+        devices=devices,
+        here=here or devices,
+        kept=kept,
+    )
     return planner.admitted(techniques).exactness
 
 
@@ -39,8 +58,9 @@ def unchecked(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
     return () if is_same_job(chosen.job, job) else chosen.techniques
 
 
-def techniques_for(job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None,
-                   worker: Worker | None = None) -> tuple[Technique, ...]:
+def techniques_for(
+    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, worker: Worker | None = None
+) -> tuple[Technique, ...]:
     """The techniques of a plan, which was made for this job or is checked for it. Of techniques alone, it is told what they change, and
     what of them has no effect in a process that runs already."""
     if isinstance(plan, (Plan, Outcome)):
@@ -49,7 +69,10 @@ def techniques_for(job: Job, plan: Plan | Outcome | Iterable[Technique], model: 
     techniques = tuple(plan)
     if (level := check_named(job, techniques, model, worker)) is Exactness.CHANGED:
         warnings.warn(f"{named(techniques)} is {level.word} for this job: {level.meaning}", stacklevel=2)
-    if (late := tuple(one for one in techniques if one.environment)):
-        warnings.warn(f"{named(late)} is set when a process starts, and this one runs already: it has no effect here, and the weights are "
-                      f"the same; shoestring train starts a process with it", stacklevel=2)
+    if late := tuple(one for one in techniques if one.environment):
+        warnings.warn(
+            f"{named(late)} is set when a process starts, and this one runs already: it has no effect here, and the weights are "
+            f"the same; shoestring train starts a process with it",
+            stacklevel=2,
+        )
     return techniques

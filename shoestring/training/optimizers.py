@@ -16,6 +16,7 @@ dimension (biases, scales of norms) get no weight decay and a trust ratio of 1, 
 You et al.: Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, 2019, arXiv 1904.00962.
 You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, 2017, arXiv 1708.03888.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -37,7 +38,9 @@ class Layerwise(Optimizer):
             for number in value if isinstance(value, (tuple, list)) else (value,):
                 most = 1.0 if name in ("betas", "momentum") else float("inf")
                 if not 0.0 <= number < most:
-                    raise Mistake(f"{type(self).__name__}({name}={value}): give {'0 or more' if most > 1 else '0 or more and less than 1'}")
+                    raise Mistake(
+                        f"{type(self).__name__}({name}={value}): give {'0 or more' if most > 1 else '0 or more and less than 1'}"
+                    )
         super().__init__(params, settings)
 
     @overload
@@ -57,8 +60,10 @@ class Layerwise(Optimizer):
                 if parameter.grad is None:
                     continue
                 if parameter.grad.is_sparse:
-                    raise Mistake(f"{type(self).__name__} was given a sparse gradient, and its trust ratio is over whole parameters: "
-                                  f"make the embedding with sparse=False")
+                    raise Mistake(
+                        f"{type(self).__name__} was given a sparse gradient, and its trust ratio is over whole parameters: "
+                        f"make the embedding with sparse=False"
+                    )
                 spared = group["spare_vectors"] and parameter.dim() <= 1
                 self.move(parameter, parameter.grad, group, 0.0 if spared else group["weight_decay"], spared)
         return loss
@@ -70,8 +75,15 @@ class Layerwise(Optimizer):
 class Lamb(Layerwise):
     """Adam with decoupled weight decay, every parameter's step scaled to the parameter's length."""
 
-    def __init__(self, params: ParamsT, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6,
-                 weight_decay: float = 0.01, spare_vectors: bool = False) -> None:
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        spare_vectors: bool = False,
+    ) -> None:
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, spare_vectors=spare_vectors)
 
     def move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], decay: float, spared: bool) -> None:
@@ -94,10 +106,23 @@ class Lamb(Layerwise):
 class Lars(Layerwise):
     """SGD with momentum, every parameter's rate scaled to its length over its gradient's."""
 
-    def __init__(self, params: ParamsT, lr: float = 1.0, momentum: float = 0.9, weight_decay: float = 0.0,
-                 trust_coefficient: float = 1e-3, spare_vectors: bool = False) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, trust_coefficient=trust_coefficient,
-                         spare_vectors=spare_vectors)
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1.0,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust_coefficient: float = 1e-3,
+        spare_vectors: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            spare_vectors=spare_vectors,
+        )
 
     def move(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any], decay: float, spared: bool) -> None:
         state = self.state[parameter]
@@ -116,7 +141,9 @@ def trust(length: Tensor, slope: Tensor, ratio: Tensor) -> Tensor:
     return torch.where((length > 0) & (slope > 0), ratio, 1.0)
 
 
-def decay_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float = 0.01, spare: Iterable[str] = ()) -> list[dict[str, Any]]:
+def decay_groups(
+    named: Iterable[tuple[str, nn.Parameter]], weight_decay: float = 0.01, spare: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """Two groups of parameters, with weight decay and without, for any optimizer of torch:
 
         Job(optimizer=lambda named: torch.optim.AdamW(decay_groups(named, 0.01), lr=3e-4), ...)
@@ -126,18 +153,30 @@ def decay_groups(named: Iterable[tuple[str, nn.Parameter]], weight_decay: float 
     """
     pairs = list(named)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
-        raise Mistake("decay_groups was given parameters without their names: write optimizer=lambda named: ..., whose argument's name "
-                      "begins with 'named', to be given pairs of name and parameter")
+        raise Mistake(
+            "decay_groups was given parameters without their names: write optimizer=lambda named: ..., whose argument's name "
+            "begins with 'named', to be given pairs of name and parameter"
+        )
     if isinstance(spare, str):
         raise Mistake(f"decay_groups(spare={spare!r}): give several parts of names, such as ({spare!r},)")
     without = tuple(spare)
-    decayed = {name for name, parameter in pairs if not is_spared(name, parameter) and not any(part in name for part in without)}
-    groups = [{"params": [parameter for name, parameter in pairs if (name in decayed) is wanted], "weight_decay": decay}
-              for wanted, decay in ((True, weight_decay), (False, 0.0))]
+    decayed = {
+        name
+        for name, parameter in pairs
+        if not is_spared(name, parameter) and not any(part in name for part in without)
+    }
+    groups = [
+        {"params": [parameter for name, parameter in pairs if (name in decayed) is wanted], "weight_decay": decay}
+        for wanted, decay in ((True, weight_decay), (False, 0.0))
+    ]
     return [group for group in groups if group["params"]]
 
 
 def is_spared(name: str, parameter: nn.Parameter) -> bool:
     """Whether weight decay would do a parameter no good: a bias, or the scale of a norm."""
     parts = name.lower().split(".")
-    return parameter.dim() <= 1 or parts[-1].endswith("bias") or any("norm" in part or part.startswith("ln") for part in parts[:-1])
+    return (
+        parameter.dim() <= 1
+        or parts[-1].endswith("bias")
+        or any("norm" in part or part.startswith("ln") for part in parts[:-1])
+    )

@@ -1,4 +1,5 @@
 """What the planner found, for people, for --json and for a run's plan.json."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -15,22 +16,27 @@ from shoestring.training.plan import Plan, techniques_in
 class Outcome:
     """What planning found: the chosen plan, what it was chosen from, and why. `shoestring.plan` gives one that prints as a table."""
 
-    chosen: Plan                               # what `train` is given
-    plain: Plan                                # the same job without techniques
-    runners_up: tuple[tuple[Plan, str], ...]   # and why each lost
+    chosen: Plan  # what `train` is given
+    plain: Plan  # the same job without techniques
+    runners_up: tuple[tuple[Plan, str], ...]  # and why each lost
     tried: int
     fitting: int
-    seconds: float                             # that planning took
-    memory: int                                # bytes of the budget
-    more: tuple[Plan, ...]                     # what more memory would buy, next first
-    refused: tuple[tuple[str, str], ...]       # techniques that can't be used here, and why
-    measured: float = 0.0                      # when it was measured what this rests on, in seconds since 1970; 0: while planning
+    seconds: float  # that planning took
+    memory: int  # bytes of the budget
+    more: tuple[Plan, ...]  # what more memory would buy, next first
+    refused: tuple[tuple[str, str], ...]  # techniques that can't be used here, and why
+    measured: float = 0.0  # when it was measured what this rests on, in seconds since 1970; 0: while planning
 
     def as_json(self) -> dict[str, Any]:
         picture = self.chosen.drawn() if self.chosen.mesh else {}
         return {
-            "chosen": self.chosen.as_json() | picture, "plain": self.plain.as_json(), "memory": self.memory, "tried": self.tried,
-            "fitting": self.fitting, "seconds": self.seconds, "lengths": to_json(self.chosen.lengths),
+            "chosen": self.chosen.as_json() | picture,
+            "plain": self.plain.as_json(),
+            "memory": self.memory,
+            "tried": self.tried,
+            "fitting": self.fitting,
+            "seconds": self.seconds,
+            "lengths": to_json(self.chosen.lengths),
             "runners_up": [plan.as_json() | {"lost": why} for plan, why in self.runners_up],
             "more_memory": [plan.as_json() for plan in self.more],
             "refused": [{"technique": name, "reason": why} for name, why in self.refused],

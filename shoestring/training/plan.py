@@ -1,4 +1,5 @@
 """A plan: an ordered tuple of techniques and the figures they lead to. Saves as JSON and replays."""
+
 from __future__ import annotations
 
 import json
@@ -25,7 +26,7 @@ from shoestring.planning.room import named
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.technique import TrainingTechnique as Technique
 
-LARGEST = 1 << 62   # no figure is as large
+LARGEST = 1 << 62  # no figure is as large
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RankFigures:
 
     ranks: tuple[int, ...]
     peak_bytes: int
-    sent_bytes: float    # per step
+    sent_bytes: float  # per step
 
 
 @dataclass(frozen=True)
@@ -43,32 +44,46 @@ class Plan:
     `shoestring train --plan FILE` replays it."""
 
     techniques: tuple[Technique, ...] = ()
-    peak_bytes: int = 0            # of tensors, the highest of the first two steps
-    process_bytes: int = 0         # of the whole process
+    peak_bytes: int = 0  # of tensors, the highest of the first two steps
+    process_bytes: int = 0  # of the whole process
     step_seconds: float = 0.0
-    exactness: Exactness = Exactness.BITS   # how close its weights are to those of plain training
-    flops: float = 0.0             # operations of a step
-    traffic_bytes: float = 0.0     # to and from disk per step
-    sent_bytes: float = 0.0        # that a worker sends to others per step; of a server, at most
-    world: int = 1                 # workers that train together; the figures are those of the largest
-    where: str = ""                # the moment of the peak
-    parts: tuple[tuple[str, int], ...] = ()   # what the peak is made of
-    sure: str = ""                 # how these figures were found
-    stored_bytes: int = 0          # of state, that stay on the disk
-    disk_speed: float = 0.0        # bytes per second, measured, at which the traffic passes; 0: there is none
-    sent_by_others_bytes: float = 0.0   # that each worker but the first, which is a server, sends per step of its own; 0: the same
-    drift: float = 0.0             # how far its techniques may lead, as they state (training/technique.py); infinite: one states nothing
-    validation_seconds: float = 0.0     # of one validation; 0: the job has none
-    training_seconds: float = 0.0       # of all steps and validations; 0: nobody knows how many there are, or there is no validation
-    mesh: tuple[tuple[str, int], ...] = ()    # of a group: how many workers stand along data, stage and tensor
-    staging: Staging | None = field(default=None, compare=False)   # of a model that is cut: where, and who does what when
-    ranks: tuple[RankFigures, ...] = field(default=(), compare=False)        # of a group, every kind of worker; of chosen plans only
-    blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)   # highest bytes while each block runs
-    lengths: Lengths = field(default_factory=Lengths, compare=False)            # the sizes of batches that it is made for
-    speeds: Speeds | None = field(default=None, compare=False)                  # of links, by which workers choose how to add up
-    looked: bool = True            # False: shoestring could not look at the model; plain training, not tracked, with hardly a figure
-    warnings: tuple[str, ...] = field(default=(), compare=False)   # what the user should know before it is used
-    job: Job | None = field(default=None, compare=False, repr=False)   # that it was made for, in this process; None: nobody knows
+    exactness: Exactness = Exactness.BITS  # how close its weights are to those of plain training
+    flops: float = 0.0  # operations of a step
+    traffic_bytes: float = 0.0  # to and from disk per step
+    sent_bytes: float = 0.0  # that a worker sends to others per step; of a server, at most
+    world: int = 1  # workers that train together; the figures are those of the largest
+    where: str = ""  # the moment of the peak
+    parts: tuple[tuple[str, int], ...] = ()  # what the peak is made of
+    sure: str = ""  # how these figures were found
+    stored_bytes: int = 0  # of state, that stay on the disk
+    disk_speed: float = 0.0  # bytes per second, measured, at which the traffic passes; 0: there is none
+    sent_by_others_bytes: float = (
+        0.0  # that each worker but the first, which is a server, sends per step of its own; 0: the same
+    )
+    drift: float = (
+        0.0  # how far its techniques may lead, as they state (training/technique.py); infinite: one states nothing
+    )
+    validation_seconds: float = 0.0  # of one validation; 0: the job has none
+    training_seconds: float = (
+        0.0  # of all steps and validations; 0: nobody knows how many there are, or there is no validation
+    )
+    mesh: tuple[tuple[str, int], ...] = ()  # of a group: how many workers stand along data, stage and tensor
+    staging: Staging | None = field(
+        default=None, compare=False
+    )  # of a model that is cut: where, and who does what when
+    ranks: tuple[RankFigures, ...] = field(
+        default=(), compare=False
+    )  # of a group, every kind of worker; of chosen plans only
+    blocks: tuple[tuple[str, int], ...] = field(default=(), compare=False)  # highest bytes while each block runs
+    lengths: Lengths = field(default_factory=Lengths, compare=False)  # the sizes of batches that it is made for
+    speeds: Speeds | None = field(default=None, compare=False)  # of links, by which workers choose how to add up
+    looked: bool = (
+        True  # False: shoestring could not look at the model; plain training, not tracked, with hardly a figure
+    )
+    warnings: tuple[str, ...] = field(default=(), compare=False)  # what the user should know before it is used
+    job: Job | None = field(
+        default=None, compare=False, repr=False
+    )  # that it was made for, in this process; None: nobody knows
 
     def __str__(self) -> str:
         return named(self.techniques)
@@ -82,36 +97,68 @@ class Plan:
         return figures(QUANTITIES, self.numbers(), basis=self.sure)
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "techniques": [described(technique) for technique in self.techniques], "peak_bytes": self.peak_bytes,
-            "process_bytes": self.process_bytes, "step_seconds": self.step_seconds, "exactness": self.exactness.word,
-            "exact": self.exactness <= Exactness.ROUNDING, "flops": self.flops, "traffic_bytes": self.traffic_bytes,
-            "disk_bytes_per_second": self.disk_speed, "stored_bytes": self.stored_bytes, "sent_bytes": self.sent_bytes,
-            "sent_by_others_bytes": self.sent_by_others_bytes, "world": self.world,
-            "where": self.where, "parts": dict(self.parts), "sure": self.sure, "warnings": list(self.warnings),
-        } | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])} | (
-            {} if self.looked else {"looked": False}) | self.axes()
+        return (
+            {
+                "techniques": [described(technique) for technique in self.techniques],
+                "peak_bytes": self.peak_bytes,
+                "process_bytes": self.process_bytes,
+                "step_seconds": self.step_seconds,
+                "exactness": self.exactness.word,
+                "exact": self.exactness <= Exactness.ROUNDING,
+                "flops": self.flops,
+                "traffic_bytes": self.traffic_bytes,
+                "disk_bytes_per_second": self.disk_speed,
+                "stored_bytes": self.stored_bytes,
+                "sent_bytes": self.sent_bytes,
+                "sent_by_others_bytes": self.sent_by_others_bytes,
+                "world": self.world,
+                "where": self.where,
+                "parts": dict(self.parts),
+                "sure": self.sure,
+                "warnings": list(self.warnings),
+            }
+            | {name: seconds for name in ("validation_seconds", "training_seconds") if (seconds := vars(self)[name])}
+            | ({} if self.looked else {"looked": False})
+            | self.axes()
+        )
 
     def axes(self) -> dict[str, Any]:
         """How workers stand, and where the model is cut; nothing of a plan for one worker."""
         found: dict[str, Any] = {"mesh": dict(self.mesh)} if self.mesh else {}
         if (cut := self.staging) is not None:
-            found |= {"cut": list(cut.cut), "cut_blocks": [list(names) for names in cut.blocks], "schedule": cut.schedule,
-                      "pieces": cut.pieces, "bubble": cut.bubble, "cut_why": cut.why}
+            found |= {
+                "cut": list(cut.cut),
+                "cut_blocks": [list(names) for names in cut.blocks],
+                "schedule": cut.schedule,
+                "pieces": cut.pieces,
+                "bubble": cut.bubble,
+                "cut_why": cut.why,
+            }
         return found
 
     def drawn(self) -> dict[str, Any]:
         """What a picture of a plan for a group needs beside that: who does what when, and what every kind of worker needs."""
-        found: dict[str, Any] = {"ranks": [
-            {"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes} for one in self.ranks]}
-        return found | ({} if self.staging is None else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]})
+        found: dict[str, Any] = {
+            "ranks": [
+                {"ranks": list(one.ranks), "peak_bytes": one.peak_bytes, "sent_bytes": one.sent_bytes}
+                for one in self.ranks
+            ]
+        }
+        return found | (
+            {}
+            if self.staging is None
+            else {"timeline": [[list(work) for work in own] for own in self.staging.timeline]}
+        )
 
     def as_file(self) -> dict[str, Any]:
         """The same with what only a run's own file has."""
         return self.as_json() | {
             "techniques": [described(technique) | {"why": technique.why} for technique in self.techniques],
-            "drift": self.drift if math.isfinite(self.drift) else None, "blocks": [list(one) for one in self.blocks],
-            "lengths": to_json(self.lengths), **self.speeds_as_json(), **self.drawn(),
+            "drift": self.drift if math.isfinite(self.drift) else None,
+            "blocks": [list(one) for one in self.blocks],
+            "lengths": to_json(self.lengths),
+            **self.speeds_as_json(),
+            **self.drawn(),
         }
 
     def speeds_as_json(self) -> dict[str, Any]:
@@ -133,8 +180,10 @@ def check_paths(techniques: Iterable[Technique], given: Iterable[str | Technique
     for technique in techniques:
         named_folders = [knob for knob in technique.folders if vars(technique)[knob]]
         if named_folders and technique not in own:
-            raise Mistake(f"{where} has {text(technique)}. No folder that a file names is written to: give the techniques yourself, with "
-                          f"--use \"{text(technique)}\", if that is right")
+            raise Mistake(
+                f"{where} has {text(technique)}. No folder that a file names is written to: give the techniques yourself, with "
+                f'--use "{text(technique)}", if that is right'
+            )
 
 
 def load_plan(path: Path) -> Plan:
@@ -142,8 +191,10 @@ def load_plan(path: Path) -> Plan:
     try:
         data, _ = unsealed(read_regular(path), ours=False)
     except Damaged as error:
-        raise Mistake(f"{path} is not a plan as it was saved ({error}): {SAVE.format(path)}; if you changed it yourself, remove its line "
-                      f"\"sha256\"") from error
+        raise Mistake(
+            f"{path} is not a plan as it was saved ({error}): {SAVE.format(path)}; if you changed it yourself, remove its line "
+            f'"sha256"'
+        ) from error
     except OSError as error:
         raise Mistake(f"{path} can't be read ({error.strerror}): {SAVE.format(path)}") from error
     plan = plan_in(data, path)
@@ -157,8 +208,15 @@ def staging_in(chosen: Mapping[str, Any]) -> Staging | None:
         return None
     timeline = tuple(tuple(Work(*work) for work in own) for own in chosen.get("timeline", ()))
     names = tuple(name for own in chosen.get("cut_blocks", ()) for name in own)
-    return Staging(tuple(chosen["cut"]), chosen["schedule"], chosen["pieces"], chosen["bubble"], timeline,
-                   why=chosen.get("cut_why", ""), names=names)
+    return Staging(
+        tuple(chosen["cut"]),
+        chosen["schedule"],
+        chosen["pieces"],
+        chosen["bubble"],
+        timeline,
+        why=chosen.get("cut_why", ""),
+        names=names,
+    )
 
 
 SAVE = "save one with: shoestring plan JOB --memory 2GiB --save {}"
@@ -175,17 +233,35 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
             raise KeyError("exactness")
         drift = chosen.get("drift", 0.0)
         plan = Plan(
-            techniques_in(chosen["techniques"]), chosen["peak_bytes"], chosen["process_bytes"], chosen["step_seconds"],
-            stated, flops=chosen.get("flops", 0.0), traffic_bytes=chosen.get("traffic_bytes", 0.0), where=chosen.get("where", ""),
-            parts=tuple(chosen.get("parts", {}).items()), sure=chosen.get("sure", ""), sent_bytes=chosen.get("sent_bytes", 0.0),
+            techniques_in(chosen["techniques"]),
+            chosen["peak_bytes"],
+            chosen["process_bytes"],
+            chosen["step_seconds"],
+            stated,
+            flops=chosen.get("flops", 0.0),
+            traffic_bytes=chosen.get("traffic_bytes", 0.0),
+            where=chosen.get("where", ""),
+            parts=tuple(chosen.get("parts", {}).items()),
+            sure=chosen.get("sure", ""),
+            sent_bytes=chosen.get("sent_bytes", 0.0),
             warnings=tuple(chosen.get("warnings", ())),
-            disk_speed=chosen.get("disk_bytes_per_second", 0.0), world=chosen.get("world", 1), stored_bytes=chosen.get("stored_bytes", 0),
-            sent_by_others_bytes=chosen.get("sent_by_others_bytes", 0.0), drift=math.inf if drift is None else drift,
-            validation_seconds=chosen.get("validation_seconds", 0.0), training_seconds=chosen.get("training_seconds", 0.0),
+            disk_speed=chosen.get("disk_bytes_per_second", 0.0),
+            world=chosen.get("world", 1),
+            stored_bytes=chosen.get("stored_bytes", 0),
+            sent_by_others_bytes=chosen.get("sent_by_others_bytes", 0.0),
+            drift=math.inf if drift is None else drift,
+            validation_seconds=chosen.get("validation_seconds", 0.0),
+            training_seconds=chosen.get("training_seconds", 0.0),
             blocks=tuple((name, size) for name, size in chosen.get("blocks", data.get("blocks", ()))),
-            ranks=tuple(RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"]) for one in chosen.get("ranks", ())),
-            lengths=from_json(Lengths, chosen.get("lengths", {})), mesh=tuple(chosen.get("mesh", {}).items()), staging=staging_in(chosen),
-            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None, looked=chosen.get("looked", True) is not False,
+            ranks=tuple(
+                RankFigures(tuple(one["ranks"]), one["peak_bytes"], one["sent_bytes"])
+                for one in chosen.get("ranks", ())
+            ),
+            lengths=from_json(Lengths, chosen.get("lengths", {})),
+            mesh=tuple(chosen.get("mesh", {}).items()),
+            staging=staging_in(chosen),
+            speeds=from_json(Speeds, chosen["speeds"]) if "speeds" in chosen else None,
+            looked=chosen.get("looked", True) is not False,
         )
         check_values(plan)
         return plan
@@ -193,14 +269,19 @@ def plan_in(data: Mapping[str, Any], path: Path) -> Plan:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         said = str(error)[:200]
-        raise Mistake(f"{path} is not a plan that can be read ({type(error).__name__}: {said}); {SAVE.format(path)}") from error
+        raise Mistake(
+            f"{path} is not a plan that can be read ({type(error).__name__}: {said}); {SAVE.format(path)}"
+        ) from error
 
 
 def check_values(plan: Plan) -> None:
     """Refuse values of another type than a plan has, and figures that nothing can be."""
     for name, value in plan.numbers().items():
-        if value is not None and (not isinstance(value, (int, float)) or isinstance(value, bool) or not (
-                0 <= value < LARGEST or (name == "drift" and value == math.inf))):   # nobody knows how far
+        if value is not None and (
+            not isinstance(value, (int, float))
+            or isinstance(value, bool)
+            or not (0 <= value < LARGEST or (name == "drift" and value == math.inf))
+        ):  # nobody knows how far
             raise ValueError(f"{name} is {str(value)[:40]}")
     hints = hints_of(Plan)
     for name in ("where", "parts", "sure", "warnings", "mesh", "ranks", "blocks", "drift"):

@@ -1,4 +1,5 @@
 """The planner of training: gather evidence, let the chooser rank and confirm, tell what was found."""
+
 from __future__ import annotations
 
 import time
@@ -46,20 +47,26 @@ class Planner:
 
     job: Job
     hardware: Hardware
-    worker: Worker | None = None        # does tasks of a job file in a child process, or in as many as will train; None: all happens here
-    model: nn.Module | None = None      # plan for this very model instead of the job's factory
+    worker: Worker | None = (
+        None  # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+    )
+    model: nn.Module | None = None  # plan for this very model instead of the job's factory
     catalogue: tuple[type[Technique], ...] = CATALOGUE
-    inexact: bool = False               # whether plans may be `changed`,
-    exact: str | None = None            # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
+    inexact: bool = False  # whether plans may be `changed`,
+    exact: str | None = (
+        None  # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
+    )
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
-    only: bool = False                  # nothing but those will be predicted, so what others need is not measured
-    devices: int = 1                    # workers that train together,
-    here: int = 1                       # of which so many share this machine
-    earlier: tuple[Technique, ...] | None = None   # what was chosen when the same was asked before
-    kept: MeasuredAnswers | None = None            # what earlier plannings of the job measured; None: nothing is kept
-    tell: Tell = silent                 # told what is being done, in a few words
-    begun: float = field(default_factory=time.perf_counter)   # seconds on a clock
-    failed: dict[frozenset[str], str] = field(default_factory=dict)   # families of plans that failed when rehearsed, and how
+    only: bool = False  # nothing but those will be predicted, so what others need is not measured
+    devices: int = 1  # workers that train together,
+    here: int = 1  # of which so many share this machine
+    earlier: tuple[Technique, ...] | None = None  # what was chosen when the same was asked before
+    kept: MeasuredAnswers | None = None  # what earlier plannings of the job measured; None: nothing is kept
+    tell: Tell = silent  # told what is being done, in a few words
+    begun: float = field(default_factory=time.perf_counter)  # seconds on a clock
+    failed: dict[frozenset[str], str] = field(
+        default_factory=dict
+    )  # families of plans that failed when rehearsed, and how
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
@@ -70,8 +77,16 @@ class Planner:
             place = Link(0, self.devices, near, speeds=speeds)
             jobs = [replace(job, mesh=mesh_of_largest(job, (), place)) for job in jobs]
         sizes = found.lengths.largest if found.batches else ()
-        return Rehearsals(jobs[0], self.hardware, self.worker, self.model, lengths=found.lengths, kept=self.kept, tell=self.tell,
-                          candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)))
+        return Rehearsals(
+            jobs[0],
+            self.hardware,
+            self.worker,
+            self.model,
+            lengths=found.lengths,
+            kept=self.kept,
+            tell=self.tell,
+            candidates=tuple((size.number, job) for size, job in zip(sizes, jobs, strict=False)),
+        )
 
     def looked(self) -> Look:
         """Which batches to plan for. What an earlier planning found is not looked for again."""
@@ -99,8 +114,13 @@ class Planner:
     def variants(self) -> list[Technique]:
         """The settings that are measured beside the plain step: those that may be chosen, or were asked for, and that this machine can."""
         kinds: dict[type[Technique], None] = dict.fromkeys((*self.catalogue, *(type(one) for one in self.wanted)))
-        return [one for kind in kinds for one in kind.variants() if not self.hardware.dtypes.get(one.computes_in)
-                and ((self.inexact and not self.wanted) or one in self.wanted)]
+        return [
+            one
+            for kind in kinds
+            for one in kind.variants()
+            if not self.hardware.dtypes.get(one.computes_in)
+            and ((self.inexact and not self.wanted) or one in self.wanted)
+        ]
 
     def ledger(self) -> Ledger:
         return self.evidence.ledger
@@ -108,7 +128,7 @@ class Planner:
     def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
         if forced is not None:
-            check_together(forced)   # before anything is measured
+            check_together(forced)  # before anything is measured
             ledger = self.looked_at(self.ledger)
             if isinstance(ledger, PlainOnly):
                 return self.plain_outcome(ledger, memory, forced)
@@ -126,7 +146,7 @@ class Planner:
             return self.plain_only(error)
 
     def plain_only(self, error: Exception) -> PlainOnly:
-        known = vars(self).get("rehearsals")   # None: not even the sizes of batches are known
+        known = vars(self).get("rehearsals")  # None: not even the sizes of batches are known
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
         return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
 
@@ -145,7 +165,14 @@ class Planner:
 
         What saves memory has nothing to save then, so what only such techniques need is not measured: one real step is enough.
         """
-        if self.worker is None or self.job.origin is None or self.devices > 1 or self.inexact or self.hardware.described or address_limit():
+        if (
+            self.worker is None
+            or self.job.origin is None
+            or self.devices > 1
+            or self.inexact
+            or self.hardware.described
+            or address_limit()
+        ):
             return None
         log, budget = self.rehearsals.log(()), self.free(memory)
         if self.rehearsals.real or expected_process(log) > ROOM * budget:
@@ -158,18 +185,34 @@ class Planner:
             return None
         room = TrainingRoom(predictor, faster, plain)
         found = Chooser(room, evidence.ledger).choice(Budget(memory=budget), self.levels, (plain,), self.earlier)
-        idle = (f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
-                "looked at")
+        idle = (
+            f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
+            "looked at"
+        )
         chosen = replace(explained(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
-        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget, found.more, found.refused)
+        return Outcome(
+            chosen,
+            plain,
+            found.runners_up,
+            found.tried,
+            found.fitting,
+            self.elapsed(),
+            budget,
+            found.more,
+            found.refused,
+        )
 
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
         """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
         budget = self.budget(memory)
         assert budget.memory is not None, "what is free, if nothing else"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
-        apart = TOGETHER.refusal(ledger) if simplest else ""   # why workers can't each train a copy of the model
-        plain = self.predictor.sketched(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
+        apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a copy of the model
+        plain = (
+            self.predictor.sketched(asked_for((), ledger))
+            if apart
+            else self.predictor.plan(asked_for(simplest, ledger))
+        )
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
@@ -180,12 +223,23 @@ class Planner:
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
         self.predictor.limit = budget.memory
         try:
-            found = Chooser(room, ledger, self.failed).choice(budget, self.levels, () if apart else (plain,), self.earlier)
+            found = Chooser(room, ledger, self.failed).choice(
+                budget, self.levels, () if apart else (plain,), self.earlier
+            )
         finally:
             self.predictor.limit = inf
         chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
-        return Outcome(chosen, plain, found.runners_up, found.tried, found.fitting, self.elapsed(), budget.memory, found.more,
-                       found.refused)
+        return Outcome(
+            chosen,
+            plain,
+            found.runners_up,
+            found.tried,
+            found.fitting,
+            self.elapsed(),
+            budget.memory,
+            found.more,
+            found.refused,
+        )
 
     def budget(self, memory: int | None) -> Budget:
         """What a process may have: what was asked for or is free, as far as its address space is not limited."""

@@ -1,4 +1,5 @@
 """Prediction: a candidate as a plan with exact figures. Its tensors are rehearsed; its process follows by rule, or is tried for real."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -34,65 +35,111 @@ from shoestring.training.technique import TrainingTechnique, environment, mesh_s
 Techniques = tuple[TrainingTechnique, ...]
 Combination = Candidate[TrainingTechnique, Ledger]
 
-SLACK = 1.05           # what a device's own allocator takes above the tensors, where that can't be measured
-MARGIN = 1.02          # on the predicted process: better two percent too much than a run over its budget
-VARIED_MARGIN = 1.04   # the same, of one that was tried with batches of several sizes
-TRIAL_STEPS, TRIAL_SECONDS = (4, 12), 2.0      # of a trial, at least and at most: what an allocator keeps back grows in the first steps
-VARIED_STEPS, VARIED_SECONDS = (10, 32), 8.0   # where batches are of several sizes, more, because that depends on what came before
-GROUP_STEPS = 8        # of a trial by all workers, which are timed too
-SPREAD = 1.04          # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
-AGAIN = 2              # so often
-FEW_SPREAD = 1.12      # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
-VARIED_SPREAD = 1.15   # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
-APART = 8              # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+SLACK = 1.05  # what a device's own allocator takes above the tensors, where that can't be measured
+MARGIN = 1.02  # on the predicted process: better two percent too much than a run over its budget
+VARIED_MARGIN = 1.04  # the same, of one that was tried with batches of several sizes
+TRIAL_STEPS, TRIAL_SECONDS = (
+    (4, 12),
+    2.0,
+)  # of a trial, at least and at most: what an allocator keeps back grows in the first steps
+VARIED_STEPS, VARIED_SECONDS = (
+    (10, 32),
+    8.0,
+)  # where batches are of several sizes, more, because that depends on what came before
+GROUP_STEPS = 8  # of a trial by all workers, which are timed too
+SPREAD = (
+    1.04  # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
+)
+AGAIN = 2  # so often
+FEW_SPREAD = 1.12  # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
+VARIED_SPREAD = 1.15  # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
+APART = (
+    8  # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
+)
 MOST_EVENTS = 150_000  # of a log: about ten seconds of rehearsing
 NOT_HERE = "the hardware is not here"
-ALIKE = (0.0, 1.0)     # if workers synchronise after every step or never, all steps cost the same, so one may be timed
+ALIKE = (0.0, 1.0)  # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
 
 @dataclass
 class Predictor:
     rehearsals: Rehearsals
     evidence: Evidence
-    devices: int = 1       # workers that train together,
-    here: int = 1          # of which so many share this machine
-    trials: int = 0        # that were made so far
-    roomy: bool = False    # plain training leaves so much of the budget idle that what is as large needs no trial
-    limit: float = inf     # bytes of tensors: a plan of which one worker needs more is not looked at any further
-    rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(default_factory=dict)   # every kind of worker of a plan
+    devices: int = 1  # workers that train together,
+    here: int = 1  # of which so many share this machine
+    trials: int = 0  # that were made so far
+    roomy: bool = False  # plain training leaves so much of the budget idle that what is as large needs no trial
+    limit: float = inf  # bytes of tensors: a plan of which one worker needs more is not looked at any further
+    rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(
+        default_factory=dict
+    )  # every kind of worker of a plan
     staged: StagedTrials = field(default_factory=StagedTrials)
 
     def plan(self, one: Combination) -> Plan:
         """A candidate with its exact figures."""
         if self.too_long(one.techniques):
             cut = staging(one.techniques, self.evidence.ledger)
-            return replace(self.sketched(one), mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds,
-                           sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}")
+            return replace(
+                self.sketched(one),
+                mesh=self.mesh(one.techniques),
+                staging=cut,
+                speeds=self.rehearsals.job.link.speeds,
+                sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}",
+            )
         divided = self.divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
-        untried = self.staged.check(self.rehearsals, self.evidence, one.techniques)   # before workers who may wait for each other
+        untried = self.staged.check(
+            self.rehearsals, self.evidence, one.techniques
+        )  # before workers who may wait for each other
         highest = peak(log)
-        if self.rehearsals.job.validates and any(technique.serves for technique in one.techniques):   # there the first worker validates
+        if self.rehearsals.job.validates and any(
+            technique.serves for technique in one.techniques
+        ):  # there the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if divided and not ranks:
             process, how = max(one.known["process_bytes"], highest.bytes), "estimated: its tensors alone are too many"
         elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
-            process, how = tried.process_bytes * MARGIN, f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers"
+            process, how = (
+                tried.process_bytes * MARGIN,
+                f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers",
+            )
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
             process, how = self.process(one, log)
-        steps, cut = sum(1 for _, moment in log.marks if moment.phase == "update"), staging(one.techniques, self.evidence.ledger)
+        steps, cut = (
+            sum(1 for _, moment in log.marks if moment.phase == "update"),
+            staging(one.techniques, self.evidence.ledger),
+        )
         sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
-        return self.with_validation(one.cost, Plan(
-            one.techniques, highest.bytes, int(process), seconds, one.exactness, flops=sum(log.flops.values()) / max(steps, 1),
-            traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk, sent_bytes=sent, world=self.devices,
-            where=place_of(highest.moment), parts=highest.parts, sure=self.sure(one, how) + untried + self.unvalidated(log),
-            stored_bytes=log.stored, disk_speed=disk_speed(one.cost), sent_by_others_bytes=sent_by_others,
-            drift=stated_drift(one.techniques, self.evidence.ledger), blocks=by_block(log), lengths=self.rehearsals.lengths,
-            mesh=self.mesh(one.techniques), ranks=ranks, speeds=self.rehearsals.job.link.speeds,
-            staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12))))
+        return self.with_validation(
+            one.cost,
+            Plan(
+                one.techniques,
+                highest.bytes,
+                int(process),
+                seconds,
+                one.exactness,
+                flops=sum(log.flops.values()) / max(steps, 1),
+                traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk,
+                sent_bytes=sent,
+                world=self.devices,
+                where=place_of(highest.moment),
+                parts=highest.parts,
+                sure=self.sure(one, how) + untried + self.unvalidated(log),
+                stored_bytes=log.stored,
+                disk_speed=disk_speed(one.cost),
+                sent_by_others_bytes=sent_by_others,
+                drift=stated_drift(one.techniques, self.evidence.ledger),
+                blocks=by_block(log),
+                lengths=self.rehearsals.lengths,
+                mesh=self.mesh(one.techniques),
+                ranks=ranks,
+                speeds=self.rehearsals.job.link.speeds,
+                staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
+            ),
+        )
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
         """The log of a rehearsal, with what the job's own validation was measured to make."""
@@ -118,7 +165,7 @@ class Predictor:
             return self.rehearsed[techniques]
         sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
         kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
-        if told is not None:   # who needs most by arithmetic comes first
+        if told is not None:  # who needs most by arithmetic comes first
             kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
         found, logs = [], []
         for ranks in kinds:
@@ -143,15 +190,21 @@ class Predictor:
         total, (number, unit) = feed.steps_in_all, interval(job.every)
         if not total or (unit == "epochs" and not feed.per_epoch):
             return replace(plan, validation_seconds=each)
-        apart = number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
-        count = max(-(-total // max(apart, 1.0)), 1.0)   # one is at the end
+        apart = (
+            number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
+        )
+        count = max(-(-total // max(apart, 1.0)), 1.0)  # one is at the end
         return replace(plan, validation_seconds=each, training_seconds=total * plan.step_seconds + count * each)
 
     def unvalidated(self, log: Log) -> str:
         """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
         job = self.rehearsals.job
         if log.unvalidated:
-            until = "not part of the tensors" if job.validate is not None else "part of the tensors up to where fake ones could not run it"
+            until = (
+                "not part of the tensors"
+                if job.validate is not None
+                else "part of the tensors up to where fake ones could not run it"
+            )
             return f"; validation is {until} ({log.unvalidated})"
         if job.held_out is None or (found := looked_through(job)).ended:
             return ""
@@ -169,10 +222,20 @@ class Predictor:
     def sketched(self, one: Combination) -> Plan:
         """A candidate with the ledger's figures."""
         known, cost = one.known, one.cost
-        plan = Plan(one.techniques, int(known["peak_bytes"]), int(known["process_bytes"]), known["step_seconds"], one.exactness,
-                    flops=cost.flops, traffic_bytes=cost.traffic.disk, sent_bytes=cost.traffic.sent, world=self.devices,
-                    sure="by the ledger alone, not rehearsed", disk_speed=disk_speed(cost),
-                    drift=stated_drift(one.techniques, self.evidence.ledger))
+        plan = Plan(
+            one.techniques,
+            int(known["peak_bytes"]),
+            int(known["process_bytes"]),
+            known["step_seconds"],
+            one.exactness,
+            flops=cost.flops,
+            traffic_bytes=cost.traffic.disk,
+            sent_bytes=cost.traffic.sent,
+            world=self.devices,
+            sure="by the ledger alone, not rehearsed",
+            disk_speed=disk_speed(cost),
+            drift=stated_drift(one.techniques, self.evidence.ledger),
+        )
         return self.with_validation(cost, plan)
 
     def sure(self, one: Combination, how: str) -> str:
@@ -188,13 +251,19 @@ class Predictor:
         """What the figures mean if the machine was busy, for batches that are not all alike, and for data that others fetch."""
         lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
         if anchor is not None and anchor.busy > HELD_UP:
-            yield (f"times measured while other processes held up the steps ({anchor.busy:.0%} of the time they waited for a core), which "
-                   "is taken off: less sure, and measured again next time")
+            yield (
+                f"times measured while other processes held up the steps ({anchor.busy:.0%} of the time they waited for a core), which "
+                "is taken off: less sure, and measured again next time"
+            )
         if lengths.planned_for:
             yield lengths.planned_for
         if lengths.looked and job.largest is not None:
             timed = anchor is not None and not anchor.sampled
-            yield f"times for one in the middle, batch {lengths.typical}" if timed else "times for that one too, which are the longest"
+            yield (
+                f"times for one in the middle, batch {lengths.typical}"
+                if timed
+                else "times for that one too, which are the longest"
+            )
         if lengths.beside:
             yield lengths.beside
 
@@ -205,7 +274,7 @@ class Predictor:
             return plan
         serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
-        with suppress(Exception):   # the plan is good without them
+        with suppress(Exception):  # the plan is good without them
             each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
             for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
                 if job.link.rank in ranks and not serves and (alike or job.link.rank == ranks[0] == 0):
@@ -220,24 +289,35 @@ class Predictor:
     def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
         """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
         each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
-        united = sorted((technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data")
+        united = sorted(
+            (technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data"
+        )
         if self.devices == 1 or not united:
             return 0.0, 0.0
-        uniting = united[0]   # the copies of the model, if there are several: others talk in every step
+        uniting = united[0]  # the copies of the model, if there are several: others talk in every step
         if uniting.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
         place = self.rehearsals.job.link
         if rank is None and place.rank and not self.alike(techniques):
             rank = 0
             log = self.rehearsals.log(techniques, rank)
-        told = agreement_bytes(Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
-                               ) if agrees(techniques) else 0
+        told = (
+            agreement_bytes(
+                Link(place.rank if rank is None else rank, place.world, place.same_machine, speeds=place.speeds)
+            )
+            if agrees(techniques)
+            else 0
+        )
         total_steps = self.rehearsals.job.steps
         kinds = uniting.talking(total_steps)
         if not kinds:
             return float(log.sent[-1] + told), 0.0
         others = [technique for technique in techniques if technique is not uniting]
-        total = sum(count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1] for kind, count in kinds.items() if count)
+        total = sum(
+            count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1]
+            for kind, count in kinds.items()
+            if count
+        )
         total += told * uniting.agreements(total_steps)
         return total / max(total_steps, 1), 0.0
 
@@ -257,7 +337,9 @@ class Predictor:
         """Bytes of the process, and how we know."""
         anchor, hardware, model = self.evidence.anchor, self.rehearsals.hardware, self.rehearsals.model
         by_rule = any(technique.predictable for technique in one.techniques)
-        belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[2]   # bytes of a process for its part in a group
+        belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[
+            2
+        ]  # bytes of a process for its part in a group
         if hardware.described:
             return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
         if self.rehearsals.worker is None:
@@ -267,16 +349,27 @@ class Predictor:
             return one.known["process_bytes"], "estimated: no real step could be run here"
         if by_rule:
             base = min(anchor.overheads.values())
-            most = max(stretch.top + overhead(anchor.overheads, stretch.moment, base)
-                       for stretch in list(stretches(filled(log, anchor.filled), paged))[1:])
+            most = max(
+                stretch.top + overhead(anchor.overheads, stretch.moment, base)
+                for stretch in list(stretches(filled(log, anchor.filled), paged))[1:]
+            )
             how = "from the anchor step and every tensor's pages"
-            if not self.rehearsals.lengths.varies or anchor.sampled or not self.has_room(log) or self.divided(one.techniques):
+            if (
+                not self.rehearsals.lengths.varies
+                or anchor.sampled
+                or not self.has_room(log)
+                or self.divided(one.techniques)
+            ):
                 return (most + belonging) * MARGIN, how
             # Libraries keep something for every size that they have met, which no rule tells
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
-            return max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin), f"{how}, and a trial of {count} steps"
-        if self.divided(one.techniques):   # one worker alone would be none of a line
-            return max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())), "estimated: not all workers are here"
+            return max(
+                (most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin
+            ), f"{how}, and a trial of {count} steps"
+        if self.divided(one.techniques):  # one worker alone would be none of a line
+            return max(
+                one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())
+            ), "estimated: not all workers are here"
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
             return anchor.process * self.margin, "from the anchor step"
         if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
@@ -285,8 +378,12 @@ class Predictor:
             return one.known["process_bytes"], "estimated: this machine has no room to try it"
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
-        if not one.techniques and not anchor.eased:   # batches of several sizes: two ways to see what is kept back, and the larger counts
-            return max(tried.process_bytes * self.margin, anchor.process), f"from the anchor step and a trial of {count} steps"
+        if (
+            not one.techniques and not anchor.eased
+        ):  # batches of several sizes: two ways to see what is kept back, and the larger counts
+            return max(
+                tried.process_bytes * self.margin, anchor.process
+            ), f"from the anchor step and a trial of {count} steps"
         return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
 
     def needs_trial(self, one: Combination) -> bool:
@@ -323,11 +420,18 @@ class Predictor:
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
         """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
-        if "estimated" in plan.sure or self.devices > 1:   # it can't be tried here, or all workers have tried it together
+        if (
+            "estimated" in plan.sure or self.devices > 1
+        ):  # it can't be tried here, or all workers have tried it together
             return plan
-        if self.rehearsals.lengths.varies:   # no number of trials would show how large it may become: it must have that much room
-            largest = replace(plan, process_bytes=int(VARIED_SPREAD * plan.process_bytes),
-                              sure=f"{plan.sure}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary")
+        if (
+            self.rehearsals.lengths.varies
+        ):  # no number of trials would show how large it may become: it must have that much room
+            largest = replace(
+                plan,
+                process_bytes=int(VARIED_SPREAD * plan.process_bytes),
+                sure=f"{plan.sure}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
+            )
             return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
         for _ in range(AGAIN):
             spread = SPREAD if "a trial of" in plan.sure else FEW_SPREAD

@@ -2,6 +2,7 @@
 
 Whoever drives the loop (the worker, `shoestring.train`) asks it after every step. It survives a restart with the run.
 """
+
 from __future__ import annotations
 
 import time
@@ -23,10 +24,10 @@ class Validation:
     """What was found in a validation."""
 
     step: int
-    epoch: int                       # rounds of the data that were over
+    epoch: int  # rounds of the data that were over
     metrics: Mapping[str, float]
     seconds: float
-    best: bool                       # no validation before was as good
+    best: bool  # no validation before was as good
 
 
 class Progress(RunState):
@@ -35,13 +36,13 @@ class Progress(RunState):
     def __init__(self, job: Job, run: Run, feed: Feed) -> None:
         self.job, self.run, self.feed = job, run, feed
         self.interval, self.target = interval(job.every), target(job.goal)
-        self.validated_at = 0                          # the step of the last validation; 0: there was none
-        self.epochs_then = 0                           # epochs that were over then
-        self.best: tuple[float, int] | None = None     # the best value of the goal, and its step
-        self.without_better = 0                        # validations since then
-        self.latest: Validation | None = None          # of this life
-        self.clock = time.monotonic()                  # when the last validation was, of this life
-        self.watch = SilentObserver()                           # who looks on at validations
+        self.validated_at = 0  # the step of the last validation; 0: there was none
+        self.epochs_then = 0  # epochs that were over then
+        self.best: tuple[float, int] | None = None  # the best value of the goal, and its step
+        self.without_better = 0  # validations since then
+        self.latest: Validation | None = None  # of this life
+        self.clock = time.monotonic()  # when the last validation was, of this life
+        self.watch = SilentObserver()  # who looks on at validations
         found = run.state.get("schedule")
         self.schedule = found if isinstance(found, Schedule) else None
 
@@ -63,8 +64,10 @@ class Progress(RunState):
     def remark(self) -> str:
         if not self.job.validates or self.interval.unit != "seconds":
             return ""
-        return (f"validation is due by the clock (every={self.job.every!r}), so the steps that are validated, the best of them and an end "
-                f"by patience differ from run to run: give steps (every=100) or epochs (every=\"1 epoch\") for the same every time")
+        return (
+            f"validation is due by the clock (every={self.job.every!r}), so the steps that are validated, the best of them and an end "
+            f'by patience differ from run to run: give steps (every=100) or epochs (every="1 epoch") for the same every time'
+        )
 
     def due(self, step: int) -> bool:
         """Whether to validate after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
@@ -111,9 +114,17 @@ class Progress(RunState):
         return self.ends(step)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"validated_at": self.validated_at, "epochs_then": self.epochs_then, "best": self.best,
-                "without_better": self.without_better}
+        return {
+            "validated_at": self.validated_at,
+            "epochs_then": self.epochs_then,
+            "best": self.best,
+            "without_better": self.without_better,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.validated_at, self.epochs_then, self.without_better = state["validated_at"], state["epochs_then"], state["without_better"]
+        self.validated_at, self.epochs_then, self.without_better = (
+            state["validated_at"],
+            state["epochs_then"],
+            state["without_better"],
+        )
         self.best = None if state["best"] is None else (float(state["best"][0]), int(state["best"][1]))

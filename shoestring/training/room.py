@@ -1,4 +1,5 @@
 """Training, as the chooser sees it: the fastest step within the memory of a process, confirmed by a rehearsal and if need be a trial."""
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
@@ -20,22 +21,22 @@ from shoestring.training.predict import Combination, Predictor, Techniques, spli
 from shoestring.training.savings import costs_more, excess
 from shoestring.training.technique import TrainingTechnique, axes_not_united, mesh_sizes
 
-NOISE = 0.03       # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
-TRIALS = 2         # real trials of plans whose process follows no rule,
-MORE_TRIALS = 6    # or so many while what needs no trial is slower by more than
-WORTH = 1.2        # this factor
-ROOM = 0.7         # share of the budget: two runs of a plan differ by up to 15 %, an estimate errs by 10 %, so what takes less always fits
+NOISE = 0.03  # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
+TRIALS = 2  # real trials of plans whose process follows no rule,
+MORE_TRIALS = 6  # or so many while what needs no trial is slower by more than
+WORTH = 1.2  # this factor
+ROOM = 0.7  # share of the budget: two runs of a plan differ by up to 15 %, an estimate errs by 10 %, so what takes less always fits
 
 
 @dataclass
 class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     predictor: Predictor
     catalogue: tuple[type[TrainingTechnique], ...]
-    plain: Plan                       # the simplest that there is: of a group, workers that average their gradients
-    inexact: bool = False             # whether plans may be `changed`
-    apart: str = ""                   # why the workers can't each train a copy of the model; empty: they can
+    plain: Plan  # the simplest that there is: of a group, workers that average their gradients
+    inexact: bool = False  # whether plans may be `changed`
+    apart: str = ""  # why the workers can't each train a copy of the model; empty: they can
     objective: Quantity = STEP_SECONDS
-    fastest_by_rule: float = 0.0      # seconds of the best plan of a ranking that needs no trial
+    fastest_by_rule: float = 0.0  # seconds of the best plan of a ranking that needs no trial
 
     idle: ClassVar[float] = ROOM
     good: ClassVar[str] = "fast"
@@ -65,7 +66,9 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     def begin(self, ranked: Sequence[Combination]) -> None:
         self.predictor.trials = 0
-        self.fastest_by_rule = next((one.known["step_seconds"] for one in ranked if self.known_by_rule(one)), float("inf"))
+        self.fastest_by_rule = next(
+            (one.known["step_seconds"] for one in ranked if self.known_by_rule(one)), float("inf")
+        )
 
     def known_by_rule(self, one: Combination) -> bool:
         return not self.predictor.needs_trial(one)
@@ -75,9 +78,11 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         anchor = self.predictor.evidence.anchor
         if anchor is None or self.known_by_rule(one):
             return True
-        if anchor.sampled:   # a whole step can't be run here, so nothing can be tried
+        if anchor.sampled:  # a whole step can't be run here, so nothing can be tried
             return False
-        return self.predictor.trials < (MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS)
+        return self.predictor.trials < (
+            MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS
+        )
 
     def errs_like(self, one: Combination) -> Hashable:
         """What the default allocator keeps back is a guess, and a trial of one plan tells of all of them."""
@@ -107,7 +112,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return families(techniques)
 
     def concerns(self, kind: type[TrainingTechnique]) -> bool:
-        return self.predictor.devices > 1 or not kind.unites   # nobody asked for other workers
+        return self.predictor.devices > 1 or not kind.unites  # nobody asked for other workers
 
     def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
         return f" ({cost.findings.reasons['mixes samples']})" if splits(one, cost) else ""
@@ -117,8 +122,10 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         if self.apart:
             return f"this job can't be trained by {self.predictor.devices} workers: {self.apart}"
         level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
-        return (f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
-                f"give {level.flag} to allow it, or train with one worker")
+        return (
+            f"{self.predictor.devices} workers that share a batch train this model{why} to what is {level.word}: {level.meaning}; "
+            f"give {level.flag} to allow it, or train with one worker"
+        )
 
     def hint(self) -> str:
         changed = Exactness.CHANGED
@@ -129,11 +136,13 @@ def complete(techniques: Techniques, ledger: Ledger) -> bool:
     """Workers need something that unites them."""
     try:
         sizes = mesh_sizes(techniques, ledger.workers.everybody)
-    except Mistake:   # so many workers can't stand as they want
+    except Mistake:  # so many workers can't stand as they want
         return False
     return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)
 
 
-def combinations(ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness) -> Iterator[Combination]:
+def combinations(
+    ledger: Ledger, catalogue: Iterable[type[TrainingTechnique]], most: Exactness
+) -> Iterator[Combination]:
     """All allowed combinations of techniques, costed on a ledger."""
     return candidates(catalogue, ledger, most, clash, complete)

@@ -1,4 +1,5 @@
 """What a plan is warned of: techniques that are to save memory and save none, and plans that need more memory than plain training."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
         if technique.saves_memory:
             without = peak(predictor.log(rest))
             if plan.peak_bytes >= without.bytes:
-                yield (f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
-                       f"{plan.where}, and {bytes_text(without.bytes)} without")
+                yield (
+                    f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
+                    f"{plan.where}, and {bytes_text(without.bytes)} without"
+                )
 
 
 def excess(plan: Plan, plain: Plan) -> str:
@@ -27,9 +30,14 @@ def excess(plan: Plan, plain: Plan) -> str:
     A process is not: it is larger if it exceeds the other by more than two trials of one plan differ."""
     if plan.techniques == plain.techniques:
         return ""
-    found = [f"{bytes_text(most)} of {name}, where plain training needs {bytes_text(least)}"
-             for name, most, least, spread in (("tensors", plan.peak_bytes, plain.peak_bytes, 1.0),
-                                               ("process", plan.process_bytes, plain.process_bytes, SPREAD)) if most > spread * least]
+    found = [
+        f"{bytes_text(most)} of {name}, where plain training needs {bytes_text(least)}"
+        for name, most, least, spread in (
+            ("tensors", plan.peak_bytes, plain.peak_bytes, 1.0),
+            ("process", plan.process_bytes, plain.process_bytes, SPREAD),
+        )
+        if most > spread * least
+    ]
     if not found:
         return ""
     saving = [text(technique) for technique in plan.techniques if technique.saves_memory]

@@ -1,4 +1,5 @@
 """Techniques of a training step: their subject is a run, and a ledger is what it costs."""
+
 from __future__ import annotations
 
 from abc import ABC
@@ -19,8 +20,8 @@ from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision, why_not_in
 from shoestring.core.technique import Technique, text
 
-UNITING = "what unites workers"   # all such techniques, in the table of conflicts
-MIXED = 1.0   # the drift of layers that mix samples (batch norm), where they see a part of the batch only
+UNITING = "what unites workers"  # all such techniques, in the table of conflicts
+MIXED = 1.0  # the drift of layers that mix samples (batch norm), where they see a part of the batch only
 
 
 class StageLine(Protocol):
@@ -45,12 +46,14 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     with. The tests hold every technique to it, on models that do not draw.
     """
 
-    saves_memory: ClassVar[bool] = False   # it is there to save memory of tensors: where it saves none, that is told
-    speeds_up: ClassVar[bool] = False      # it makes a step faster, so it is of use where memory is not short
-    splits_batch: ClassVar[bool] = False   # it computes a part of a batch at a time
-    divides: ClassVar[StepDivision | None] = None   # how it divides the optimizer's step; None: all weights are stepped at once
-    folders: ClassVar[tuple[str, ...]] = ()    # knobs that name a folder: it is never taken from a file that is read back
-    unites: ClassVar[str] = ""             # the axis of the mesh along which it makes workers train one model; empty: none
+    saves_memory: ClassVar[bool] = False  # it is there to save memory of tensors: where it saves none, that is told
+    speeds_up: ClassVar[bool] = False  # it makes a step faster, so it is of use where memory is not short
+    splits_batch: ClassVar[bool] = False  # it computes a part of a batch at a time
+    divides: ClassVar[StepDivision | None] = (
+        None  # how it divides the optimizer's step; None: all weights are stepped at once
+    )
+    folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder: it is never taken from a file that is read back
+    unites: ClassVar[str] = ""  # the axis of the mesh along which it makes workers train one model; empty: none
 
     def refusal(self, ledger: Ledger) -> str:
         """Why it can't work here; empty if it can. Whoever overrides it asks this one too."""
@@ -165,9 +168,13 @@ def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: in
     if world % (stages * ways):
         wants = " x ".join(f"{text(one)}: {one.across}" for one in asked.values())
         if world == 1:
-            raise Mistake(f"{' and '.join(map(text, asked.values()))} divides a model between workers, and there is one: give --devices "
-                          f"{stages * ways}")
-        raise Mistake(f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices")
+            raise Mistake(
+                f"{' and '.join(map(text, asked.values()))} divides a model between workers, and there is one: give --devices "
+                f"{stages * ways}"
+            )
+        raise Mistake(
+            f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices"
+        )
     return {"data": world // (stages * ways), "stage": stages, "tensor": ways}
 
 
@@ -181,8 +188,10 @@ def check_division(techniques: Iterable[TrainingTechnique], run: Run) -> None:
     """Refuse techniques that divide the optimizer's step where that would change what it does."""
     for technique in techniques:
         if technique.divides is not None and (reason := run.stepping().why_not(technique.divides)):
-            raise Mistake(f"{text(technique)} can't be used for this job: {reason}; leave it out, or use an optimizer that steps every "
-                          f"number by itself (Adam, AdamW, SGD, ...)")
+            raise Mistake(
+                f"{text(technique)} can't be used for this job: {reason}; leave it out, or use an optimizer that steps every "
+                f"number by itself (Adam, AdamW, SGD, ...)"
+            )
 
 
 def environment(techniques: Iterable[TrainingTechnique]) -> dict[str, str]:

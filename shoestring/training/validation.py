@@ -5,6 +5,7 @@ Metrics are means by the weight of their batches, so that a group, in which ever
 process does; where workers do not wait for each other, the one that counts steps takes whole batches. The model is called as
 `Run.together` has it, outside of a step, with its weights wherever a technique keeps them and in the precision that they have.
 """
+
 from __future__ import annotations
 
 import math
@@ -26,12 +27,20 @@ from shoestring.core.run import Run, gathered, guarded_outside, kept
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
-from shoestring.training.memory.block_state import GENERATORS, BlockState, Frozen, FrozenGenerator, generators_of, put_back, version
+from shoestring.training.memory.block_state import (
+    GENERATORS,
+    BlockState,
+    Frozen,
+    FrozenGenerator,
+    generators_of,
+    put_back,
+    version,
+)
 from shoestring.training.memory.fingerprint import fingerprint, matches
 
-LOSS = "loss"                  # the metric that is always there
-NO_GRADIENT = "does not require grad and does not have a grad_fn"   # how torch says that derivatives are not there
-OURS = ("step", "epoch")       # names that stand beside those of metrics
+LOSS = "loss"  # the metric that is always there
+NO_GRADIENT = "does not require grad and does not have a grad_fn"  # how torch says that derivatives are not there
+OURS = ("step", "epoch")  # names that stand beside those of metrics
 
 Metrics = dict[str, float]
 
@@ -58,7 +67,7 @@ def held_out(job: Job, whole: bool = False) -> Feed:
     mesh = on_one_axis() if whole else job.mesh
     once = replace(job, sampler=None, epochs=1, metrics=None, patience=0, mesh=mesh)
     feed = held_out_feed(once, own_part(mesh))
-    feed.sampler = InOrder()   # every sample, those too that do not fill a batch
+    feed.sampler = InOrder()  # every sample, those too that do not fill a batch
     return feed
 
 
@@ -72,21 +81,27 @@ def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
             return
 
 
-def validated(run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None) -> Metrics:
+def validated(
+    run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None
+) -> Metrics:
     """The metrics of the model as it is now, over all held-out batches, or over these."""
     watch = watch or SilentObserver()
     with validating(run, job, watch):
         if job.validate is not None:
             with watch.around(), guarded_outside(run):
                 found = named(job.validate(run.model), "validate")
-            return dict(gathered(run, found)[0])   # all workers have computed it; where it draws or looks at a clock, the first is right
-        return means(run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch)
+            return dict(
+                gathered(run, found)[0]
+            )  # all workers have computed it; where it draws or looks at a clock, the first is right
+        return means(
+            run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch
+        )
 
 
 @contextmanager
 def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
     """While inside, the model is in the mode for evaluation and can be called; then all is as it was."""
-    run.optimizer.zero_grad(set_to_none=True)   # the memory of gradients is free for this
+    run.optimizer.zero_grad(set_to_none=True)  # the memory of gradients is free for this
     with random_state.kept(), ExitStack() as stack:
         with watch.around():
             stack.enter_context(untouched(run))
@@ -109,31 +124,46 @@ def untouched(run: Run) -> Iterator[None]:
     before: list[Frozen] = [*generators_of(run.model)] if shared else BlockState(run.model).picture()
     before += map(FrozenGenerator, generators_beside(run))
     elsewhere = kept(run)
-    weights = {} if shared else {name: (one, version(one), fingerprint(one)) for name, one in run.model.named_parameters()
-                                 if name not in elsewhere and one.device.type == "cpu"}
+    weights = (
+        {}
+        if shared
+        else {
+            name: (one, version(one), fingerprint(one))
+            for name, one in run.model.named_parameters()
+            if name not in elsewhere and one.device.type == "cpu"
+        }
+    )
     run.model.eval()
     try:
         yield
     finally:
-        run.model.train(modes[run.model])   # by the model's own methods, which may have done more than set a mode,
+        run.model.train(modes[run.model])  # by the model's own methods, which may have done more than set a mode,
         for module, mode in modes.items():
-            module.training = mode          # and then every module as it was
+            module.training = mode  # and then every module as it was
         try:
             put_back(before)
         except Mistake as error:
-            raise Mistake(f"validation would leave something behind: in evaluation {str(error).partition(', so ')[0]}; keep that tensor "
-                          f"as a buffer, or leave it alone while the model is in the mode for evaluation") from error
-        changed = [name for name, (one, then, bits) in weights.items() if version(one) != then or not matches(bits, one)]
+            raise Mistake(
+                f"validation would leave something behind: in evaluation {str(error).partition(', so ')[0]}; keep that tensor "
+                f"as a buffer, or leave it alone while the model is in the mode for evaluation"
+            ) from error
+        changed = [
+            name for name, (one, then, bits) in weights.items() if version(one) != then or not matches(bits, one)
+        ]
         if changed:
-            raise Mistake(f"the model changes its weight {changed[0]} in evaluation too, so that validation would change what is trained: "
-                          f"do that in training alone (if self.training: ...)")
+            raise Mistake(
+                f"the model changes its weight {changed[0]} in evaluation too, so that validation would change what is trained: "
+                f"do that in training alone (if self.training: ...)"
+            )
 
 
 def generators_beside(run: Run) -> Iterator[Any]:
     """Random generators that the code of a model finds beside it: in the file that it is written in, or around its functions."""
     places: dict[int, list[Any]] = {}
     for code in (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values()):
-        if isinstance(code, FunctionType) and not str(code.__module__).startswith("torch."):   # one that was made has no module
+        if isinstance(code, FunctionType) and not str(code.__module__).startswith(
+            "torch."
+        ):  # one that was made has no module
             places[id(code.__globals__)] = list(code.__globals__.values())
             places[id(code)] = [content for cell in code.__closure__ or () for content in content_of(cell)]
     found = {id(one): one for place in places.values() for one in place if isinstance(one, GENERATORS)}
@@ -150,7 +180,7 @@ def content_of(cell: CellType) -> list[Any]:
 
 def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: SilentObserver) -> Metrics:
     """Means over all batches, and all workers, by the batches' weight."""
-    totals: dict[str, tuple[float, float]] = {}   # of each metric: the sum of value x weight, and of weight
+    totals: dict[str, tuple[float, float]] = {}  # of each metric: the sum of value x weight, and of weight
     device = next(run.model.parameters()).device
     for batch, counts in batches:
         weight = float(job.weight(batch)) if counts else 0.0
@@ -160,7 +190,9 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
             total, whole = totals.get(name, (0.0, 0.0))
             totals[name] = (total + weight * value if weight else total, whole + weight)
     whole_totals: dict[str, tuple[float, float]] = {}
-    for told in gathered(run, totals) if not run.link.imagined else [totals]:   # in the order of workers, so that all find the same
+    for told in (
+        gathered(run, totals) if not run.link.imagined else [totals]
+    ):  # in the order of workers, so that all find the same
         for name, (total, weight) in told.items():
             before = whole_totals.get(name, (0.0, 0.0))
             whole_totals[name] = (before[0] + total, before[1] + weight)
@@ -181,14 +213,18 @@ def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     except RuntimeError as error:
         if NO_GRADIENT not in str(error):
             raise
-        raise Mistake("the job's forward computes derivatives, and validation has none ready: put `with torch.enable_grad():` around what "
-                      "takes them") from error
+        raise Mistake(
+            "the job's forward computes derivatives, and validation has none ready: put `with torch.enable_grad():` around what "
+            "takes them"
+        ) from error
     found: dict[str, Any] = {LOSS: job.loss(output, batch)}
     if job.metrics is not None:
         more = job.metrics(output, batch)
         check_names(more, "metrics")
         if LOSS in more:
-            raise Mistake("the job's metrics give 'loss', which is the held-out loss and always measured: give it another name")
+            raise Mistake(
+                "the job's metrics give 'loss', which is the held-out loss and always measured: give it another name"
+            )
         found |= more
     return found
 
@@ -196,17 +232,23 @@ def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
 def check_names(found: Any, what: str) -> None:
     """Refuse what is not numbers by name, or has a name of ours."""
     if not isinstance(found, Mapping):
-        raise Mistake(f"the job's {what} gave a {type(found).__name__}: it must give numbers by name, such as {{'accuracy': 0.9}}")
+        raise Mistake(
+            f"the job's {what} gave a {type(found).__name__}: it must give numbers by name, such as {{'accuracy': 0.9}}"
+        )
     taken = [name for name in found if name in OURS]
     if taken:
-        raise Mistake(f"the job's {what} gave {taken[0]!r}, which stands beside every metric already: give it another name")
+        raise Mistake(
+            f"the job's {what} gave {taken[0]!r}, which stands beside every metric already: give it another name"
+        )
 
 
 def check_goal(job: Job, names: Iterable[str]) -> None:
     """Refuse a goal that is not measured."""
     there = list(names)
     if target(job.goal).metric not in there:
-        raise NoGoal(f"goal={job.goal!r} in the Job, and validation gave {', '.join(there) or 'nothing'}: name one of them")
+        raise NoGoal(
+            f"goal={job.goal!r} in the Job, and validation gave {', '.join(there) or 'nothing'}: name one of them"
+        )
 
 
 def named(found: Any, what: str) -> Metrics:

@@ -3,6 +3,7 @@
 A page of somebody else can make the browser ask this server under a name of its own (DNS rebinding), so the name asked for
 must be one this server has. Beyond this machine a secret is needed too: given once in the address, then kept as a cookie.
 """
+
 from __future__ import annotations
 
 import hmac
@@ -24,7 +25,7 @@ def headers(style: str, script: str) -> dict[str, str]:
     """What every answer carries: a page may use this style and this script, ask its own server, and nothing else."""
     return {
         "Content-Security-Policy": f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src 'self'; "
-                                   "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-store",

@@ -2,6 +2,7 @@
 
 A room inherits from both classes and says what is at its addresses, in `GuardedHandler.get`.
 """
+
 from __future__ import annotations
 
 import secrets
@@ -22,8 +23,8 @@ from shoestring.core.errors import Mistake
 from shoestring.web.guard import WILDCARDS, has_token, is_loopback, is_own_host
 
 TEXT = "text/plain; charset=utf-8"
-ASKING = 10.0    # seconds in which a client must have sent its whole request
-AT_ONCE = 200    # connections that are answered at the same time, each by a thread; a page that is open holds one
+ASKING = 10.0  # seconds in which a client must have sent its whole request
+AT_ONCE = 200  # connections that are answered at the same time, each by a thread; a page that is open holds one
 FULL = b"HTTP/1.0 503 Service Unavailable\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nToo many pages are open.\n"
 
 
@@ -32,15 +33,17 @@ class HttpRequest:
     """A request that may be answered."""
 
     path: str
-    query: Mapping[str, str]    # the first value of each name
+    query: Mapping[str, str]  # the first value of each name
     headers: Mapping[str, str]  # that the answer must carry: the cookie for who came with the token
 
 
 class GuardedServer(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128   # connections that wait to be taken: a browser with many tabs opens them all at once
+    request_queue_size = 128  # connections that wait to be taken: a browser with many tabs opens them all at once
 
-    def __init__(self, handler: type[GuardedHandler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self, handler: type[GuardedHandler], headers: Mapping[str, str], host: str = "127.0.0.1", port: int = 0
+    ) -> None:
         self.host, self.headers, self.closing = host, headers, Event()
         self.places, self.clock = BoundedSemaphore(AT_ONCE), time.monotonic
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
@@ -48,8 +51,10 @@ class GuardedServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), handler)
         except (OSError, OverflowError) as error:
-            raise Mistake(f"can't listen on {host or 'all addresses'}, port {port} ({error}): give another --port, or none to have a "
-                          f"free one picked, and a --host of this machine") from error
+            raise Mistake(
+                f"can't listen on {host or 'all addresses'}, port {port} ({error}): give another --port, or none to have a "
+                f"free one picked, and a --host of this machine"
+            ) from error
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self.places.acquire(blocking=False):
@@ -58,7 +63,7 @@ class GuardedServer(ThreadingHTTPServer):
             return self.shutdown_request(request)
         try:
             return super().process_request(request, client_address)
-        except BaseException:   # no thread could be started
+        except BaseException:  # no thread could be started
             self.places.release()
             raise
 
@@ -69,7 +74,7 @@ class GuardedServer(ThreadingHTTPServer):
             self.places.release()
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)   # HTTPServer would ask a name server for our name
+        TCPServer.server_bind(self)  # HTTPServer would ask a name server for our name
         self.server_port = self.server_address[1]
 
     @property
@@ -79,7 +84,7 @@ class GuardedServer(ThreadingHTTPServer):
         return f"http://{host}:{self.server_port}/" + (f"?token={self.token}" if self.token else "")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):   # a browser that went away is no error
+        if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):  # a browser that went away is no error
             super().handle_error(request, client_address)
 
     def server_close(self) -> None:
@@ -111,9 +116,9 @@ class RequestReader(RawIOBase):
 
 class GuardedHandler(BaseHTTPRequestHandler):
     server: GuardedServer
-    timeout = 30              # seconds that a client may take to receive something
-    command_name = "serve"    # of `shoestring`, which printed the address
-    home = "There is nothing here.\n"   # what else to say of an address that is none
+    timeout = 30  # seconds that a client may take to receive something
+    command_name = "serve"  # of `shoestring`, which printed the address
+    home = "There is nothing here.\n"  # what else to say of an address that is none
 
     def get(self, asked: HttpRequest) -> None:
         """Answer a request that passed the guard."""
@@ -138,7 +143,7 @@ class GuardedHandler(BaseHTTPRequestHandler):
             asked = urlsplit(self.path)
         except ValueError:
             return self.answer(400, "This is no address. " + self.home)
-        if asked.netloc:   # a host in the address itself is one more
+        if asked.netloc:  # a host in the address itself is one more
             return self.answer(400, "Ask for an address on this server. " + self.home)
         query = {name: values[0] for name, values in parse_qs(asked.query).items()}
         server, cookie = self.server, f"shoestring-{self.server.server_port}"
@@ -147,7 +152,11 @@ class GuardedHandler(BaseHTTPRequestHandler):
             return self.answer(403, f"This server does not go by that name. Open the address {printed}")
         if server.token and not has_token(server.token, asked.query, self.headers.get("Cookie", ""), cookie):
             return self.answer(403, f"The token is missing or wrong. Open the whole address {printed}")
-        secret = {"Set-Cookie": f"{cookie}={server.token}; Path=/; HttpOnly; SameSite=Strict"} if "token" in query and server.token else {}
+        secret = (
+            {"Set-Cookie": f"{cookie}={server.token}; Path=/; HttpOnly; SameSite=Strict"}
+            if "token" in query and server.token
+            else {}
+        )
         if asked.path == "/healthz":
             return self.answer(200, "ok\n", **secret)
         return self.get(HttpRequest(asked.path, query, secret))
@@ -185,7 +194,7 @@ def own_address() -> str:
     """The address other machines reach this one at. Nothing is sent to find it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))   # an address for documentation, RFC 5737
+            probe.connect(("192.0.2.1", 9))  # an address for documentation, RFC 5737
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()

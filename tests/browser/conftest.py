@@ -1,4 +1,5 @@
 """A real browser, where there is one: any Chromium on the path, driven by playwright (pip install playwright)."""
+
 from __future__ import annotations
 
 import shutil
@@ -16,7 +17,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (pip install playwright)")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         pytest.skip(f"there is no browser: none of {', '.join(NAMES)} is on the path")

@@ -1,4 +1,5 @@
 """Charts to work with: values under the pointer and by keys, scales, smoothing, zoom, several runs over each other, a table that sorts."""
+
 from __future__ import annotations
 
 import json
@@ -49,17 +50,20 @@ def test_every_line_tells_its_value_under_the_pointer(browser: Any, tmp_path: Pa
         opened_report(opened, path)
         loss = chart(opened, "Loss")
         assert loss.locator(".tip").is_hidden()
-        over(opened, loss.locator(".stage"), 0.985)   # the last step
+        over(opened, loss.locator(".stage"), 0.985)  # the last step
         told = loss.locator(".tip").inner_text()
         assert "step 200 · epoch 4" in told and f"training {step_fields(200)['loss']:.4g}".rstrip("0") in told
         assert f"held out {metrics_at(200)['loss']:.4g}".rstrip("0") in told and "best" in told
         over(opened, loss.locator(".stage"), 0.5)
-        assert "at 100" in loss.locator(".tip").inner_text()   # where the validation was that is nearest
+        assert "at 100" in loss.locator(".tip").inner_text()  # where the validation was that is nearest
         opened.mouse.move(5, 5)
         assert loss.locator(".tip").is_hidden()
         assert loss.locator("text.epoch").all_text_contents() == ["epoch 2", "epoch 3", "epoch 4"]
         assert loss.locator("circle.best").count() == 1
-        assert all(chart(opened, name).locator("path.curve").count() == 1 for name in ("Accuracy", "Learning rate", "Gradient norm"))
+        assert all(
+            chart(opened, name).locator("path.curve").count() == 1
+            for name in ("Accuracy", "Learning rate", "Gradient norm")
+        )
 
 
 def test_the_keyboard_reads_values_and_zooms(browser: Any, tmp_path: Path) -> None:
@@ -103,9 +107,16 @@ def test_a_logarithmic_scale_and_smoothing(browser: Any, tmp_path: Path) -> None
         assert loss.get_by_role("button", name="Log scale").get_attribute("aria-pressed") == "true"
         assert {"0.001", "0.01", "0.1"} <= set(ticks(loss))
         loss.get_by_role("button", name="Log scale").click()
-        assert loss.locator("path.curve").first.get_attribute("d") == path_before and loss.locator("path.faint").count() == 0
+        assert (
+            loss.locator("path.curve").first.get_attribute("d") == path_before
+            and loss.locator("path.faint").count() == 0
+        )
         loss.get_by_role("slider", name="Smoothing").fill("60")
-        assert loss.locator("path.faint").get_attribute("d") == path_before != loss.locator("path.curve").last.get_attribute("d")
+        assert (
+            loss.locator("path.faint").get_attribute("d")
+            == path_before
+            != loss.locator("path.curve").last.get_attribute("d")
+        )
 
 
 def test_a_line_can_be_hidden(browser: Any, tmp_path: Path) -> None:
@@ -134,7 +145,10 @@ def test_without_a_script_the_charts_are_pictures(browser: Any, tmp_path: Path) 
     with tab(browser, script=False) as opened:
         opened_report(opened, path)
         loss = chart(opened, "Loss")
-        assert loss.locator("svg polyline").count() == 2 and loss.locator("circle.best").count() == loss.get_by_role("img").count() == 1
+        assert (
+            loss.locator("svg polyline").count() == 2
+            and loss.locator("circle.best").count() == loss.get_by_role("img").count() == 1
+        )
 
 
 def test_a_live_chart_keeps_its_zoom(browser: Any, tmp_path: Path) -> None:
@@ -151,7 +165,9 @@ def test_a_live_chart_keeps_its_zoom(browser: Any, tmp_path: Path) -> None:
         add(path, "warning", text="news")
         seen(opened, "Step 241 of 400")
         assert ticks(loss) == before and loss.get_by_role("button", name="Show all").is_visible()
-        assert "step 1 " in loss.locator(".tip").inner_text() and loss.locator(".stage").evaluate("one => one === document.activeElement")
+        assert "step 1 " in loss.locator(".tip").inner_text() and loss.locator(".stage").evaluate(
+            "one => one === document.activeElement"
+        )
     lock.release()
 
 
@@ -159,7 +175,12 @@ def test_a_live_chart_keeps_its_zoom(browser: Any, tmp_path: Path) -> None:
 def runs(tmp_path: Path) -> Path:
     """Ten runs that differ in a flag."""
     for place in range(10):
-        made_run(tmp_path / "runs" / f"run-{place}", done=60 + place, per_epoch=20, flags={"width": 320, "lr": f"{(place * 7) % 10}e-4"})
+        made_run(
+            tmp_path / "runs" / f"run-{place}",
+            done=60 + place,
+            per_epoch=20,
+            flags={"width": 320, "lr": f"{(place * 7) % 10}e-4"},
+        )
     return tmp_path / "runs"
 
 
@@ -179,7 +200,13 @@ def test_runs_are_overlaid_as_they_are_ticked(browser: Any, runs: Path) -> None:
         opened.get_by_role("combobox").select_option("accuracy")
         opened.wait_for_function("document.querySelectorAll('.stage circle').length >= 6")
         assert opened.get_by_role("combobox").locator("option").all_inner_texts() == [
-            "training loss", "held-out loss", "accuracy", "learning rate", "gradient norm", "memory"]
+            "training loss",
+            "held-out loss",
+            "accuracy",
+            "learning rate",
+            "gradient norm",
+            "memory",
+        ]
 
 
 def test_the_table_is_sorted_by_any_column_and_stays_so(browser: Any, runs: Path) -> None:

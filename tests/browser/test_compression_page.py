@@ -1,4 +1,5 @@
 """The page of a compressed model as a person sees it: on a phone and on a desktop, in light and dark."""
+
 from __future__ import annotations
 
 import os
@@ -32,10 +33,14 @@ def test_a_report_fits_the_screen(browser: Any, tmp_path: Path, width: int) -> N
     with tab(browser, width) as opened:
         opened_page(opened, tmp_path, made_report(healed={"seconds": 598.0, "before": 0.962, "after": 0.9984}))
         assert fits(opened, width)
-        assert opened.locator(".frontier circle.ring").count() == 2 and opened.locator(".frontier line.limit").count() == 2
+        assert (
+            opened.locator(".frontier circle.ring").count() == 2 and opened.locator(".frontier line.limit").count() == 2
+        )
         assert set(opened.locator(".frontier text.word").all_text_contents()) >= {"predicted", "measured"}
         bars = opened.locator(".layers td.bar svg")
-        assert bars.count() == 2 * 38 + 1 and bars.evaluate_all("all => all.every(one => one.getBoundingClientRect().width > 40)")
+        assert bars.count() == 2 * 38 + 1 and bars.evaluate_all(
+            "all => all.every(one => one.getBoundingClientRect().width > 40)"
+        )
         colours = set()
         for scheme in ("light", "dark"):
             opened.emulate_media(color_scheme=scheme)
@@ -51,10 +56,23 @@ def test_a_report_fits_the_screen(browser: Any, tmp_path: Path, width: int) -> N
 @pytest.mark.parametrize("width", [360, 1280])
 def test_long_names_and_points_anywhere_fit_too(browser: Any, tmp_path: Path, width: int) -> None:
     long = "model." + "very_long_name_without_a_space" * 4
-    awkward = {"layers": [{"name": long, "technique": long, "form": "groups", "bits": 1e300, "bytes": 1e300, "shape": [10**11] * 6,
-                           "damage": 1e-300}],
-               "metric": {long: {"predicted": 1e300, "measured": -1e300, "n": 1e14, "standard_error": 1e300}},
-               "folder": f"/tmp/{long}", "notes": [long * 4], "asked": {"size": 8e6, "quality": 0.9999, "latency": 0.001}}
+    awkward = {
+        "layers": [
+            {
+                "name": long,
+                "technique": long,
+                "form": "groups",
+                "bits": 1e300,
+                "bytes": 1e300,
+                "shape": [10**11] * 6,
+                "damage": 1e-300,
+            }
+        ],
+        "metric": {long: {"predicted": 1e300, "measured": -1e300, "n": 1e14, "standard_error": 1e300}},
+        "folder": f"/tmp/{long}",
+        "notes": [long * 4],
+        "asked": {"size": 8e6, "quality": 0.9999, "latency": 0.001},
+    }
     with tab(browser, width) as opened:
         opened_page(opened, tmp_path, made_report(**awkward))
         assert fits(opened, width)
@@ -62,6 +80,11 @@ def test_long_names_and_points_anywhere_fit_too(browser: Any, tmp_path: Path, wi
             for fidelity in (0.5, 0.9985, 1.0):
                 both = {"predicted": size, "measured": size * 0.99}
                 for asked in ({"size": size, "quality": 0.998}, {"size": 2e6, "quality": fidelity}):
-                    opened_page(opened, tmp_path, made_report(
-                        size_bytes=both, fidelity={"mean": {"predicted": 0.9986, "measured": fidelity}}, asked=asked))
+                    opened_page(
+                        opened,
+                        tmp_path,
+                        made_report(
+                            size_bytes=both, fidelity={"mean": {"predicted": 0.9986, "measured": fidelity}}, asked=asked
+                        ),
+                    )
                     assert fits(opened, width), (size, fidelity, asked)

@@ -1,4 +1,5 @@
 """The page of a federated run as a person sees it: on a phone and on a desktop, as a file and live."""
+
 from __future__ import annotations
 
 import os
@@ -15,7 +16,16 @@ from tests.show.made_runs import add, made_run
 from tests.show.test_federation_page import NASTY, ROWS, federated_run, round_fields
 
 pytestmark = pytest.mark.browser
-CHARTS = ("Loss", "Accuracy", "Participants", "Privacy", "Bytes up and down", "Accuracy on devices", "Speed", "Memory while training")
+CHARTS = (
+    "Loss",
+    "Accuracy",
+    "Participants",
+    "Privacy",
+    "Bytes up and down",
+    "Accuracy on devices",
+    "Speed",
+    "Memory while training",
+)
 
 
 def fits(opened: Any, width: int) -> bool:
@@ -28,8 +38,18 @@ def fits(opened: Any, width: int) -> bool:
 @pytest.mark.parametrize("script", [True, False], ids=["charts", "pictures"])
 def test_every_chart_and_table_fits_the_screen(browser: Any, tmp_path: Path, width: int, script: bool) -> None:
     names = [f"{NASTY} {place} {'y' * (90 * (place % 2))}" for place in range(40)]
-    path = federated_run(tmp_path / "run", done=40, epsilon=4.2, names=names, end={}, report={
-        "comparisons": [{"title": f"A against {NASTY}", "rows": [*ROWS, {**ROWS[0], "metric": "m" * 60, "group": "g" * 60}]}]})
+    path = federated_run(
+        tmp_path / "run",
+        done=40,
+        epsilon=4.2,
+        names=names,
+        end={},
+        report={
+            "comparisons": [
+                {"title": f"A against {NASTY}", "rows": [*ROWS, {**ROWS[0], "metric": "m" * 60, "group": "g" * 60}]}
+            ]
+        },
+    )
     with tab(browser, width, script=script) as opened:
         opened_report(opened, path)
         assert fits(opened, width)
@@ -63,7 +83,9 @@ def test_a_live_page_follows_the_rounds_in_its_own_style(browser: Any, tmp_path:
     with served(path) as server, tab(browser, 390) as opened:
         opened.goto(server.url)
         seen(opened, "Round 20 of 40")
-        assert opened.locator(".tiles svg").bounding_box()["height"] < 10   # by the style that the server's policy allows
+        assert (
+            opened.locator(".tiles svg").bounding_box()["height"] < 10
+        )  # by the style that the server's policy allows
         add(path, "step", step=21, loss=0.2, seconds=0.5, process=1, most=1)
         add(path, "round", epsilon=2.1, **round_fields(21, ["late"]))
         add(path, "warning", text="news")
@@ -81,8 +103,12 @@ def test_runs_that_count_rounds_are_overlaid_by_round(browser: Any, tmp_path: Pa
         opened.wait_for_function("() => document.querySelectorAll('.stage path.curve').length === 2")
         assert "round" in opened.locator(".stage text").all_text_contents()
         opened.get_by_role("combobox").select_option("bytes up")
-        opened.wait_for_function("() => [...document.querySelectorAll('.stage text')].some(one => one.textContent.endsWith(' KiB'))")
+        opened.wait_for_function(
+            "() => [...document.querySelectorAll('.stage text')].some(one => one.textContent.endsWith(' KiB'))"
+        )
         assert opened.evaluate("document.documentElement.scrollWidth") <= 390
         made_run(tmp_path / "runs" / "gpt", done=30)
         seen(opened, "Died at step 30 of 400")
-        opened.wait_for_function("() => [...document.querySelectorAll('.stage text')].some(one => one.textContent === 'step or round')")
+        opened.wait_for_function(
+            "() => [...document.querySelectorAll('.stage text')].some(one => one.textContent === 'step or round')"
+        )

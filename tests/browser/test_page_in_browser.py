@@ -1,4 +1,5 @@
 """The page as a person sees it: live, never stale without saying so, and readable on a phone and a desktop."""
+
 from __future__ import annotations
 
 import os
@@ -44,7 +45,9 @@ def tab(browser: Any, width: int = 1280, quiet: bool = True, script: bool = True
     context = browser.new_context(viewport={"width": width, "height": 844}, java_script_enabled=script)
     opened = context.new_page()
     complaints: list[str] = []
-    opened.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     yield opened
     context.close()
@@ -62,16 +65,30 @@ def run(tmp_path: Path) -> Iterator[Path]:
 def finished(path: Path) -> Path:
     made_run(path, done=400)
     add(path, "finished", step=400)
-    parts = {"activations": 88 * MIB, "optimizer": 62 * MIB, "parameters": 41 * MIB, "gradients": 21 * MIB, "inputs": MIB}
-    Folder(path).write("report.json", {
-        "measured": {"peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91, "parts": parts},
-        "weights_sha256": "ab12" * 16, "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east."})
+    parts = {
+        "activations": 88 * MIB,
+        "optimizer": 62 * MIB,
+        "parameters": 41 * MIB,
+        "gradients": 21 * MIB,
+        "inputs": MIB,
+    }
+    Folder(path).write(
+        "report.json",
+        {
+            "measured": {"peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91, "parts": parts},
+            "weights_sha256": "ab12" * 16,
+            "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east.",
+        },
+    )
     return path
 
 
 def seen(tab: Any, words: str) -> None:
-    tab.wait_for_function("words => document.querySelector('main').innerText.replaceAll('\\u00a0', ' ').includes(words)", arg=words,
-                          timeout=1000 * HUNG)
+    tab.wait_for_function(
+        "words => document.querySelector('main').innerText.replaceAll('\\u00a0', ' ').includes(words)",
+        arg=words,
+        timeout=1000 * HUNG,
+    )
 
 
 def test_the_page_follows_the_run(browser: Any, run: Path) -> None:
@@ -86,14 +103,17 @@ def test_the_page_follows_the_run(browser: Any, run: Path) -> None:
         seen(opened, "Warning The <b>disk</b> is nearly full")
         assert opened.title() == "Training 60 % · gpt · shoestring"
         assert opened.evaluate("scrollY") == 700
-        assert opened.evaluate("document.querySelector('footer').kept") == "yes"   # what did not change was left alone
+        assert opened.evaluate("document.querySelector('footer').kept") == "yes"  # what did not change was left alone
 
 
 def test_a_killed_run_shows_as_dead(browser: Any, tmp_path: Path) -> None:
     path = made_run(tmp_path / "gpt-1", done=120)
     root = Path(made_runs.__file__).parents[2]
-    child = subprocess.Popen([sys.executable, made_runs.__file__, str(path), "120"], stdout=subprocess.PIPE,
-                             env=os.environ | {"PYTHONPATH": str(root)})
+    child = subprocess.Popen(
+        [sys.executable, made_runs.__file__, str(path), "120"],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"121\n"
         with served(path) as server, tab(browser) as opened:
@@ -200,12 +220,32 @@ def test_every_state_fits_the_screen(browser: Any, run: Path, tmp_path: Path, wi
 @pytest.mark.parametrize("width", WIDTHS)
 def test_words_in_drawings_never_overlap(browser: Any, width: int, script: bool) -> None:
     with tab(browser, width, script=script) as opened:
-        for count, scale in ((2, 1.0), (9, 1e-7), (11, 5e7), (99, 0.1), (102, 3.0), (990, 1.0), (1234, 1e-3), (10_400, 60.0),
-                             (100_000, 30_000.0)):
+        for count, scale in (
+            (2, 1.0),
+            (9, 1e-7),
+            (11, 5e7),
+            (99, 0.1),
+            (102, 3.0),
+            (990, 1.0),
+            (1234, 1e-3),
+            (10_400, 60.0),
+            (100_000, 30_000.0),
+        ):
             values = [scale * (1 + 0.1 * (place % 3)) for place in range(count)]
             samples = [[scale * place, (3 + place) << 20] for place in range(count)]
-            opened.set_content(report({"state": "training", "step": count, "steps": 2 * count, "losses": values, "seconds": values,
-                                       "samples_process": samples, "budget": {"memory": (count + 5) << 20}}))
+            opened.set_content(
+                report(
+                    {
+                        "state": "training",
+                        "step": count,
+                        "steps": 2 * count,
+                        "losses": values,
+                        "seconds": values,
+                        "samples_process": samples,
+                        "budget": {"memory": (count + 5) << 20},
+                    }
+                )
+            )
             assert opened.locator(".stage").count() == (3 if script else 0)
             assert opened.evaluate(OVERLAPS) == [], (count, scale)
             assert opened.evaluate(OUTSIDE) == [], (count, scale)

@@ -1,4 +1,5 @@
 """The command line as a user meets it: JSON, exit codes, and one clear message for every mistake."""
+
 from __future__ import annotations
 
 import json
@@ -62,12 +63,20 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
-REAL = sys.executable   # for tests of the bytes of a process, or of what is imported
+REAL = sys.executable  # for tests of the bytes of a process, or of what is imported
 
 
-def shoestring(*words: object, cwd: Path | None = None, python: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([python or sys.executable, "-m", "shoestring", *map(str, words)], capture_output=True, text=True, timeout=HUNG,
-                          cwd=cwd, env=os.environ | variables)
+def shoestring(
+    *words: object, cwd: Path | None = None, python: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python or sys.executable, "-m", "shoestring", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        cwd=cwd,
+        env=os.environ | variables,
+    )
 
 
 def answer(*words: object, cwd: Path, python: str = "") -> dict[str, Any]:
@@ -94,7 +103,7 @@ def test_plan_train_and_verify_agree_on_one_job(net: Path, tmp_path: Path) -> No
 
 
 def test_a_budget_below_plain_is_met_by_a_plan(net: Path, tmp_path: Path) -> None:
-    size = ("--width", 32, "--batch", 16384)   # many activations for few operations
+    size = ("--width", 32, "--batch", 16384)  # many activations for few operations
     plain = answer("plan", net, *size, "--use", "FusedOptimizer()", cwd=tmp_path, python=REAL)["plain"]["process_bytes"]
     report = answer("train", net, *size, "--memory", int(0.85 * plain), cwd=tmp_path, python=REAL)
     assert report["techniques"] and report["measured"]["process_bytes"] <= 0.85 * plain
@@ -107,58 +116,87 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
     assert found["least_bytes"] == found["nearest"]["process_bytes"] > 50 * 2**20
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["plan", "NET", "--memory", "6 bananas"], "'6 bananas' is not a size"),
-    (["plan", "NET", "--widht", "3"], "--width"),
-    (["plan", "NET", "--width", "wide"], "whole number"),
-    (["plan", "nothing.py"], "neither a file nor a built-in job"),
-    (["plan", "NET", "--use", "Checkpont(every=2)"], "did you mean Checkpoint?"),
-    (["plan", "NET", "--use", "Checkpoint(evry=2)"], "it has every, groups, schedule"),
-    (["plan", "NET", "--use", "Checkpoint(every=2"], "is not a technique"),
-    (["plan", "NET", "--use", "StepInBackward()", "--use", "Accumulate(pieces=2)"], "can't be combined"),
-    pytest.param(["plan", "NET", "--use", "Accumulate(pieces=1000)"], "a piece needs a sample", marks=pytest.mark.slow),
-    (["plan", "NET", "--plan", "missing.json"], "there is no plan file"),
-    (["trian", "NET"], "did you mean train?"),
-    (["train", "NET", "--memory"], "--memory needs a value; see shoestring train --help"),
-    (["train", "NET", "--devices", "x"], "--devices takes a whole number, and 'x' is none"),
-    (["plan", "NET", "--exact", "bit"], "--exact takes one of 'bits', 'rounding', 'draws', and 'bit' is none of them"),
-    (["plan"], "what is missing: job"),
-    (["train", "NET", "--run", "/sys/shoestring"], "'/sys/shoestring' can't be used ("),
-    (["plan", "NET", "--widht", "3"], "did you mean --width?"),
-    (["train", "NET", "--memroy", "3GiB"], "did you mean --memory?"),
-    (["train", "--memroy", "3GiB", "NET"], "did you mean --memory?"),
-    (["train", "nte.py"], "did you mean net.py?"),
-    (["plan", "gtp"], "did you mean gpt?"),
-    (["export", "RUN", "--to", "csv", "--otu", "x"], "did you mean --out?"),
-    (["plan", "NET", "--memory", "600"], "--memory 600: that is 600 bytes, and no process is that small; did you mean 600MiB?"),
-    (["plan", "NET", "--steps", "0"], "--steps 0: give 1 or more"),
-    (["plan", "NET", "--seed", "x"], "--seed x: this flag takes a whole number"),
-    (["plan", "NET", "--width", "--memory", "1GiB"], "--width needs a value, such as --width 64"),
-    (["plan", "NET", "--fault", "raises"], "raised KeyError"),
-    pytest.param(["train", "NET", "--fault", "nan", "--use", "FusedOptimizer()"], "the loss became nan in step 1", marks=pytest.mark.slow),
-    (["train", "NET", "--fault", "device", "--use", "FusedOptimizer()"], "device"),
-    (["plan", "gpt", "--width", "64"], "a --width of 64 can't be divided among 5 --heads"),
-    (["dance"], "'dance' is no command"),
-    (["watch", "missing"], "there is no missing"),
-    (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),
-])
-def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(words: list[str], said: str, net: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "NET", "--memory", "6 bananas"], "'6 bananas' is not a size"),
+        (["plan", "NET", "--widht", "3"], "--width"),
+        (["plan", "NET", "--width", "wide"], "whole number"),
+        (["plan", "nothing.py"], "neither a file nor a built-in job"),
+        (["plan", "NET", "--use", "Checkpont(every=2)"], "did you mean Checkpoint?"),
+        (["plan", "NET", "--use", "Checkpoint(evry=2)"], "it has every, groups, schedule"),
+        (["plan", "NET", "--use", "Checkpoint(every=2"], "is not a technique"),
+        (["plan", "NET", "--use", "StepInBackward()", "--use", "Accumulate(pieces=2)"], "can't be combined"),
+        pytest.param(
+            ["plan", "NET", "--use", "Accumulate(pieces=1000)"], "a piece needs a sample", marks=pytest.mark.slow
+        ),
+        (["plan", "NET", "--plan", "missing.json"], "there is no plan file"),
+        (["trian", "NET"], "did you mean train?"),
+        (["train", "NET", "--memory"], "--memory needs a value; see shoestring train --help"),
+        (["train", "NET", "--devices", "x"], "--devices takes a whole number, and 'x' is none"),
+        (
+            ["plan", "NET", "--exact", "bit"],
+            "--exact takes one of 'bits', 'rounding', 'draws', and 'bit' is none of them",
+        ),
+        (["plan"], "what is missing: job"),
+        (["train", "NET", "--run", "/sys/shoestring"], "'/sys/shoestring' can't be used ("),
+        (["plan", "NET", "--widht", "3"], "did you mean --width?"),
+        (["train", "NET", "--memroy", "3GiB"], "did you mean --memory?"),
+        (["train", "--memroy", "3GiB", "NET"], "did you mean --memory?"),
+        (["train", "nte.py"], "did you mean net.py?"),
+        (["plan", "gtp"], "did you mean gpt?"),
+        (["export", "RUN", "--to", "csv", "--otu", "x"], "did you mean --out?"),
+        (
+            ["plan", "NET", "--memory", "600"],
+            "--memory 600: that is 600 bytes, and no process is that small; did you mean 600MiB?",
+        ),
+        (["plan", "NET", "--steps", "0"], "--steps 0: give 1 or more"),
+        (["plan", "NET", "--seed", "x"], "--seed x: this flag takes a whole number"),
+        (["plan", "NET", "--width", "--memory", "1GiB"], "--width needs a value, such as --width 64"),
+        (["plan", "NET", "--fault", "raises"], "raised KeyError"),
+        pytest.param(
+            ["train", "NET", "--fault", "nan", "--use", "FusedOptimizer()"],
+            "the loss became nan in step 1",
+            marks=pytest.mark.slow,
+        ),
+        (["train", "NET", "--fault", "device", "--use", "FusedOptimizer()"], "device"),
+        (["plan", "gpt", "--width", "64"], "a --width of 64 can't be divided among 5 --heads"),
+        (["dance"], "'dance' is no command"),
+        (["watch", "missing"], "there is no missing"),
+        (["export", "missing", "--to", "csv"], "missing is not a run of shoestring"),
+    ],
+)
+def test_a_mistake_gets_one_clear_message_exit_code_2_and_no_traceback(
+    words: list[str], said: str, net: Path, tmp_path: Path
+) -> None:
     done = shoestring(*(net if word == "NET" else word for word in words), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
     assert len([line for line in done.stderr.splitlines() if line.startswith("shoestring:")]) == 1
 
 
-QUICK = [["--help"], ["plan", "--help"], ["plan", "NET", "--widht", "3"], ["plan", "NET", "--memory", "6 bananas"],
-         ["plan", "NET", "--use", "Checkpont(every=2)"], ["plan", "NET", "--use", "Checkpoint(evry=2)"],
-         ["--version"], ["train", "NET", "--help"], ["train", "--help", "NET"], ["plan", "NET", "--memory", "600"],
-         ["train", "NET", "--use", "Checkpoint(every=2"], ["watch", "missing"], ["export", "missing", "--to", "csv"]]
+QUICK = [
+    ["--help"],
+    ["plan", "--help"],
+    ["plan", "NET", "--widht", "3"],
+    ["plan", "NET", "--memory", "6 bananas"],
+    ["plan", "NET", "--use", "Checkpont(every=2)"],
+    ["plan", "NET", "--use", "Checkpoint(evry=2)"],
+    ["--version"],
+    ["train", "NET", "--help"],
+    ["train", "--help", "NET"],
+    ["plan", "NET", "--memory", "600"],
+    ["train", "NET", "--use", "Checkpoint(every=2"],
+    ["watch", "missing"],
+    ["export", "missing", "--to", "csv"],
+]
 
 
 @pytest.mark.parametrize("command", ["plan", "train", "distill", "federate", "compress", "verify"])
 @pytest.mark.parametrize("job", ["nothing.py", "broken.py", "folder", "run"])
-def test_help_is_shown_whatever_the_job_is(command: str, job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_shown_whatever_the_job_is(
+    command: str, job: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.py").write_text("def job(:")
     for name in ("folder", "run"):
@@ -176,7 +214,11 @@ def test_help_lists_the_flags_of_the_job(net: Path) -> None:
     shown = [shoestring("train", *words).stdout for words in ((net, "--help"), ("--help", net))]
     assert shown[0] == shown[1] and "flags of the job net.py:" in shown[0]
     said = " ".join(shown[0].split())
-    assert "--width INT a whole number (default 64)" in said and "--fault STR text (default empty)" in said and "--epochs N" in said
+    assert (
+        "--width INT a whole number (default 64)" in said
+        and "--fault STR text (default empty)" in said
+        and "--epochs N" in said
+    )
     assert shoestring("--version").stdout.startswith("shoestring ")
 
 
@@ -184,16 +226,23 @@ def test_a_flag_of_the_job_that_the_command_has_too_is_told(tmp_path: Path) -> N
     (tmp_path / "own.py").write_text("def job(patience: int = 3, step: int = 1): ...\n")
     done = shoestring("train", "own.py", "--patience", "4", cwd=tmp_path)
     assert done.returncode == 2 and "give the job's argument another name" in done.stderr
-    assert "--patience: flags of the command have these names" in shoestring("train", "own.py", "--help", cwd=tmp_path).stdout
-    assert "gave NoneType, not a Job" in shoestring("train", "own.py", "--step", "4", cwd=tmp_path).stderr, "and none is abbreviated"
+    assert (
+        "--patience: flags of the command have these names"
+        in shoestring("train", "own.py", "--help", cwd=tmp_path).stdout
+    )
+    assert "gave NoneType, not a Job" in shoestring("train", "own.py", "--step", "4", cwd=tmp_path).stderr, (
+        "and none is abbreviated"
+    )
 
 
 def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:
     for words in QUICK:
         words = [str(net) if word == "NET" else word for word in words]
-        code = (f"import sys\nbefore = set(sys.modules)\nimport shoestring.commands.main as c\n"
-                f"try: c.run({words!r})\nexcept SystemExit: pass\n"
-                f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil', 'json'}} & (set(sys.modules) - before)")
+        code = (
+            f"import sys\nbefore = set(sys.modules)\nimport shoestring.commands.main as c\n"
+            f"try: c.run({words!r})\nexcept SystemExit: pass\n"
+            f"assert not {{'torch', 'pathlib', 'typing', 'inspect', 'shutil', 'json'}} & (set(sys.modules) - before)"
+        )
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, words
 
 
@@ -213,7 +262,9 @@ def test_a_package_brings_a_command_by_an_entry_point(tmp_path: Path) -> None:
     about = tmp_path / "sweeping-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sweeping\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[shoestring.commands]\nsweep = sweeping\nbroken = nothing_like_it\ndoctor = sweeping\n")
+    (about / "entry_points.txt").write_text(
+        "[shoestring.commands]\nsweep = sweeping\nbroken = nothing_like_it\ndoctor = sweeping\n"
+    )
     (tmp_path / "sweeping.py").write_text(SWEEP)
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = shoestring("sweep", "--many", 3, python=REAL, **path)
@@ -232,8 +283,12 @@ def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> 
     rows = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}
     (kept,) = (json.loads(path.read_text()) for path in (tmp_path / ".cache" / "shoestring").glob("hardware-*"))
     assert rows["disk"] == f"{bytes_text(kept['disk'])}/s, written and read back"
-    assert rows["disk, direct"] == (f"{bytes_text(kept['direct'])}/s past the page cache" if kept["direct"] else "no direct I/O here")
-    assert f"best of {kept['tries']} tries" in rows["measured"] and f"{kept['busy']:.0%} of the cores" in rows["measured"]
+    assert rows["disk, direct"] == (
+        f"{bytes_text(kept['direct'])}/s past the page cache" if kept["direct"] else "no direct I/O here"
+    )
+    assert (
+        f"best of {kept['tries']} tries" in rows["measured"] and f"{kept['busy']:.0%} of the cores" in rows["measured"]
+    )
     assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(kept["when"])) in rows["measured"] and kept["tries"] >= 3
     assert [path.name for path in tmp_path.iterdir()] == [".cache"]
 

@@ -1,4 +1,5 @@
 """`compress --to onnx` and `export --to onnx`: the file keeps the size that was asked for, and any run can be exported."""
+
 from __future__ import annotations
 
 import json
@@ -41,7 +42,8 @@ def job(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_onnx_file_keeps_the_size_or_is_refused_with_the_one_that_it_would_have(
-        job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["compress", str(job), "--to", "onnx", "--json"]
     assert run([*words, "--size", "7KB", "--out", str(tmp_path / "small")]) == 0
     told = json.loads(capsys.readouterr().out)["onnx"]

@@ -4,6 +4,7 @@ The launcher is the command's own code in a process that was forked from one wit
 data wait, once, until the run was killed; so it is always killed between the same two steps. A plan that was saved is replayed: planning
 is tested elsewhere, and would take most of the time.
 """
+
 from __future__ import annotations
 
 import json
@@ -55,7 +56,9 @@ from tests.waiting import HUNG, PASS_GATE, Gates, until
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 STEPS, EVERY = 6, 2
-JOB = PASS_GATE + """
+JOB = (
+    PASS_GATE
+    + """
 import torch
 from torch import nn
 from shoestring import Job
@@ -73,7 +76,10 @@ def job(steps: int = 6) -> Job:
     return Job(model=lambda: nn.Sequential(block(), block(), block(), nn.Linear(64, 10)), data=data, steps=steps,
                optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-3))
 """
-SEQUENCES = JOB[:JOB.index("        x = ")] + """
+)
+SEQUENCES = (
+    JOB[: JOB.index("        x = ")]
+    + """
         x = torch.randint(256, (4, 25))
         number += 1
         yield x[:, :-1], x[:, 1:]
@@ -84,41 +90,82 @@ def job(steps: int = 6) -> Job:
 
 from shoestring.jobs.gpt import Gpt
 """
+)
 QUICK: list[Technique] = [CompressGradients("powersgd")]
 ALL: list[Technique] = [
-    SequencePipeline(3), TensorParallel(2), Pipeline(2, 2), Pipeline(2, 2, "zero-bubble"), Pipeline(2, 2, "pipedream", flush=2),
-    LowRank(rank=4, also="3"), Precision("bf16"), Precision("fp16"), Precision("bf16", "bf16"), Accumulate(2), OffloadActivations(), Checkpoint(every=1),
-    Checkpoint(schedule="((0,),1,2)"), FusedOptimizer(), OffloadOptimizer(), OffloadOptimizer("host"), OffloadOptimizer(moments="8bit"), OffloadModel(),
-    OffloadModel(moments="8bit"), StepInBackward(), DataParallel(), DataParallel(linear=True, warmup=3), Shard(1), Shard(2), Shard(3),
-    *map(CompressGradients, KINDS), LocalSteps(h=2), LocalSteps(h=2, after=1), LocalSteps(h=2, outer=0.7), Asynchronous("server"),
-    Asynchronous("hogwild"), DropStragglers(), EMA(0.5), *map(Allocator, installed())]
-BY_TIME = (Asynchronous, DropStragglers)   # who comes first depends on time, so two runs differ
+    SequencePipeline(3),
+    TensorParallel(2),
+    Pipeline(2, 2),
+    Pipeline(2, 2, "zero-bubble"),
+    Pipeline(2, 2, "pipedream", flush=2),
+    LowRank(rank=4, also="3"),
+    Precision("bf16"),
+    Precision("fp16"),
+    Precision("bf16", "bf16"),
+    Accumulate(2),
+    OffloadActivations(),
+    Checkpoint(every=1),
+    Checkpoint(schedule="((0,),1,2)"),
+    FusedOptimizer(),
+    OffloadOptimizer(),
+    OffloadOptimizer("host"),
+    OffloadOptimizer(moments="8bit"),
+    OffloadModel(),
+    OffloadModel(moments="8bit"),
+    StepInBackward(),
+    DataParallel(),
+    DataParallel(linear=True, warmup=3),
+    Shard(1),
+    Shard(2),
+    Shard(3),
+    *map(CompressGradients, KINDS),
+    LocalSteps(h=2),
+    LocalSteps(h=2, after=1),
+    LocalSteps(h=2, outer=0.7),
+    Asynchronous("server"),
+    Asynchronous("hogwild"),
+    DropStragglers(),
+    EMA(0.5),
+    *map(Allocator, installed()),
+]
+BY_TIME = (Asynchronous, DropStragglers)  # who comes first depends on time, so two runs differ
 # What every worker keeps for itself must survive where workers hold different weights, too
 PAIRS: list[tuple[Technique, ...]] = [
-    in_order((across, one)) for across in (Pipeline(2, 2), TensorParallel(2)) for one in ALL
-    if one.unites in ("", "data") and not conflict((across, one)) and not isinstance(one, SequencePipeline)
-    and not (isinstance(one, Checkpoint) and one.schedule)]   # which is of the blocks of another job
+    in_order((across, one))
+    for across in (Pipeline(2, 2), TensorParallel(2))
+    for one in ALL
+    if one.unites in ("", "data")
+    and not conflict((across, one))
+    and not isinstance(one, SequencePipeline)
+    and not (isinstance(one, Checkpoint) and one.schedule)
+]  # which is of the blocks of another job
 
 
 def test_the_matrix_has_every_technique_of_the_catalogue() -> None:
     assert {type(one) for one in ALL} == set(CATALOGUE) and set(QUICK) <= set(ALL)
 
 
-@pytest.mark.parametrize("technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL])
-def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(technique: Technique, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "technique", [pytest.param(one, id=text(one), marks=[] if one in QUICK else [pytest.mark.slow]) for one in ALL]
+)
+def test_a_technique_is_trained_by_the_command_killed_resumed_and_exported(
+    technique: Technique, tmp_path: Path
+) -> None:
     survives((technique,), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("plan", PAIRS, ids=lambda plan: " + ".join(map(text, plan)))
-def test_workers_that_hold_different_weights_survive_with_every_technique(plan: tuple[Technique, ...], tmp_path: Path) -> None:
+def test_workers_that_hold_different_weights_survive_with_every_technique(
+    plan: tuple[Technique, ...], tmp_path: Path
+) -> None:
     survives(plan, tmp_path)
 
 
 def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     """It is trained, killed, resumed and exported, and ends with the bits of an undisturbed run."""
     technique = plan[-1]
-    ahead = technique == Asynchronous("hogwild")   # asks for its next part before it counts the last step as done
+    ahead = technique == Asynchronous("hogwild")  # asks for its next part before it counts the last step as done
     source = SEQUENCES if any(isinstance(one, (SequencePipeline, TensorParallel)) for one in plan) else JOB
     (tmp_path / "job.py").write_text(source)
     Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
@@ -127,10 +174,12 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     devices = ["--devices", str(count)] if axes else []
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]
 
-    last = 3 if technique == LocalSteps(h=2, after=1) else 4   # its workers meet after the steps 1, 3, 5 and 6
+    last = 3 if technique == LocalSteps(h=2, after=1) else 4  # its workers meet after the steps 1, 3, 5 and 6
     with Gates(tmp_path, 4 + ahead):
         begun = Command(tmp_path, *words, "--run", "run")
-        saved = begun.until(lambda: any(event["event"] == "saved" and event["step"] == last for event in records(tmp_path / "run")))
+        saved = begun.until(
+            lambda: any(event["event"] == "saved" and event["step"] == last for event in records(tmp_path / "run"))
+        )
         assert saved, begun.said()
         begun.kill(tmp_path / "run")
 
@@ -140,7 +189,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     assert all(torch.tensor(report["losses"]).isfinite())
     weights = exported(tmp_path, "run", "--trained")
     assert all(one.isfinite().all() for one in weights.values())
-    if isinstance(technique, LowRank):   # exported with their updates
+    if isinstance(technique, LowRank):  # exported with their updates
         checkpoint = checkpoint_of(Folder(tmp_path / "run"), None)
         weights = trained_of(checkpoint.all_weights(), low_rank(checkpoint) or {})
     assert weights_sha256(weights) == report["weights_sha256"], "what is exported is what was trained"
@@ -162,7 +211,9 @@ class Command:
 
     def __init__(self, place: Path, *words: str) -> None:
         self.place = place
-        self.process = CONTEXT.Process(target=commanded, args=(str(place), words), daemon=True)   # a test that fails must not wait for it
+        self.process = CONTEXT.Process(
+            target=commanded, args=(str(place), words), daemon=True
+        )  # a test that fails must not wait for it
         self.process.start()
 
     def until(self, done: Callable[[], bool]) -> bool:

@@ -1,4 +1,5 @@
 """shoestring federate as a user meets it: JSON, exit codes, one clear message for every mistake."""
+
 from __future__ import annotations
 
 import json
@@ -15,7 +16,7 @@ from tests.waiting import HUNG, until
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 ROOT = Path(__file__).parents[2]
-JOB = f'''
+JOB = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from dataclasses import replace
@@ -35,9 +36,22 @@ def job(devices: int = 12, kind: str = "") -> Job:
     if kind == "with an empty one":
         return replace(made, clients=lambda: {{"full": records(1), "empty": [], "other": records(2)}})
     return made
-'''
-KEYS = {"rounds", "losses", "metrics", "weights_sha256", "clients_per_second", "bytes_up", "bytes_down", "epsilon", "participants",
-        "missing", "rejected", "predicted", "measured"}
+"""
+KEYS = {
+    "rounds",
+    "losses",
+    "metrics",
+    "weights_sha256",
+    "clients_per_second",
+    "bytes_up",
+    "bytes_down",
+    "epsilon",
+    "participants",
+    "missing",
+    "rejected",
+    "predicted",
+    "measured",
+}
 
 
 @pytest.fixture
@@ -47,8 +61,13 @@ def job(tmp_path: Path) -> Path:
 
 
 def shoestring(job: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, capture_output=True,
-                          text=True, timeout=HUNG)
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", "federate", str(job), *words],
+        cwd=job.parent,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+    )
 
 
 def told(job: Path, *words: str) -> dict[str, Any]:
@@ -69,9 +88,14 @@ def test_the_json_has_what_was_promised_and_the_same_seed_gives_the_same_bits(jo
 
 
 def test_a_plan_sends_what_was_predicted(job: Path) -> None:
-    for number, words in enumerate((["--use", "TopK(share=0.2)", "--use", "QuantizeUpdates()"], ["--upload", "200B"],
-                                    ["--upload", "70B", "--download", "200B"],
-                                    ["--upload", "300B", "--epsilon", "50", "--delta", "1e-2"])):
+    for number, words in enumerate(
+        (
+            ["--use", "TopK(share=0.2)", "--use", "QuantizeUpdates()"],
+            ["--upload", "200B"],
+            ["--upload", "70B", "--download", "200B"],
+            ["--upload", "300B", "--epsilon", "50", "--delta", "1e-2"],
+        )
+    ):
         found = told(job, "--per-round", "6", "--rounds", "2", "--run", f"run {number}", *words)
         assert found["techniques"] and found["predicted"]["up_bytes"] == found["measured"]["up_bytes"], words
         assert found["predicted"]["down_bytes"] == found["measured"]["down_bytes"]
@@ -92,43 +116,49 @@ def test_budgets_are_met_by_choosing_and_the_choice_is_explained(job: Path) -> N
     assert "chosen" in shown and "12 clients, 6 a round" in shown and "devices: " in shown
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    (["--upload", "20B"], "nothing fits 20 B"),
-    (["--epsilon", "0.01", "--delta", "1e-9", "--upload", "20B"], "nothing fits"),
-    (["--use", "QuantizeUpdates()", "--upload", "20B"], "QuantizeUpdates() does not keep the budget: up: "),
-])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--upload", "20B"], "nothing fits 20 B"),
+        (["--epsilon", "0.01", "--delta", "1e-9", "--upload", "20B"], "nothing fits"),
+        (["--use", "QuantizeUpdates()", "--upload", "20B"], "QuantizeUpdates() does not keep the budget: up: "),
+    ],
+)
 def test_budgets_that_can_not_be_met_are_refused_with_the_nearest(job: Path, words: list[str], why: str) -> None:
     done = shoestring(job, "--per-round", "6", *words, "--json")
     assert done.returncode == 3 and why in done.stderr, done.stderr
     assert json.loads(done.stdout)["nearest"]["up_bytes"] > 20
 
 
-@pytest.mark.parametrize(("words", "why"), [
-    (["--per-round", "13"], "--per-round 13 and there are 12 clients"),
-    (["--clients", "13"], "--clients 13, and the job has 12"),
-    (["--per-round", "0"], "--per-round 0: give a whole number, 1 or more"),
-    (["--rounds", "many"], "--rounds many: give a whole number"),
-    (["--epsilon", "4"], "give --delta too"),
-    (["--delta", "1e-6"], "goes with --epsilon"),
-    (["--epsilon", "-1", "--delta", "1e-6"], "epsilon=-1: give a number"),
-    (["--epsilon", "4", "--delta", "2"], "--delta 2: give a chance above 0 and below 1"),
-    (["--use", "FedAdm()"], "did you mean FedAdam?"),
-    (["--use", "FedAdam(rate=1)"], "FedAdam has no knob 'rate'"),
-    (["--use", "Krum(malicious=1)", "--use", "CoordinateMedian()"], "both say how updates are combined"),
-    (["--use", "Rotate()"], "Rotate is of no use without QuantizeUpdates"),
-    (["--use", "TopK(share=2)"], "share"),
-    (["--kind", "none"], "the job has no clients"),
-    (["--kind", "empty"], "the job's clients are none"),
-    (["--kind", "rule", "--clients", "60"], "60"),
-    (["--fresh"], "name it with --run"),
-    (["--task", "tune"], "--task tune needs settings"),
-    (["--settings", "lr=1"], "--settings is for --task evaluate or tune or compare"),
-    (["--task", "compare"], "two models or two settings"),
-    (["--task", "evaluate", "--model", "nowhere"], "nowhere is no run"),
-    (["--task", "evaluate", "--settings", "rate=1"], "no setting 'rate'"),
-    (["--task", "evaluate", "--least", "13"], "nothing is told about fewer than 13"),
-    (["--upload", "lots"], "lots"),
-])
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--per-round", "13"], "--per-round 13 and there are 12 clients"),
+        (["--clients", "13"], "--clients 13, and the job has 12"),
+        (["--per-round", "0"], "--per-round 0: give a whole number, 1 or more"),
+        (["--rounds", "many"], "--rounds many: give a whole number"),
+        (["--epsilon", "4"], "give --delta too"),
+        (["--delta", "1e-6"], "goes with --epsilon"),
+        (["--epsilon", "-1", "--delta", "1e-6"], "epsilon=-1: give a number"),
+        (["--epsilon", "4", "--delta", "2"], "--delta 2: give a chance above 0 and below 1"),
+        (["--use", "FedAdm()"], "did you mean FedAdam?"),
+        (["--use", "FedAdam(rate=1)"], "FedAdam has no knob 'rate'"),
+        (["--use", "Krum(malicious=1)", "--use", "CoordinateMedian()"], "both say how updates are combined"),
+        (["--use", "Rotate()"], "Rotate is of no use without QuantizeUpdates"),
+        (["--use", "TopK(share=2)"], "share"),
+        (["--kind", "none"], "the job has no clients"),
+        (["--kind", "empty"], "the job's clients are none"),
+        (["--kind", "rule", "--clients", "60"], "60"),
+        (["--fresh"], "name it with --run"),
+        (["--task", "tune"], "--task tune needs settings"),
+        (["--settings", "lr=1"], "--settings is for --task evaluate or tune or compare"),
+        (["--task", "compare"], "two models or two settings"),
+        (["--task", "evaluate", "--model", "nowhere"], "nowhere is no run"),
+        (["--task", "evaluate", "--settings", "rate=1"], "no setting 'rate'"),
+        (["--task", "evaluate", "--least", "13"], "nothing is told about fewer than 13"),
+        (["--upload", "lots"], "lots"),
+    ],
+)
 def test_a_mistake_gets_one_clear_message(job: Path, words: list[str], why: str) -> None:
     done = shoestring(job, *words)
     assert done.returncode == 2 and why in done.stderr, done.stderr
@@ -159,8 +189,13 @@ def test_two_runs_are_compared_on_devices_own_records_and_the_page_shows_it(job:
 
 def test_it_stops_when_asked_to_and_goes_on_by_the_same_command(job: Path) -> None:
     words = ["--per-round", "6", "--rounds", "100000", "--run", "run"]
-    started = subprocess.Popen([sys.executable, "-m", "shoestring", "federate", str(job), *words], cwd=job.parent, stderr=subprocess.PIPE,
-                               stdout=subprocess.DEVNULL, text=True)
+    started = subprocess.Popen(
+        [sys.executable, "-m", "shoestring", "federate", str(job), *words],
+        cwd=job.parent,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
     events = job.parent / "run" / "events.jsonl"
     until(lambda: events.exists() and b'"round"' in events.read_bytes(), "the first round")
     started.send_signal(signal.SIGTERM)

@@ -1,4 +1,5 @@
 """What a program reads of our commands with --json stays: every key that was there is there, of the same kind."""
+
 from __future__ import annotations
 
 import json
@@ -13,10 +14,21 @@ from tests.golden import HERE, VERSIONS, answers, lost
 from tests.waiting import HUNG
 
 USE = ["--use", "Accumulate(pieces=2)"]
-OPEN = {"dtypes", "environment", "links", "missing", "runners_up", "more_memory", "refused"}   # what is in them depends on the machine
+OPEN = {
+    "dtypes",
+    "environment",
+    "links",
+    "missing",
+    "runners_up",
+    "more_memory",
+    "refused",
+}  # what is in them depends on the machine
 # Zeros that `verify` had of runs without traffic, when what was measured was counted in two ways.
-GONE = {("verify", "version-1"): {f".{side}.{name} is gone" for side in ("measured", "plain_measured")
-                                 for name in ("traffic_bytes", "sent_bytes")}}
+GONE = {
+    ("verify", "version-1"): {
+        f".{side}.{name} is gone" for side in ("measured", "plain_measured") for name in ("traffic_bytes", "sent_bytes")
+    }
+}
 COMMANDS: dict[str, list[str]] = {
     "train": ["train", "job.py", "--run", "finished", *USE, "--save-every", "6", "--keep", "1"],
     "plan": ["plan", "job.py", "--memory", "2GiB", "--save", "saved.json"],

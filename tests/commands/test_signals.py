@@ -1,4 +1,5 @@
 """Signals that ask a command to stop: one that is ignored (nohup, `&`) stays ignored, another lets it save and is named."""
+
 from __future__ import annotations
 
 import json
@@ -17,7 +18,9 @@ from tests.waiting import HUNG, UNTIL_EXISTS
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 # Before its third batch it says so and waits until somebody opens the gate
-JOB = UNTIL_EXISTS + """
+JOB = (
+    UNTIL_EXISTS
+    + """
 import sys, torch
 from torch import nn
 from shoestring import Job
@@ -32,8 +35,11 @@ def data():
 def job() -> Job:
     return Job(model=lambda: nn.Linear(8, 4), data=data, steps=6)
 """
+)
 # The same when it validates after its second round
-GATED = UNTIL_EXISTS + f"""
+GATED = (
+    UNTIL_EXISTS
+    + f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from tests.federated.toys import records, toy_job
@@ -50,8 +56,12 @@ def validate(model):
 def job():
     return toy_job(validate=validate)
 """
-COMMANDS = {"train": ["train", "job.py", "--plan", "plan.json"], "group": ["train", "job.py", "--use", "DataParallel()", "--devices", "2"],
-            "federate": ["federate", "toy.py", "--per-round", "6", "--rounds", "8", "--every", "1", "--processes", "2"]}
+)
+COMMANDS = {
+    "train": ["train", "job.py", "--plan", "plan.json"],
+    "group": ["train", "job.py", "--use", "DataParallel()", "--devices", "2"],
+    "federate": ["federate", "toy.py", "--per-round", "6", "--rounds", "8", "--every", "1", "--processes", "2"],
+}
 
 
 @pytest.fixture
@@ -65,8 +75,13 @@ def place(tmp_path: Path) -> Path:
 def at_the_gate(place: Path, words: Sequence[str], ignored: Sequence[int]) -> subprocess.Popen[str]:
     """A command that stands at the gate."""
     traps = "".join(f"trap '' {number:d}; " for number in ignored)
-    child = subprocess.Popen(["sh", "-c", f'{traps}exec "$@"', "sh", sys.executable, "-m", "shoestring", *words, "--run", "a"], cwd=place,
-                             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    child = subprocess.Popen(
+        ["sh", "-c", f'{traps}exec "$@"', "sh", sys.executable, "-m", "shoestring", *words, "--run", "a"],
+        cwd=place,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
     assert child.stderr is not None, "the pipe was asked for"
     heard = []
     for line in child.stderr:
@@ -80,7 +95,9 @@ def open_gate(place: Path) -> None:
     (place / "gate").write_text("")
 
 
-@pytest.mark.parametrize(("number", "command"), [(signal.SIGHUP, "train"), (signal.SIGINT, "train"), (signal.SIGHUP, "federate")])
+@pytest.mark.parametrize(
+    ("number", "command"), [(signal.SIGHUP, "train"), (signal.SIGINT, "train"), (signal.SIGHUP, "federate")]
+)
 def test_a_signal_that_is_ignored_stays_ignored(number: int, command: str, place: Path) -> None:
     child = at_the_gate(place, COMMANDS[command], [number])
     child.send_signal(number)
@@ -90,8 +107,14 @@ def test_a_signal_that_is_ignored_stays_ignored(number: int, command: str, place
     assert records(place / "a")[-1]["event"] == "finished"
 
 
-@pytest.mark.parametrize(("number", "told"), [(signal.SIGHUP, "asked to by SIGHUP"), (signal.SIGTERM, "asked to by SIGTERM"),
-                                              (signal.SIGINT, "interrupted (Ctrl-C)")])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGHUP, "asked to by SIGHUP"),
+        (signal.SIGTERM, "asked to by SIGTERM"),
+        (signal.SIGINT, "interrupted (Ctrl-C)"),
+    ],
+)
 def test_any_other_stops_it_with_a_checkpoint_and_is_named(number: int, told: str, place: Path) -> None:
     child = at_the_gate(place, COMMANDS["train"], [])
     child.send_signal(number)

@@ -1,4 +1,5 @@
 """Standard streams that are closed, full, read no further or without our characters: a command does its work and says what it can."""
+
 from __future__ import annotations
 
 import json
@@ -30,7 +31,7 @@ def data():
 def job() -> Job:
     return Job(model=lambda: nn.Linear(8, 4), data=data, steps=40)
 """
-COLD = sys.executable   # an interpreter looks at its streams and decides on encodings when it starts
+COLD = sys.executable  # an interpreter looks at its streams and decides on encodings when it starts
 TRAIN = "train job.py --plan plan.json --run a"
 
 
@@ -43,16 +44,23 @@ def place(tmp_path: Path) -> Path:
 
 def shell(place: Path, line: str) -> subprocess.CompletedProcess[str]:
     """A line of a shell, in which `$S` is shoestring; what a pipe ends with is what the command ended with."""
-    return subprocess.run(["bash", "-o", "pipefail", "-c", line.replace("$S", f"{sys.executable} -m shoestring")], cwd=place,
-                          capture_output=True, encoding="utf-8", timeout=HUNG)
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line.replace("$S", f"{sys.executable} -m shoestring")],
+        cwd=place,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=HUNG,
+    )
 
 
 def finished(place: Path) -> bool:
     return bool(records(place / "a")[-1]["event"] == "finished")
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.slow),
-                                    pytest.param("2>&-", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "closed",
+    ["<&- >&- 2>&-", pytest.param(">&-", marks=pytest.mark.slow), pytest.param("2>&-", marks=pytest.mark.slow)],
+)
 def test_a_stream_that_is_closed_is_silent(closed: str, place: Path) -> None:
     done = shell(place, f"{COLD} -m shoestring {TRAIN} {closed}")
     assert done.returncode == 0 and "Error" not in done.stderr, done.stderr
@@ -64,8 +72,10 @@ def test_a_stream_that_is_closed_is_silent(closed: str, place: Path) -> None:
 def test_a_full_output_is_told_as_what_it_is(place: Path) -> None:
     done = shell(place, f"$S {TRAIN} > /dev/full")
     assert done.returncode == 1 and finished(place)
-    assert done.stderr.endswith("shoestring: standard output can't be written (No space left on device), and what should be there is lost; "
-                                "what it did is kept\n"), done.stderr
+    assert done.stderr.endswith(
+        "shoestring: standard output can't be written (No space left on device), and what should be there is lost; "
+        "what it did is kept\n"
+    ), done.stderr
     assert "--run" not in done.stderr and shell(place, f"$S {TRAIN} 2> /dev/full").returncode == 0
 
 
@@ -81,8 +91,14 @@ def test_other_commands_end_quietly_when_nobody_reads_on(place: Path) -> None:
     assert done.returncode == 141 and "roken" not in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("locale", ["LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0", pytest.param("LC_ALL=C", marks=pytest.mark.slow),
-                                    pytest.param("PYTHONIOENCODING=ascii", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "locale",
+    [
+        "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0",
+        pytest.param("LC_ALL=C", marks=pytest.mark.slow),
+        pytest.param("PYTHONIOENCODING=ascii", marks=pytest.mark.slow),
+    ],
+)
 def test_no_locale_keeps_a_job_from_being_read_or_from_printing(locale: str, place: Path) -> None:
     done = shell(place, f"export {locale}; {COLD} -m shoestring {TRAIN}")
     assert done.returncode == 0 and finished(place), done.stderr
@@ -90,7 +106,9 @@ def test_no_locale_keeps_a_job_from_being_read_or_from_printing(locale: str, pla
 
 
 def test_a_job_in_another_encoding_that_it_names_is_python(place: Path) -> None:
-    (place / "job.py").write_bytes(("# -*- coding: latin-1 -*-\n" + JOB.replace("世界", "")).encode("latin-1", "replace"))
+    (place / "job.py").write_bytes(
+        ("# -*- coding: latin-1 -*-\n" + JOB.replace("世界", "")).encode("latin-1", "replace")
+    )
     done = shell(place, f"$S {TRAIN}")
     assert done.returncode == 0, done.stderr
     assert (place / "a" / "job.py").read_bytes() == (place / "job.py").read_bytes()

@@ -1,4 +1,5 @@
 """The line that moves while training or planning: what stands in the terminal in the end, and what a pipe gets."""
+
 from __future__ import annotations
 
 import os
@@ -41,7 +42,7 @@ def standing(written: str) -> list[str]:
             place = 0
             lines += [""] * (part == "\n")
         else:
-            lines[-1] = lines[-1][:place].ljust(place) + part + lines[-1][place + 1:]
+            lines[-1] = lines[-1][:place].ljust(place) + part + lines[-1][place + 1 :]
             place += 1
     return [line.rstrip() for line in lines]
 
@@ -52,15 +53,15 @@ def test_nothing_is_left_of_a_longer_line(kind: str, monkeypatch: pytest.MonkeyP
     line = MovingLine(Terminal())
     line.show("a long line about step 9")
     line.show("step 10")
-    assert standing(line.stream.getvalue()) == ["step 10"]   # type: ignore[attr-defined]
+    assert standing(line.stream.getvalue()) == ["step 10"]  # type: ignore[attr-defined]
     line.say("warning: hot")
-    assert standing(line.stream.getvalue()) == ["warning: hot", "step 10"]   # type: ignore[attr-defined]
+    assert standing(line.stream.getvalue()) == ["warning: hot", "step 10"]  # type: ignore[attr-defined]
     line.end()
     line.say("done")
-    assert standing(line.stream.getvalue()) == ["warning: hot", "step 10", "done", ""]   # type: ignore[attr-defined]
+    assert standing(line.stream.getvalue()) == ["warning: hot", "step 10", "done", ""]  # type: ignore[attr-defined]
     line.show("once more")
     line.clear()
-    assert standing(line.stream.getvalue())[-2:] == ["done", ""]   # type: ignore[attr-defined]
+    assert standing(line.stream.getvalue())[-2:] == ["done", ""]  # type: ignore[attr-defined]
 
 
 def test_a_pipe_gets_plain_lines() -> None:
@@ -69,7 +70,7 @@ def test_a_pipe_gets_plain_lines() -> None:
     line.say("warning: hot")
     line.show("step 2")
     line.end()
-    assert line.stream.getvalue() == "step 1\nwarning: hot\nstep 2\n"   # type: ignore[attr-defined]
+    assert line.stream.getvalue() == "step 1\nwarning: hot\nstep 2\n"  # type: ignore[attr-defined]
 
 
 def shower(path: Path, stream: StringIO, epochs: int = 3) -> Shower:
@@ -82,19 +83,26 @@ def step(number: int, seconds: float = 1.0, epoch: int = 0) -> Stepped:
     return Stepped(number, 2.0, seconds, 1 << 20, 1 << 20, epoch=epoch)
 
 
-def test_epochs_validations_and_warnings_are_shown_without_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_validations_and_warnings_are_shown_without_remains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(90))
     stream = Terminal()
     show = shower(tmp_path, stream)
     show(Begun(steps=0, step=0))
     for event in (step(1), step(2, epoch=1), Validated(2, 1, {"loss": 1.5}), Warned("hot")):
         show(event)
-    assert standing(stream.getvalue()) == ["warning: hot", "step 2, epoch 1 of 3  loss 2.000  held out: loss 1.500  memory 1.00 MiB"]
+    assert standing(stream.getvalue()) == [
+        "warning: hot",
+        "step 2, epoch 1 of 3  loss 2.000  held out: loss 1.500  memory 1.00 MiB",
+    ]
     show(step(3, epoch=1))
     assert standing(stream.getvalue())[-1].startswith("step 3, epoch 2 of 3")
 
 
-def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(120))
     events = Events(tmp_path)
     steps = [step(number, 1.0 + number % 3) for number in range(1, 31)]
@@ -121,11 +129,21 @@ def test_planning_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.Monke
     assert standing(stream.getvalue()) == [""]
 
 
-@pytest.mark.parametrize(("settings", "shown"), [({"LC_ALL": "C"}, "##.. 5 ... \\u4e16"), ({"LC_ALL": "C.UTF-8"}, "██░░ 5 … 世"),
-                                                  ({"PYTHONIOENCODING": "latin-1"}, "##.. 5 ... \\u4e16")])
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        ({"LC_ALL": "C"}, "##.. 5 ... \\u4e16"),
+        ({"LC_ALL": "C.UTF-8"}, "██░░ 5 … 世"),
+        ({"PYTHONIOENCODING": "latin-1"}, "##.. 5 ... \\u4e16"),
+    ],
+)
 def test_a_terminal_without_other_characters_gets_ascii(settings: dict[str, str], shown: str) -> None:
     code = "import sys\nfrom shoestring.processes.streams import speak_plainly\nspeak_plainly(sys.stdout)\nprint('██░░ 5 … 世')"
-    variables = {name: value for name, value in os.environ.items() if name not in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONIOENCODING")}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("LC_ALL", "LC_CTYPE", "LANG", "PYTHONIOENCODING")
+    }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=variables | settings)
     assert done.stdout.decode() == shown + "\n", done.stderr
 

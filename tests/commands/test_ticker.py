@@ -1,4 +1,5 @@
 """A log gets a line at least every ten seconds, of whatever takes long: planning, making the model, a step."""
+
 from __future__ import annotations
 
 import io
@@ -41,7 +42,10 @@ def test_what_takes_long_is_told_again_and_again_and_never_later_than_ten_second
         clock.now += LOOKS
     times = [0.0, *(when for when, _ in said), clock.now]
     assert max(after - before for before, after in pairwise(times)) <= 10 - LOOKS
-    assert said[0][1] == "planning: trying 3 real steps, 9 s so far …" and said[-1][1] == "planning: trying 3 real steps, 54 s so far …"
+    assert (
+        said[0][1] == "planning: trying 3 real steps, 9 s so far …"
+        and said[-1][1] == "planning: trying 3 real steps, 54 s so far …"
+    )
 
 
 def test_who_says_something_is_not_interrupted(clock: Clock) -> None:
@@ -56,12 +60,14 @@ def test_who_says_something_is_not_interrupted(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("json", [True, False])
-def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: bool, clock: Clock, tmp_path: Path) -> None:
+def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(
+    json: bool, clock: Clock, tmp_path: Path
+) -> None:
     stream = io.StringIO()
     line = MovingLine(stream)
     ticker = Ticker(line.say, clock)
-    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
-    shower = Shower(Namespace(json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)   # type: ignore[arg-type, return-value]
+    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)  # type: ignore[arg-type]
+    shower = Shower(Namespace(json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)  # type: ignore[arg-type, return-value]
     for said in ("training: making the model, 10 s so far …\n", "training: the first step, 10 s so far …\n"):
         clock.now += 10
         ticker.tick()
@@ -76,15 +82,17 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(json: b
 
 def test_a_log_of_a_long_run_stays_short(clock: Clock, tmp_path: Path) -> None:
     stream = io.StringIO()
-    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)   # type: ignore[arg-type]
-    job = Job(model=lambda: None, data=list, steps=20_000)   # type: ignore[arg-type, return-value]
+    held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)  # type: ignore[arg-type]
+    job = Job(model=lambda: None, data=list, steps=20_000)  # type: ignore[arg-type, return-value]
     shower = Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print, clock))
     for step in range(1, 20_001):
         shower(Stepped(step, 0.5, 0.1, 1, 1))
     assert stream.getvalue().count("\n") == 200
 
 
-def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
     from shoestring.commands.job_flags import planned
     from shoestring.training.execution import job_planning
@@ -95,12 +103,12 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(monkeypatc
     def plan(*given: Any, on_progress: Any, **more: Any) -> Any:
         print("the job says")
         on_progress("rehearsing plain", 30.0)
-        assert "planning, about 30 s: rehearsing plain …" in stream.getvalue() and "the job says" not in stream.getvalue()
+        assert (
+            "planning, about 30 s: rehearsing plain …" in stream.getvalue() and "the job says" not in stream.getvalue()
+        )
         raise StopIteration
 
     monkeypatch.setattr(job_planning, "planned", plan)
     options = Namespace(plan=None, command="train", json=False, use=None, inexact=False, exact=None, fresh_plan=False)
     with pytest.raises(StopIteration):
-        planned(options, None, None)   # type: ignore[arg-type]
-
-
+        planned(options, None, None)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
 """Latencies are not what these tests are about: a few calls are enough."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
 """Six small models of different kinds, each with a job."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -16,7 +17,10 @@ def batches(count: int, make: Callable[[torch.Generator], Any], seed: int = 0) -
 
 
 def vectors(width: int) -> Callable[[torch.Generator], Any]:
-    return lambda generator: (torch.randn(8, width, generator=generator), torch.randint(0, 4, (8,), generator=generator))
+    return lambda generator: (
+        torch.randn(8, width, generator=generator),
+        torch.randint(0, 4, (8,), generator=generator),
+    )
 
 
 def images(generator: torch.Generator) -> Any:
@@ -74,15 +78,34 @@ def mlp() -> nn.Module:
 def bert() -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    return BertModel(BertConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-                                max_position_embeddings=16), add_pooling_layer=False)
+    return BertModel(
+        BertConfig(
+            vocab_size=40,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=16,
+        ),
+        add_pooling_layer=False,
+    )
 
 
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(LlamaConfig(vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                                        intermediate_size=32, max_position_embeddings=16, use_cache=False))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=40,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=16,
+            use_cache=False,
+        )
+    )
 
 
 def called(model: nn.Module, batch: Any) -> Any:
@@ -97,8 +120,13 @@ def loss(output: Tensor, batch: Any) -> Tensor:
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], Any]]] = {
-    "mlp": (mlp, vectors(16)), "cnn with skips": (Skipping, images), "lstm": (Recurrent, words), "bert": (bert, words),
-    "llama": (llama, words), "tied embeddings": (Tied, words)}
+    "mlp": (mlp, vectors(16)),
+    "cnn with skips": (Skipping, images),
+    "lstm": (Recurrent, words),
+    "bert": (bert, words),
+    "llama": (llama, words),
+    "tied embeddings": (Tied, words),
+}
 
 
 def job_of(name: str) -> Job:
@@ -109,4 +137,10 @@ def job_of(name: str) -> Job:
         torch.manual_seed(0)
         return make()
 
-    return Job(model=model, data=lambda: batches(6, batch), held_out=lambda: batches(6, batch, seed=1), forward=called, loss=loss)
+    return Job(
+        model=model,
+        data=lambda: batches(6, batch),
+        held_out=lambda: batches(6, batch, seed=1),
+        forward=called,
+        loss=loss,
+    )

@@ -1,4 +1,5 @@
 """Models and data that are made otherwise than most: packed as they are and answering as they did, or refused with the reason."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -111,15 +112,23 @@ WORKING: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], An
     "embedding of limited norms": (lambda: Told(nn.Embedding(40, 16, max_norm=0.5)), words),
     "embedding bag": (Gathered, words),
     "whole and complex parameters": (Ordered, vectors(16)),
-    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
-                    vectors(16)),
-    "spectral norm": (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
-                      vectors(16)),
+    "weight norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
+        vectors(16),
+    ),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 32)), nn.ReLU(), nn.Linear(32, 4)),
+        vectors(16),
+    ),
     "gru": (lambda: Last(nn.GRU(16, 12, bidirectional=True, batch_first=True), 24), vectors(64)),
-    "transposed convolution": (lambda: nn.Sequential(nn.Unflatten(1, (4, 16)), nn.ConvTranspose1d(4, 8, 3), nn.Flatten(),
-                                                     nn.Linear(144, 4)), vectors(64)),
-    "three dimensions": (lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4, 4)), nn.Conv3d(1, 8, 3), nn.Flatten(), nn.Linear(64, 4)),
-                         vectors(64)),
+    "transposed convolution": (
+        lambda: nn.Sequential(nn.Unflatten(1, (4, 16)), nn.ConvTranspose1d(4, 8, 3), nn.Flatten(), nn.Linear(144, 4)),
+        vectors(64),
+    ),
+    "three dimensions": (
+        lambda: nn.Sequential(nn.Unflatten(1, (1, 4, 4, 4)), nn.Conv3d(1, 8, 3), nn.Flatten(), nn.Linear(64, 4)),
+        vectors(64),
+    ),
     "torch's own transformer": (lambda: Last(encoder(), 16), vectors(64)),
     "attention": (lambda: Told(nn.Sequential(nn.Embedding(40, 16), Itself()), 16), words),
     "bilinear, and a list of parameters": (Paired, vectors(16)),
@@ -146,14 +155,22 @@ def job_for(make: Callable[[], nn.Module], batch: Callable[[torch.Generator], An
         torch.manual_seed(0)
         return make()
 
-    return Job(model=model, data=lambda: batches(count, batch), held_out=lambda: batches(count, batch, seed=1), forward=called, loss=loss)
+    return Job(
+        model=model,
+        data=lambda: batches(count, batch),
+        held_out=lambda: batches(count, batch, seed=1),
+        forward=called,
+        loss=loss,
+    )
 
 
 @pytest.mark.parametrize("name", WORKING)
 def test_awkward_models_are_packed_and_answer_as_before(name: str, tmp_path: Path) -> None:
     job = job_for(*WORKING[name])
     close = shoestring.compress(job, tmp_path / "close", use=["Quantize(bits=8)"], samples=32)
-    assert close.report["fidelity"]["mean"]["measured"] > 0.999, "eight bits change nearly nothing, whatever the module does with them"
+    assert close.report["fidelity"]["mean"]["measured"] > 0.999, (
+        "eight bits change nearly nothing, whatever the module does with them"
+    )
     half = shoestring.compress(job, tmp_path / "half", use=["Half()"], samples=32)
     assert half.report["fidelity"]["worst"]["measured"] > 0.99999
     for one in (close, half):
@@ -161,7 +178,9 @@ def test_awkward_models_are_packed_and_answer_as_before(name: str, tmp_path: Pat
         assert size["predicted"] == size["measured"]
         loaded, dense = (shoestring.load(one.folder, model=job.model, decoded=decoded) for decoded in (False, True))
         batch = batches(1, WORKING[name][1])[0]
-        assert torch.equal(called(loaded, batch), called(one.model, batch)) and torch.equal(called(dense, batch), called(loaded, batch))
+        assert torch.equal(called(loaded, batch), called(one.model, batch)) and torch.equal(
+            called(dense, batch), called(loaded, batch)
+        )
 
 
 def eight_bit_floats() -> nn.Module:
@@ -170,10 +189,17 @@ def eight_bit_floats() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda: nn.Sequential(Remembering(16, 4)), "get_extra_state"), (Sparsely, "mask is torch.sparse_coo"),
-    (eight_bit_floats, "unused is torch.strided of torch.float8")])
-def test_what_a_folder_can_not_hold_is_refused_before_anything_is_written(make: Callable[[], nn.Module], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: nn.Sequential(Remembering(16, 4)), "get_extra_state"),
+        (Sparsely, "mask is torch.sparse_coo"),
+        (eight_bit_floats, "unused is torch.strided of torch.float8"),
+    ],
+)
+def test_what_a_folder_can_not_hold_is_refused_before_anything_is_written(
+    make: Callable[[], nn.Module], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(Mistake, match=said):
         shoestring.compress(job_for(make, vectors(16)), tmp_path / "small", use=["Half()"], samples=32)
     assert not (tmp_path / "small").exists()
@@ -184,14 +210,21 @@ def test_the_users_own_model_stays_as_it_is(tmp_path: Path) -> None:
     model = nn.Linear(16, 4).train()
     before = model.weight.detach().clone()
     small = shoestring.compress(job, tmp_path / "small", use=["Quantize(bits=2)"], samples=32, model=model)
-    assert model.training and model.weight.requires_grad and torch.equal(model.weight, before) and small.model is not model
+    assert (
+        model.training and model.weight.requires_grad and torch.equal(model.weight, before) and small.model is not model
+    )
 
 
 @pytest.mark.parametrize("held_out", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_few_batches_are_cut_for_their_three_uses(count: int, held_out: int) -> None:
-    job = Job(model=lambda: nn.Linear(16, 4), data=lambda: batches(count, vectors(16)), forward=called, loss=loss,
-              held_out=(lambda: batches(held_out, vectors(16), seed=1)) if held_out else None)
+    job = Job(
+        model=lambda: nn.Linear(16, 4),
+        data=lambda: batches(count, vectors(16)),
+        forward=called,
+        loss=loss,
+        held_out=(lambda: batches(held_out, vectors(16), seed=1)) if held_out else None,
+    )
     given = samples_of(job)
     uses = [torch.cat([batch[0] for batch in some]) for some in (given.calibration, given.checked, given.unseen)]
     assert all(len(one) for one in uses)
@@ -207,9 +240,13 @@ def test_a_single_sample_is_too_few() -> None:
 
 def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bits for every weight can break a model altogether; its size is still what could be reached."""
-    monkeypatch.setattr("shoestring.compression.calibration.calibration.outputs", lambda model, forward, given, measures: [
-        {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
-        for one in outputs(model, forward, given, measures)])
+    monkeypatch.setattr(
+        "shoestring.compression.calibration.calibration.outputs",
+        lambda model, forward, given, measures: [
+            {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
+            for one in outputs(model, forward, given, measures)
+        ],
+    )
     job = job_for(lambda: nn.Linear(64, 64), vectors(64))
     with pytest.raises(OverBudget) as told:
         shoestring.compress(job, tmp_path / "small", size="2KB", samples=16)

@@ -1,4 +1,5 @@
 """What docs/compress.md says is there."""
+
 from __future__ import annotations
 
 from dataclasses import fields

@@ -1,4 +1,5 @@
 """What healing learns from, beside outputs. (That it mends, and goes on after a kill: tests/commands/test_compress.py.)"""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -45,8 +46,14 @@ def deep() -> nn.Module:
     return Deep()
 
 
-STEPS = 600   # that a healing takes here, however fast the machine is
-JOB = Job(model=deep, data=lambda: batches(40, vectors(16)), held_out=lambda: batches(12, vectors(16), seed=1), forward=called, loss=loss)
+STEPS = 600  # that a healing takes here, however fast the machine is
+JOB = Job(
+    model=deep,
+    data=lambda: batches(40, vectors(16)),
+    held_out=lambda: batches(12, vectors(16), seed=1),
+    forward=called,
+    loss=loss,
+)
 
 
 def test_a_block_learns_what_is_there_where_the_next_one_begins() -> None:
@@ -69,7 +76,9 @@ def test_a_block_learns_what_is_there_where_the_next_one_begins() -> None:
 @pytest.mark.parametrize("variance", [1e-9, 0.5, 1e9])
 def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> None:
     terms = parsed(objective("kl", [State("a.0", "b.1", variance)]))
-    assert [term.name for term in terms] == ["kl", "hidden"] and terms[1].weight == pytest.approx(1 / variance, rel=1e-2)
+    assert [term.name for term in terms] == ["kl", "hidden"] and terms[1].weight == pytest.approx(
+        1 / variance, rel=1e-2
+    )
 
 
 def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Every technique on every kind of model, and all allowed pairs: the size is predicted to the byte, what is written loads back to the same
 bits and answers as was measured, or it is refused with the reason."""
+
 from __future__ import annotations
 
 import re
@@ -27,12 +28,22 @@ from tests.compression.models import MODELS, called, job_of
 # A setting or two of every technique, which all models are tried with
 SETTINGS: dict[str, tuple[str, ...]] = {
     "Prune": ("Prune(neurons=0.5)", "Prune(heads=0.5)", "Prune(channels=0.25)", "Prune(layers=0.5)"),
-    "Factorize": ("Factorize(share=0.6)", "Factorize(kind='convolution', share=0.6)", "Factorize(kind='embedding', share=0.9)"),
+    "Factorize": (
+        "Factorize(share=0.6)",
+        "Factorize(kind='convolution', share=0.6)",
+        "Factorize(kind='embedding', share=0.9)",
+    ),
     "Sparsify": ("Sparsify()", "Sparsify(by='random', share=0.9)"),
     "Codebook": ("Codebook()", "Codebook(bits=3, fit='percentile')"),
-    "ProductQuantize": ("ProductQuantize(length=2, bits=4)", "ProductQuantize(kind='pq', length=2, bits=3)",
-                        "ProductQuantize(kind='residual', length=2, bits=3)", "ProductQuantize(kind='opq', length=2, bits=3)"),
-    "Half": ("Half()",), "Quantize": ("Quantize()", "Quantize(bits=4)", "Quantize(bits=3, group=16)"), "Decode": ("Decode()",),
+    "ProductQuantize": (
+        "ProductQuantize(length=2, bits=4)",
+        "ProductQuantize(kind='pq', length=2, bits=3)",
+        "ProductQuantize(kind='residual', length=2, bits=3)",
+        "ProductQuantize(kind='opq', length=2, bits=3)",
+    ),
+    "Half": ("Half()",),
+    "Quantize": ("Quantize()", "Quantize(bits=4)", "Quantize(bits=3, group=16)"),
+    "Decode": ("Decode()",),
     "Int8": ("Int8()", "Int8(inputs='calibrated')"),
 }
 # Models that have nothing of what a setting is about: there it is refused, and nowhere else
@@ -43,7 +54,8 @@ LACKING: dict[str, set[str]] = {
     "Prune(layers=0.5)": {"mlp", "cnn with skips", "lstm", "tied embeddings"},
     "Factorize(kind='convolution', share=0.6)": {"mlp", "lstm", "bert", "llama", "tied embeddings"},
     "Factorize(kind='embedding', share=0.9)": {"mlp", "cnn with skips", "tied embeddings"},
-    "Int8()": {"cnn with skips"}, "Int8(inputs='calibrated')": {"cnn with skips"},
+    "Int8()": {"cnn with skips"},
+    "Int8(inputs='calibrated')": {"cnn with skips"},
 }
 NOTHING = r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight)"
 ALL = [one for some in SETTINGS.values() for one in some]
@@ -68,19 +80,30 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
         return
     try:
         outcome = planned(cost, source.model, given.checked, use)
-    except Mistake as error:   # what is left after a cut may be too small for the other one
-        assert len(use) > 1 and any(one.startswith(("Prune", "Factorize")) for one in use) and re.search(NOTHING, str(error)), use
+    except Mistake as error:  # what is left after a cut may be too small for the other one
+        assert (
+            len(use) > 1
+            and any(one.startswith(("Prune", "Factorize")) for one in use)
+            and re.search(NOTHING, str(error))
+        ), use
         return
     session = CompressSession(source, CompressOptions(Budget(), use=use), given, outcome, cost.clock.plain)
     measured = session.packed(folder)
-    assert measured.size == session.plan.cost.known["size_bytes"] == sum(
-        (folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
-    assert measured.memory == session.plan.cost.known["memory_bytes"] + sum(one.nbytes for one in unsaved_buffers(session))
+    assert (
+        measured.size
+        == session.plan.cost.known["size_bytes"]
+        == sum((folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
+    )
+    assert measured.memory == session.plan.cost.known["memory_bytes"] + sum(
+        one.nbytes for one in unsaved_buffers(session)
+    )
     first, again = outcome.chosen.made().model, session.loaded_model(folder)
     for batch in given.unseen[:2]:
         with torch.no_grad():
             assert same(*(dict(named_tensors(called(one, batch))) for one in (first, again)))
-    assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), "the original stays as it is"
+    assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), (
+        "the original stays as it is"
+    )
     assert PackedModel(folder).stored.keys() == outcome.chosen.allocation.keys()
 
 
@@ -123,12 +146,17 @@ def test_every_setting_exports_to_onnx_or_says_why_not(name: str, tmp_path: Path
             assert name in LACKING.get(use, ()) or "onnx" in str(error).lower(), f"a refusal says why: {error}"
             assert not (tmp_path / f"{number}.onnx").exists()
             continue
-        assert told.largest_difference <= told.tolerance == 1e-4 and told.bytes == (tmp_path / f"{number}.onnx").stat().st_size
+        assert (
+            told.largest_difference <= told.tolerance == 1e-4
+            and told.bytes == (tmp_path / f"{number}.onnx").stat().st_size
+        )
         written += 1
     assert written >= 8, "most are written"
 
 
-@pytest.mark.parametrize("name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [name if name == "mlp" else pytest.param(name, marks=pytest.mark.slow) for name in MODELS]
+)
 def test_all_allowed_pairs_work_or_say_why_not(name: str, tmp_path: Path) -> None:
     for number, pair in enumerate(combinations(FIRST if name == "mlp" else ALL, 2)):
         made: list[CompressTechnique] = [parsed(one, CATALOGUE) for one in pair]

@@ -1,4 +1,5 @@
 """What is told where a size can't be kept: the least that there is, and a frontier that begins there."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,8 +20,13 @@ def many_layers() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(60) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 4))
 
 
-JOB = Job(model=many_layers, data=lambda: batches(4, vectors(16)), held_out=lambda: batches(4, vectors(16), 1), loss=loss,
-          forward=lambda model, batch: model(batch[0]))
+JOB = Job(
+    model=many_layers,
+    data=lambda: batches(4, vectors(16)),
+    held_out=lambda: batches(4, vectors(16), 1),
+    loss=loss,
+    forward=lambda model, batch: model(batch[0]),
+)
 
 
 def test_the_nearest_is_the_least_that_there_is_and_the_frontier_begins_with_it(tmp_path: Path) -> None:
@@ -38,9 +44,21 @@ def test_the_nearest_is_the_least_that_there_is_and_the_frontier_begins_with_it(
         shoestring.compress(JOB, tmp_path / "less", size=least - 1, samples=16)
 
 
-@pytest.mark.parametrize("use", [None, ["Quantize(bits=4)"], ["Quantize()", "Half()"], ["Codebook()"], ["Int8()"],
-                                 ["Sparsify()", "Quantize(bits=4)"], ["ProductQuantize(bits=4)"]])
-def test_weights_beyond_what_float16_holds_stay_as_they_are_and_are_named(use: list[str] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "use",
+    [
+        None,
+        ["Quantize(bits=4)"],
+        ["Quantize()", "Half()"],
+        ["Codebook()"],
+        ["Int8()"],
+        ["Sparsify()", "Quantize(bits=4)"],
+        ["ProductQuantize(bits=4)"],
+    ],
+)
+def test_weights_beyond_what_float16_holds_stay_as_they_are_and_are_named(
+    use: list[str] | None, tmp_path: Path
+) -> None:
     def huge() -> nn.Module:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16), nn.Linear(16, 4))
@@ -48,10 +66,19 @@ def test_weights_beyond_what_float16_holds_stay_as_they_are_and_are_named(use: l
             model[0].weight[3, 5] = 3e8
         return model
 
-    job = Job(model=huge, data=lambda: batches(6, vectors(16)), held_out=lambda: batches(6, vectors(16), 1), loss=loss,
-              forward=lambda model, batch: model(batch[0]))
+    job = Job(
+        model=huge,
+        data=lambda: batches(6, vectors(16)),
+        held_out=lambda: batches(6, vectors(16), 1),
+        loss=loss,
+        forward=lambda model, batch: model(batch[0]),
+    )
     small = shoestring.compress(job, tmp_path / "small", use=use, size=None if use else 6000, samples=16)
     stored = {layer["name"]: layer for layer in small.report["layers"]}
-    assert stored["0.weight"]["form"] in ("plain", "sparse") and not stored["0.weight"]["technique"] and stored["2.weight"]["bits"] < 32
+    assert (
+        stored["0.weight"]["form"] in ("plain", "sparse")
+        and not stored["0.weight"]["technique"]
+        and stored["2.weight"]["bits"] < 32
+    )
     assert any("0.weight" in note and "3e+08" in note for note in small.report["notes"])
     assert small.model[0].weight[3, 5] == 3e8

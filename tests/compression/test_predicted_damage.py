@@ -1,4 +1,5 @@
 """The damage that a plan tells before the report's samples are looked at, against what the report measures, over kinds of models."""
+
 from __future__ import annotations
 
 import math
@@ -17,9 +18,9 @@ from shoestring.compression.library import source_of
 from shoestring.compression.session import CompressOptions, begun
 from shoestring.core.budget import Budget
 
-PREDICTED = 1.2     # docs/compress.md: the predicted damage is within a fifth of the measured one,
-ERRORS = 3          # or within so many standard errors of their difference
-SUMMED = 1.5        # and the sum of single weights' damages, which plans are ranked by, within this factor
+PREDICTED = 1.2  # docs/compress.md: the predicted damage is within a fifth of the measured one,
+ERRORS = 3  # or within so many standard errors of their difference
+SUMMED = 1.5  # and the sum of single weights' damages, which plans are ranked by, within this factor
 WIDTH = 64
 
 
@@ -40,9 +41,17 @@ class Vit(nn.Module):
         super().__init__()
         from transformers import ViTConfig, ViTForImageClassification
 
-        self.inner = ViTForImageClassification(ViTConfig(
-            hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=128, image_size=16, patch_size=4,
-            num_labels=10))
+        self.inner = ViTForImageClassification(
+            ViTConfig(
+                hidden_size=WIDTH,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                intermediate_size=128,
+                image_size=16,
+                patch_size=4,
+                num_labels=10,
+            )
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.inner(x).logits
@@ -54,7 +63,9 @@ class Encoder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(WIDTH, 4, 128, dropout=0.0, batch_first=True) for _ in range(2))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 4, 128, dropout=0.0, batch_first=True) for _ in range(2)
+        )
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,8 +87,18 @@ def with_outliers() -> nn.Module:
 
 
 def cnn() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.Conv2d(24, 48, 3, stride=2, padding=1),
-                         nn.ReLU(), nn.Conv2d(48, 48, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10))
+    return nn.Sequential(
+        nn.Conv2d(3, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 48, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(48, 48, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
 
 
 class Lstm(nn.Module):
@@ -135,7 +156,9 @@ def numbers(output: Any, batch: Any) -> Tensor:
 
 
 def detection(output: Any, batch: Any) -> Tensor:
-    return classes(output["classes"], batch) + functional.smooth_l1_loss(output["boxes"], torch.zeros_like(output["boxes"]))
+    return classes(output["classes"], batch) + functional.smooth_l1_loss(
+        output["boxes"], torch.zeros_like(output["boxes"])
+    )
 
 
 def elbo(output: Any, batch: Any) -> Tensor:
@@ -144,10 +167,17 @@ def elbo(output: Any, batch: Any) -> Tensor:
 
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], Callable[[Any, Any], Tensor]]] = {
-    "gpt2": (Gpt2, (12,), next_word), "vit": (Vit, (3, 16, 16), classes), "attention": (Encoder, (8, WIDTH), classes),
-    "outliers": (with_outliers, (WIDTH,), classes), "cnn": (cnn, (3, 8, 8), classes), "lstm": (Lstm, (8, WIDTH), classes),
-    "far from zero": (FarFromZero, (WIDTH,), numbers), "detector": (Detector, (WIDTH,), detection), "vae": (Vae, (WIDTH,), elbo)}
-SHARES = (0.24, 0.15)      # of the plain weights' bytes
+    "gpt2": (Gpt2, (12,), next_word),
+    "vit": (Vit, (3, 16, 16), classes),
+    "attention": (Encoder, (8, WIDTH), classes),
+    "outliers": (with_outliers, (WIDTH,), classes),
+    "cnn": (cnn, (3, 8, 8), classes),
+    "lstm": (Lstm, (8, WIDTH), classes),
+    "far from zero": (FarFromZero, (WIDTH,), numbers),
+    "detector": (Detector, (WIDTH,), detection),
+    "vae": (Vae, (WIDTH,), elbo),
+}
+SHARES = (0.24, 0.15)  # of the plain weights' bytes
 
 
 def job_of(kind: str) -> Job:
@@ -155,7 +185,10 @@ def job_of(kind: str) -> Job:
 
     def data(seed: int, count: int) -> list[Any]:
         generator = torch.Generator().manual_seed(seed)
-        return [(torch.randn(32, *shape, generator=generator), torch.randint(0, 10, (32,), generator=generator)) for _ in range(count)]
+        return [
+            (torch.randn(32, *shape, generator=generator), torch.randint(0, 10, (32,), generator=generator))
+            for _ in range(count)
+        ]
 
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -173,8 +206,12 @@ def told_and_measured(kind: str, share: float, folder: Path) -> dict[str, float]
     assert checked is not None
     place = max(range(len(measured.outputs)), key=lambda number: measured.outputs[number].damage)
     mine, before = measured.outputs[place], checked.outputs[place]
-    return {"summed": cost.sums.damages(session.plan.allocation)[place], "predicted": before.damage, "measured": mine.damage,
-            "error": math.hypot(mine.standard_error or 0.0, before.standard_error or 0.0)}
+    return {
+        "summed": cost.sums.damages(session.plan.allocation)[place],
+        "predicted": before.damage,
+        "measured": mine.damage,
+        "error": math.hypot(mine.standard_error or 0.0, before.standard_error or 0.0),
+    }
 
 
 def check(kind: str, share: float, folder: Path) -> None:
@@ -199,7 +236,9 @@ def test_predicted_damage_is_what_is_measured_of_every_kind_and_size(kind: str, 
 
 
 def test_the_report_tells_how_sure_the_prediction_is(tmp_path: Path) -> None:
-    told = shoestring.compress(job_of("far from zero"), tmp_path / "small", use=["Quantize(bits=4)"]).report["fidelity"]["outputs"][0]
+    told = shoestring.compress(job_of("far from zero"), tmp_path / "small", use=["Quantize(bits=4)"]).report[
+        "fidelity"
+    ]["outputs"][0]
     off = abs(told["mean"]["predicted"] - told["mean"]["measured"])
     assert 0 < told["standard_error"] < told["predicted_standard_error"], "192 samples say less than 1024"
     assert off <= ERRORS * math.hypot(told["standard_error"], told["predicted_standard_error"])

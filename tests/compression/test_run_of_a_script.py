@@ -1,4 +1,5 @@
 """A run that a script has begun is compressed with the script's Job, or a job file that makes the same model."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -25,7 +26,9 @@ def job(width: int = 8) -> Job:
 
 
 def job_of_width(width: int = 8, **more: Any) -> Job:
-    return Job(model=lambda: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)), data=BATCHES, steps=2, **more)
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)), data=BATCHES, steps=2, **more
+    )
 
 
 @pytest.fixture
@@ -36,14 +39,33 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
-def test_the_trained_weights_are_compressed_and_the_script_s_model_stays(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_trained_weights_are_compressed_and_the_script_s_model_stays(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = job_of_width().model()
     before = {name: value.clone() for name, value in own.state_dict().items()}
     small = shoestring.compress(run, run.parent / "small", use=["Half()"], job=Job(model=lambda: own, data=BATCHES))
     assert all(torch.equal(value, before[name]) for name, value in own.state_dict().items())
-    kept, trained = small.model(BATCHES[0][0]), shoestring.compress(run, run.parent / "other", use=["Half()"], job=job_of_width())
+    kept, trained = (
+        small.model(BATCHES[0][0]),
+        shoestring.compress(run, run.parent / "other", use=["Half()"], job=job_of_width()),
+    )
     assert torch.equal(kept, trained.model(BATCHES[0][0])) and not torch.allclose(kept, own(BATCHES[0][0]), atol=1e-5)
-    assert command(["compress", str(run), "--job", str(run.parent / "file.py"), "--use", "Half()", "--out", str(run.parent / "c")]) == 0
+    assert (
+        command(
+            [
+                "compress",
+                str(run),
+                "--job",
+                str(run.parent / "file.py"),
+                "--use",
+                "Half()",
+                "--out",
+                str(run.parent / "c"),
+            ]
+        )
+        == 0
+    )
     assert torch.equal(shoestring.load(run.parent / "c", job=run.parent / "file.py")(BATCHES[0][0]), kept)
 
 
@@ -52,5 +74,7 @@ def test_without_a_job_it_is_told_what_to_give(run: Path, capsys: pytest.Capture
     assert "was begun by a script" in (said := capsys.readouterr().err) and "--job" in said
     with pytest.raises(Mistake, match="give job=, a file"):
         shoestring.compress(run, run.parent / "small", use=["Half()"])
-    with pytest.raises(Mistake, match=r"0\.weight is \(8, 8\) in the checkpoint of step 2 and \(4, 8\) in the job's model"):
+    with pytest.raises(
+        Mistake, match=r"0\.weight is \(8, 8\) in the checkpoint of step 2 and \(4, 8\) in the job's model"
+    ):
         shoestring.compress(run, run.parent / "small", use=["Half()"], job=job_of_width(4))

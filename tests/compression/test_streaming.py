@@ -1,4 +1,5 @@
 """What models say is compared batch by batch: the answers of a language model are many times as large as the model."""
+
 from __future__ import annotations
 
 import weakref
@@ -13,13 +14,22 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.calibration.fidelity import AT_ONCE, OutputMeasure, damages, fidelity, finite, vector_damages
+from shoestring.compression.calibration.fidelity import (
+    AT_ONCE,
+    OutputMeasure,
+    damages,
+    fidelity,
+    finite,
+    vector_damages,
+)
 from shoestring.compression.calibration.probe import as_one
 
 
 def data(seed: int, count: int) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(16, 8, generator=generator), torch.randint(0, 5, (16,), generator=generator)) for _ in range(count)]
+    return [
+        (torch.randn(16, 8, generator=generator), torch.randint(0, 5, (16,), generator=generator)) for _ in range(count)
+    ]
 
 
 class Watched:
@@ -36,7 +46,7 @@ class Watched:
         found: Tensor = model(batch[0])
         if found.requires_grad:
             return found
-        memory = found.numpy()     # lives as long as any view of the answer
+        memory = found.numpy()  # lives as long as any view of the answer
         self.answers.append(weakref.ref(memory))
         return torch.from_numpy(memory)
 
@@ -48,14 +58,21 @@ def model() -> nn.Module:
 
 def test_few_answers_are_alive_at_once_and_each_unseen_batch_is_answered_once_by_each_model(tmp_path: Path) -> None:
     watched = Watched()
-    job = Job(model=model, data=lambda: data(0, 16), held_out=lambda: data(1, 60), forward=watched,
-              loss=lambda output, batch: functional.cross_entropy(output, batch[1]),
-              metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
+    job = Job(
+        model=model,
+        data=lambda: data(0, 16),
+        held_out=lambda: data(1, 60),
+        forward=watched,
+        loss=lambda output, batch: functional.cross_entropy(output, batch[1]),
+        metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},
+    )
     small = shoestring.compress(job, tmp_path / "small", use=["Quantize(bits=4)"])
     assert small.report["fidelity"]["samples"] >= 700 and small.report["metric"]["accuracy"]["n"] >= 700
     last = float(data(1, 60)[-1][0].sum())
     assert watched.calls[last] == 2, "the small model's forward and the original's, for fidelity and metrics together"
-    assert watched.alive <= 5 * 16, "the probe's, and those of one batch: not those of the 12 batches for confirming, or of 48 unseen"
+    assert watched.alive <= 5 * 16, (
+        "the probe's, and those of one batch: not those of the 12 batches for confirming, or of 48 unseen"
+    )
 
 
 @pytest.mark.parametrize("measure", ["cosine", "kl"])
@@ -75,8 +92,14 @@ def test_batches_of_different_lengths_are_one_comparison() -> None:
     found = [{"logits": one["logits"] + 0.1 * torch.randn(one["logits"].shape, generator=generator)} for one in wanted]
     how = OutputMeasure("logits", "kl")
     together = fidelity(found, wanted, [how]).outputs[0]
-    each = torch.cat([damages(one["logits"], other["logits"], how).flatten() for one, other in zip(found, wanted, strict=True)])
-    assert together.mean == pytest.approx(1 - float(each.mean()), abs=1e-14) and together.count == 21 and together.samples == 6
+    each = torch.cat(
+        [damages(one["logits"], other["logits"], how).flatten() for one, other in zip(found, wanted, strict=True)]
+    )
+    assert (
+        together.mean == pytest.approx(1 - float(each.mean()), abs=1e-14)
+        and together.count == 21
+        and together.samples == 6
+    )
     assert together.worst == pytest.approx(1 - float(each.max()), abs=1e-14)
 
 

@@ -1,4 +1,5 @@
 """Weights alone, with a job that makes their model."""
+
 from __future__ import annotations
 
 import json
@@ -30,10 +31,14 @@ def test_a_safetensors_file_is_compressed_with_the_job_that_makes_its_model(tmp_
     for source in (tmp_path / "model.safetensors", tmp_path / "model.pt", tmp_path):
         small = shoestring.compress(source, tmp_path / f"small-{source.suffix}", use=["Half()"], job=job())
         x = torch.randn(5, 16)
-        assert torch.allclose(small.model(x), trained(x), atol=1e-2) and not torch.allclose(small.model(x), job().model()(x), atol=1e-2)
+        assert torch.allclose(small.model(x), trained(x), atol=1e-2) and not torch.allclose(
+            small.model(x), job().model()(x), atol=1e-2
+        )
 
 
-def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     state = job().model().state_dict()
     save_file(state | {"0.weight": torch.zeros(32, 15)}, tmp_path / "other.safetensors")
     with pytest.raises(Mistake, match=r"0\.weight"):
@@ -41,13 +46,23 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
     torch.save(job().model(), tmp_path / "model.pt")
     torch.save({"model": state, "step": 3}, tmp_path / "nested.pt")
     torch.save({name: one for name, one in state.items() if name != "2.bias"}, tmp_path / "short.pt")
-    for name, said in (("model.pt", "pickle, which can run code"), ("nested.pt", "with model in it"), ("short.pt", r"has no 2\.bias")):
+    for name, said in (
+        ("model.pt", "pickle, which can run code"),
+        ("nested.pt", "with model in it"),
+        ("short.pt", r"has no 2\.bias"),
+    ):
         with pytest.raises(Mistake, match=said):
             shoestring.compress(tmp_path / name, tmp_path / "small", use=["Half()"], job=job())
     with pytest.raises(Mistake, match="give job="):
         shoestring.compress(tmp_path / "other.safetensors", tmp_path / "small", use=["Half()"])
-    assert run(["compress", str(tmp_path / "other.safetensors"), "--size", "1MB"]) == 2 and "--job FILE" in capsys.readouterr().err
-    assert run(["compress", str(tmp_path / "model.onnx"), "--size", "1MB"]) == 2 and "is an ONNX file" in capsys.readouterr().err
+    assert (
+        run(["compress", str(tmp_path / "other.safetensors"), "--size", "1MB"]) == 2
+        and "--job FILE" in capsys.readouterr().err
+    )
+    assert (
+        run(["compress", str(tmp_path / "model.onnx"), "--size", "1MB"]) == 2
+        and "is an ONNX file" in capsys.readouterr().err
+    )
 
 
 def test_a_model_that_is_given_takes_the_weights_of_the_file(tmp_path: Path) -> None:
@@ -59,10 +74,16 @@ def test_a_model_that_is_given_takes_the_weights_of_the_file(tmp_path: Path) -> 
     before = mine(x)
     for name in ("w.safetensors", "w.pt"):
         data_alone = Job(model=lambda: nn.Linear(2, 2), data=job().data)
-        small = shoestring.compress(tmp_path / name, tmp_path / f"small-{name}", use=["Half()"], job=data_alone, model=mine)
-        assert torch.allclose(small.model(x), trained(x), atol=1e-2) and torch.equal(mine(x), before), "the user's own stays as it is"
+        small = shoestring.compress(
+            tmp_path / name, tmp_path / f"small-{name}", use=["Half()"], job=data_alone, model=mine
+        )
+        assert torch.allclose(small.model(x), trained(x), atol=1e-2) and torch.equal(mine(x), before), (
+            "the user's own stays as it is"
+        )
     with pytest.raises(Mistake, match=r"weight"):
-        shoestring.compress(tmp_path / "w.safetensors", tmp_path / "other", use=["Half()"], job=job(), model=nn.Linear(16, 5))
+        shoestring.compress(
+            tmp_path / "w.safetensors", tmp_path / "other", use=["Half()"], job=job(), model=nn.Linear(16, 5)
+        )
 
 
 def test_names_are_changed_as_the_jobs_own_weights_say_and_what_is_left_or_new_is_told(tmp_path: Path) -> None:
@@ -91,30 +112,60 @@ def job():
 
 
 def test_a_sharded_hugging_face_folder_and_a_state_dict_are_compressed_by_the_command(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2)).eval()   # its head is tied
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=60, n_positions=16, n_embd=32, n_layer=2, n_head=2)
+    ).eval()  # its head is tied
     model.save_pretrained(tmp_path / "hf", max_shard_size="40KB")
     assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
     torch.save(model.state_dict(), tmp_path / "hf.pt")
     (tmp_path / "job.py").write_text(JOB.format(folder=str(tmp_path / "hf")))
     ids = torch.randint(0, 60, (2, 12))
-    for number, source in enumerate((tmp_path / "hf", tmp_path / "hf" / "model.safetensors.index.json", tmp_path / "hf.pt")):
+    for number, source in enumerate(
+        (tmp_path / "hf", tmp_path / "hf" / "model.safetensors.index.json", tmp_path / "hf.pt")
+    ):
         out = tmp_path / f"small-{number}"
-        assert run(["compress", str(source), "--job", str(tmp_path / "job.py"), "--use", "Half()", "--out", str(out), "--json"]) == 0
+        assert (
+            run(
+                [
+                    "compress",
+                    str(source),
+                    "--job",
+                    str(tmp_path / "job.py"),
+                    "--use",
+                    "Half()",
+                    "--out",
+                    str(out),
+                    "--json",
+                ]
+            )
+            == 0
+        )
         assert json.loads(capsys.readouterr().out)["fidelity"]["mean"]["measured"] > 0.999
         small = shoestring.load(out, job=tmp_path / "job.py")
         assert torch.allclose(small(input_ids=ids).logits, model(input_ids=ids).logits, atol=1e-2)
     assert run(["compress", str(tmp_path / "hf"), "--size", "1MB"]) == 2
     said = capsys.readouterr().err
-    assert f"AutoConfig.from_pretrained({str(tmp_path / 'hf')!r}" in said and "lambda: GPT2LMHeadModel(config)" in said, "the job to write"
+    assert (
+        f"AutoConfig.from_pretrained({str(tmp_path / 'hf')!r}" in said and "lambda: GPT2LMHeadModel(config)" in said
+    ), "the job to write"
 
 
-def test_a_config_can_put_no_code_into_the_job_that_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_can_put_no_code_into_the_job_that_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors")
-    for text in ('{"architectures": ["x; import os"]}', '{"architectures": "\\u001b[2J"}', "[" * 100_000, "{}", '{"architectures": []}'):
+    for text in (
+        '{"architectures": ["x; import os"]}',
+        '{"architectures": "\\u001b[2J"}',
+        "[" * 100_000,
+        "{}",
+        '{"architectures": []}',
+    ):
         (tmp_path / "config.json").write_text(text)
         assert run(["compress", str(tmp_path), "--size", "1MB"]) == 2
         said = capsys.readouterr().err
@@ -139,7 +190,9 @@ def job(width: int = 32):
 """
 
 
-def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "job.py").write_text(PLAIN)
     state = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 4)).state_dict()
     other = {name.replace("2.", "head."): one for name, one in state.items()}
@@ -147,7 +200,11 @@ def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(tmp_path
         save(state, tmp_path / f"w{end}")
         save(other, tmp_path / f"other{end}")
         words = ["--job", str(tmp_path / "job.py"), "--use", "Half()", "--out", str(tmp_path / f"small{end}")]
-        for source, flag, said in ((f"w{end}", "32", "0."), (f"other{end}", "24", "2."), (f"lost{end}", "24", f"lost{end}")):
+        for source, flag, said in (
+            (f"w{end}", "32", "0."),
+            (f"other{end}", "24", "2."),
+            (f"lost{end}", "24", f"lost{end}"),
+        ):
             assert run(["compress", str(tmp_path / source), *words, "--width", flag]) == 2
             error = capsys.readouterr().err
             assert said in error and "Traceback" not in error

@@ -1,4 +1,5 @@
 """Whose failure it is: what goes wrong in the user's model, loss, data or optimizer is the job's; what goes wrong in our engines, ours."""
+
 from __future__ import annotations
 
 import ast
@@ -64,8 +65,10 @@ def asserted(x: Tensor) -> Tensor:
 
 def library(tmp: Path) -> type[nn.Module]:
     """A model of an installed library."""
-    code = "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
-           "        self.layer = nn.Linear(8, 4)\n    def forward(self, x):\n        raise RuntimeError('of the library')\n"
+    code = (
+        "from torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(8, 4)\n    def forward(self, x):\n        raise RuntimeError('of the library')\n"
+    )
     held: dict[str, Any] = {}
     exec(compile(code, str(tmp / "site-packages" / "models" / "net.py"), "exec"), held)
     return held["Net"]
@@ -73,11 +76,14 @@ def library(tmp: Path) -> type[nn.Module]:
 
 def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = True) -> Any:
     """What a worker has to say of a job that fails; looked: in its first steps, which are tracked."""
+
     def work() -> dict[str, Any]:
         tracker = Tracker()
         run = prepared(made, techniques, seeded(made))
         batches: Iterator[Any] = islice(Feed(made), 3)
-        for _ in tracked_steps(watched(run, tracker, Holders(made)), batches, tracker) if looked else steps_of(run, batches):
+        for _ in (
+            tracked_steps(watched(run, tracker, Holders(made)), batches, tracker) if looked else steps_of(run, batches)
+        ):
             pass
         return {}
 
@@ -99,21 +105,60 @@ def plain(**changes: Any) -> Job:
 
 
 @pytest.mark.parametrize("looked", [True, False])
-@pytest.mark.parametrize(("what", "made", "techniques", "said"), [
-    ("a line of the user's model", plain(model=lambda: Own(lambda x: x @ torch.zeros(3, 3))), (), f"failed in {HERE} line"),
-    ("an assertion of the user", plain(model=lambda: Own(asserted)), (), "AssertionError: nine columns"),
-    ("layers that do not fit together", plain(model=lambda: layers(7)), (), "failed in its model, in the module 0.0 (Linear)"),
-    ("the same, recomputed", plain(model=lambda: layers(7)), (Checkpoint(every=1),), "failed in its model, in the module 0.0 (Linear)"),
-    ("the same, in pieces", plain(model=lambda: layers(7)), (Accumulate(2),), "failed in its model, in the module 0.0 (Linear)"),
-    ("labels out of range", plain(data=lambda: [rows(labels=99)] * 4), (), "failed in its loss ("),
-    ("the user's loss", plain(loss=lambda output, batch: output.nonsense), (), f"failed in {HERE} line"),
-    ("an optimizer that can't do it", plain(optimizer=torch.optim.SparseAdam), (), "failed in its optimizer (sparse_adam.py line"),
-    ("backward twice through one graph", plain(loss=lambda output, batch: kept_graph(output)), (), "failed in its backward pass ("),
-    ("data that raise", plain(data=lambda: (1 // 0 for _ in range(3))), (), f"failed in {HERE} line"),
-    ("a data set of torch that can't be read", plain(data=lambda: Subset(TensorDataset(torch.zeros(9, 8)), [99] * 9)), (),
-     "failed in its data ("),
-])
-def test_a_failure_of_the_job_is_told_as_such(what: str, made: Job, techniques: tuple[Technique, ...], said: str, looked: bool) -> None:
+@pytest.mark.parametrize(
+    ("what", "made", "techniques", "said"),
+    [
+        (
+            "a line of the user's model",
+            plain(model=lambda: Own(lambda x: x @ torch.zeros(3, 3))),
+            (),
+            f"failed in {HERE} line",
+        ),
+        ("an assertion of the user", plain(model=lambda: Own(asserted)), (), "AssertionError: nine columns"),
+        (
+            "layers that do not fit together",
+            plain(model=lambda: layers(7)),
+            (),
+            "failed in its model, in the module 0.0 (Linear)",
+        ),
+        (
+            "the same, recomputed",
+            plain(model=lambda: layers(7)),
+            (Checkpoint(every=1),),
+            "failed in its model, in the module 0.0 (Linear)",
+        ),
+        (
+            "the same, in pieces",
+            plain(model=lambda: layers(7)),
+            (Accumulate(2),),
+            "failed in its model, in the module 0.0 (Linear)",
+        ),
+        ("labels out of range", plain(data=lambda: [rows(labels=99)] * 4), (), "failed in its loss ("),
+        ("the user's loss", plain(loss=lambda output, batch: output.nonsense), (), f"failed in {HERE} line"),
+        (
+            "an optimizer that can't do it",
+            plain(optimizer=torch.optim.SparseAdam),
+            (),
+            "failed in its optimizer (sparse_adam.py line",
+        ),
+        (
+            "backward twice through one graph",
+            plain(loss=lambda output, batch: kept_graph(output)),
+            (),
+            "failed in its backward pass (",
+        ),
+        ("data that raise", plain(data=lambda: (1 // 0 for _ in range(3))), (), f"failed in {HERE} line"),
+        (
+            "a data set of torch that can't be read",
+            plain(data=lambda: Subset(TensorDataset(torch.zeros(9, 8)), [99] * 9)),
+            (),
+            "failed in its data (",
+        ),
+    ],
+)
+def test_a_failure_of_the_job_is_told_as_such(
+    what: str, made: Job, techniques: tuple[Technique, ...], said: str, looked: bool
+) -> None:
     graphs.clear()
     last = failing(made, techniques, looked)
     assert cause(last) is Cause.JOB and said in last.text and "the job failed" in last.text, last.text
@@ -125,7 +170,7 @@ graphs: list[Tensor] = []
 
 def kept_graph(output: Tensor) -> Tensor:
     graphs.append(output.square().mean())
-    return sum(graphs)   # type: ignore[return-value]
+    return sum(graphs)  # type: ignore[return-value]
 
 
 def test_a_model_of_a_library_is_the_jobs(tmp_path: Path) -> None:
@@ -142,9 +187,11 @@ def complex_weights() -> nn.Module:
 
 
 def test_a_failure_of_our_engines_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))   # called with what it can't take, in our line
+    monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))  # called with what it can't take, in our line
     last = failing(plain(), (Accumulate(2),))
-    assert cause(last) is Cause.FAULT and last.text.startswith("a fault of shoestring in training/memory/accumulate.py line"), last.text
+    assert cause(last) is Cause.FAULT and last.text.startswith(
+        "a fault of shoestring in training/memory/accumulate.py line"
+    ), last.text
     assert "report" in last.text and "without Accumulate" in last.text and "Traceback" in last.trace
 
 
@@ -152,11 +199,15 @@ def test_a_users_optimizer_that_we_changed_is_ours() -> None:
     made = plain(model=complex_weights)
     assert isinstance(failing(made), Answer)
     last = failing(made, (FusedOptimizer(),))
-    assert cause(last) is Cause.FAULT and "core/run.py" in last.text and "without FusedOptimizer" in last.text, last.text
+    assert cause(last) is Cause.FAULT and "core/run.py" in last.text and "without FusedOptimizer" in last.text, (
+        last.text
+    )
 
 
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = compile("def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "memory" / "step_in_backward.py"), "exec")
+    code = compile(
+        "def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "memory" / "step_in_backward.py"), "exec"
+    )
     held: dict[str, Any] = {}
     exec(code, held)
     monkeypatch.setattr(step_in_backward, "only", held["only"])
@@ -188,11 +239,16 @@ class Named(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = nn.ModuleDict({"layers": nn.ModuleList(nn.ModuleDict({"linear1": nn.Linear(9 if number == 3 else 8, 8)})
-                                                              for number in range(5))})
+        self.encoder = nn.ModuleDict(
+            {
+                "layers": nn.ModuleList(
+                    nn.ModuleDict({"linear1": nn.Linear(9 if number == 3 else 8, 8)}) for number in range(5)
+                )
+            }
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.encoder["layers"]:   # type: ignore[union-attr]
+        for layer in self.encoder["layers"]:  # type: ignore[union-attr]
             x = layer["linear1"](x)
         return x
 
@@ -200,7 +256,10 @@ class Named(nn.Module):
 @pytest.mark.parametrize("techniques", [(), (Checkpoint(every=1),), (Accumulate(2),)])
 def test_the_user_s_line_and_the_module_of_the_model_are_named(techniques: tuple[Technique, ...]) -> None:
     last = failing(plain(model=Named), techniques)
-    assert f"failed in {HERE} line" in last.text and ", in the module encoder.layers.3.linear1 (Linear): RuntimeError" in last.text
+    assert (
+        f"failed in {HERE} line" in last.text
+        and ", in the module encoder.layers.3.linear1 (Linear): RuntimeError" in last.text
+    )
 
 
 def test_torch_logs_nothing_of_operations_that_fail_on_fake_tensors(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,5 @@
 """Blocks as rows and as columns: the same bits, and no rows that nobody asked for."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,8 +10,19 @@ from shoestring.core.ledger_parts import StandingBytes, UpdateCost, Workers
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.room import combinations
 
-ROWS = tuple(Block(f"block {number}", kept=0.1 * number + 3, output=1.0, rise=4.7, spike=2.3, gradient=0.7 * number, forward=0.1 * number,
-                   backward=0.3) for number in range(9))
+ROWS = tuple(
+    Block(
+        f"block {number}",
+        kept=0.1 * number + 3,
+        output=1.0,
+        rise=4.7,
+        spike=2.3,
+        gradient=0.7 * number,
+        forward=0.1 * number,
+        backward=0.3,
+    )
+    for number in range(9)
+)
 
 
 def test_changed_columns_are_the_rows_with_these_numbers() -> None:

@@ -1,4 +1,5 @@
 """A Job's functions that can't be called as they will be are told of when it is made; a loss that mistakes the batch, in its first call."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -12,9 +13,17 @@ from shoestring.core.called import guarded
 
 GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": list}
 WRONG = [
-    ("loss", lambda output: output, r"loss in the Job is a function of \(output\).*called as loss\(output, batch\); write loss=lambda"),
+    (
+        "loss",
+        lambda output: output,
+        r"loss in the Job is a function of \(output\).*called as loss\(output, batch\); write loss=lambda",
+    ),
     ("loss", 3, "loss in the Job is a int, not a function"),
-    ("model", nn.Linear(8, 3), r"model in the Job is a model, and a function that makes it is needed, .*write model=lambda: MyModel\(\)"),
+    (
+        "model",
+        nn.Linear(8, 3),
+        r"model in the Job is a model, and a function that makes it is needed, .*write model=lambda: MyModel\(\)",
+    ),
     ("forward", lambda model, x, y: x, r"called as forward\(model, batch\)"),
     ("validate", lambda: {"a": 1}, r"called as validate\(model\)"),
 ]
@@ -26,7 +35,9 @@ def test_what_can_not_be_called_so_is_told_when_the_job_is_made(name: str, funct
         Job(**{**GOOD, name: function})
 
 
-@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(), lambda output, batch, scale=2: scale * output.sum()])
+@pytest.mark.parametrize(
+    "loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(), lambda output, batch, scale=2: scale * output.sum()]
+)
 def test_what_can_be_called_so_is_taken(loss: Any) -> None:
     assert Job(**GOOD, loss=loss, optimizer=torch.optim.SGD).loss is loss
 
@@ -36,8 +47,11 @@ BATCH = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.long))
 
 @pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.MSELoss(), lambda output, batch: batch["y"]])
 def test_a_loss_that_takes_the_batch_for_a_tensor_is_told_what_it_was_given(loss: Any) -> None:
-    with pytest.raises(Mistake, match=r"It is called as loss\(output, batch\), with .* \(a Tensor\) and the whole batch \(a tuple of 2\): "
-                                      r"write loss=lambda output, batch: cross_entropy\(output, batch\[1\]\)"):
+    with pytest.raises(
+        Mistake,
+        match=r"It is called as loss\(output, batch\), with .* \(a Tensor\) and the whole batch \(a tuple of 2\): "
+        r"write loss=lambda output, batch: cross_entropy\(output, batch\[1\]\)",
+    ):
         guarded(loss)(torch.zeros(2, 3), BATCH)
 
 

@@ -1,4 +1,5 @@
 """Frozen values to JSON and back."""
+
 from __future__ import annotations
 
 import json
@@ -46,9 +47,17 @@ class Versioned:
 
 
 inners = st.builds(Inner, st.text(), st.lists(st.integers(), max_size=3).map(tuple))
-outers = st.builds(Outer, inners, st.tuples(st.integers(), st.floats(allow_nan=False)), st.just(Path("a/b")), st.sampled_from(Colour),
-                   st.dictionaries(st.text(), inners, max_size=3), st.none() | st.floats(allow_nan=False), st.booleans(),
-                   st.lists(st.floats(allow_nan=False), max_size=3).map(tuple))
+outers = st.builds(
+    Outer,
+    inners,
+    st.tuples(st.integers(), st.floats(allow_nan=False)),
+    st.just(Path("a/b")),
+    st.sampled_from(Colour),
+    st.dictionaries(st.text(), inners, max_size=3),
+    st.none() | st.floats(allow_nan=False),
+    st.booleans(),
+    st.lists(st.floats(allow_nan=False), max_size=3).map(tuple),
+)
 
 
 @given(outers)
@@ -56,14 +65,17 @@ def test_what_was_written_is_read(value: Outer) -> None:
     assert from_json(Outer, json.loads(json.dumps(to_json(value)))) == value
 
 
-@pytest.mark.parametrize(("data", "said"), [
-    ({"name": "x", "size": 3}, "Inner has 'size', which is unknown; it has name, sizes"),
-    ({}, "Inner lacks 'name'"),
-    ({"name": 3}, "Inner.name is 3, not str"),
-    ({"name": "x", "sizes": [1, True]}, r"Inner.sizes\[1\] is True, not int"),
-    ({"name": "x", "sizes": 1}, "Inner.sizes is 1, not list"),
-    ([], r"Inner is \[\], not dict"),
-])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"name": "x", "size": 3}, "Inner has 'size', which is unknown; it has name, sizes"),
+        ({}, "Inner lacks 'name'"),
+        ({"name": 3}, "Inner.name is 3, not str"),
+        ({"name": "x", "sizes": [1, True]}, r"Inner.sizes\[1\] is True, not int"),
+        ({"name": "x", "sizes": 1}, "Inner.sizes is 1, not list"),
+        ([], r"Inner is \[\], not dict"),
+    ],
+)
 def test_what_does_not_fit_is_refused_with_its_place(data: Any, said: str) -> None:
     with pytest.raises(Unreadable, match=said):
         from_json(Inner, data)
@@ -74,7 +86,9 @@ def test_a_reader_of_what_is_told_ignores_what_a_newer_writer_says() -> None:
 
 
 def test_a_version_is_written_and_a_newer_one_is_refused() -> None:
-    assert to_json(Versioned(3)) == {"version": 2, "steps": 3} and from_json(Versioned, {"version": 1, "steps": 3}) == Versioned(3)
+    assert to_json(Versioned(3)) == {"version": 2, "steps": 3} and from_json(
+        Versioned, {"version": 1, "steps": 3}
+    ) == Versioned(3)
     with pytest.raises(Unreadable, match="is of version 3, and this shoestring reads up to 2"):
         from_json(Versioned, {"version": 3})
 

@@ -1,4 +1,5 @@
 """Values that can't work are told where they enter."""
+
 from __future__ import annotations
 
 import pytest
@@ -11,11 +12,21 @@ from shoestring.core.technique import parsed
 from shoestring.training.catalogue import CATALOGUE
 
 
-@pytest.mark.parametrize("written", [
-    "Checkpoint(every=1, groups=2)", "Accumulate(pieces=0)", "OffloadActivations(to='/no/such/place')", "Allocator(kind='fast')",
-    "Precision(dtype='int4')", "Precision(dtype='fp16', weights='bf16')", "Checkpoint(schedule='(2,1)')", "Accumulate()",
-    "__import__('os')", "Checkpoint(2)",
-])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Checkpoint(every=1, groups=2)",
+        "Accumulate(pieces=0)",
+        "OffloadActivations(to='/no/such/place')",
+        "Allocator(kind='fast')",
+        "Precision(dtype='int4')",
+        "Precision(dtype='fp16', weights='bf16')",
+        "Checkpoint(schedule='(2,1)')",
+        "Accumulate()",
+        "__import__('os')",
+        "Checkpoint(2)",
+    ],
+)
 def test_a_technique_that_cannot_be_is_refused(written: str) -> None:
     with pytest.raises(Mistake):
         parsed(written, CATALOGUE)
@@ -45,4 +56,6 @@ def test_a_job_without_steps_or_loss_is_told() -> None:
 
 def test_an_optimizer_that_evaluates_the_loss_itself_is_told() -> None:
     with pytest.raises(Mistake, match="LBFGS evaluates the loss itself"):
-        shoestring.fit(nn.Linear(2, 2), lambda output, batch: output.sum(), [torch.zeros(1, 2)], optimizer=torch.optim.LBFGS)
+        shoestring.fit(
+            nn.Linear(2, 2), lambda output, batch: output.sum(), [torch.zeros(1, 2)], optimizer=torch.optim.LBFGS
+        )

@@ -1,4 +1,5 @@
 """Every missing optional package is named, with the command that installs it, wherever it is first needed."""
+
 from __future__ import annotations
 
 import ast
@@ -18,7 +19,9 @@ DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
 
 
 @pytest.mark.parametrize("extra", EXTRAS.values(), ids=EXTRAS)
-def test_what_is_absent_is_named_with_its_command_and_doctor_lists_it(extra: Extra, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_absent_is_named_with_its_command_and_doctor_lists_it(
+    extra: Extra, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, extra.modules[0], None)
     with pytest.raises(MissingExtra, match=f"{extra.modules[0]}, which is not installed; run: pip install") as told:
         require(extra.name)
@@ -30,14 +33,24 @@ def test_an_extra_is_declared_and_part_of_all(extra: Extra) -> None:
     assert extra.name in DECLARED and extra.name in DECLARED["all"][0]
 
 
-@pytest.mark.parametrize(("module", "words", "said"), [
-    ("dp_accounting", ["federate", "digits", "--epsilon", "8", "--delta", "1e-3"], "shoestring[private]"),
-    ("sklearn", ["train", "digits", "--steps", "1"], "shoestring[sklearn]"),
-    ("sklearn", ["federate", "digits", "--rounds", "1"], "shoestring[sklearn]"),
-    ("tensorboard", ["train", "gpt", "--tensorboard"], "shoestring[tensorboard]"),
-    ("onnxruntime", ["compress", "gpt", "--size", "1MB", "--to", "onnx"], "shoestring[onnx]")])
-def test_a_command_that_needs_it_says_so(module: str, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch,
-                                         capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "words", "said"),
+    [
+        ("dp_accounting", ["federate", "digits", "--epsilon", "8", "--delta", "1e-3"], "shoestring[private]"),
+        ("sklearn", ["train", "digits", "--steps", "1"], "shoestring[sklearn]"),
+        ("sklearn", ["federate", "digits", "--rounds", "1"], "shoestring[sklearn]"),
+        ("tensorboard", ["train", "gpt", "--tensorboard"], "shoestring[tensorboard]"),
+        ("onnxruntime", ["compress", "gpt", "--size", "1MB", "--to", "onnx"], "shoestring[onnx]"),
+    ],
+)
+def test_a_command_that_needs_it_says_so(
+    module: str,
+    words: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.chdir(tmp_path)
     assert run(words) == 2
@@ -63,9 +76,13 @@ def test_every_package_that_a_benchmark_imports_is_installed_by_an_extra() -> No
     files = sorted((ROOT / "benchmarks").rglob("*.py"))
     own = {file.stem for file in files} | {"shoestring", "torch", "numpy", "rich"} | set(sys.stdlib_module_names)
     declared = {normal(one) for names in ("bench", "peers", "all", *EXTRAS) for one in requirements(DECLARED[names])}
-    owners = {"faiss": ["faiss-cpu"], **packages_distributions()}   # the tests do not install what only benchmarks need
-    missing = {name for file in files for name in imported(file) - own
-               if not declared & {normal(one) for one in (*owners.get(name, ()), name)}}
+    owners = {"faiss": ["faiss-cpu"], **packages_distributions()}  # the tests do not install what only benchmarks need
+    missing = {
+        name
+        for file in files
+        for name in imported(file) - own
+        if not declared & {normal(one) for one in (*owners.get(name, ()), name)}
+    }
     assert not missing, f"imported in benchmarks/ and in no extra of pyproject.toml: {sorted(missing)}"
 
 

@@ -1,4 +1,5 @@
 """No method of an object that the user keeps in a model or gives in a batch is called: torch would not call it either."""
+
 from __future__ import annotations
 
 from collections import OrderedDict, deque
@@ -21,9 +22,40 @@ from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.technique import TrainingTechnique
 
-ASKED = ("__len__", "__iter__", "__getitem__", "__contains__", "__eq__", "__ne__", "__lt__", "__bool__", "__hash__", "__repr__", "__str__",
-         "__call__", "__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__sizeof__", "__dir__", "__getattr__",
-         "__int__", "__float__", "__index__", "__format__", "__enter__", "__exit__", "items", "keys", "values", "clear", "extend", "append")
+ASKED = (
+    "__len__",
+    "__iter__",
+    "__getitem__",
+    "__contains__",
+    "__eq__",
+    "__ne__",
+    "__lt__",
+    "__bool__",
+    "__hash__",
+    "__repr__",
+    "__str__",
+    "__call__",
+    "__copy__",
+    "__deepcopy__",
+    "__reduce__",
+    "__reduce_ex__",
+    "__getstate__",
+    "__sizeof__",
+    "__dir__",
+    "__getattr__",
+    "__int__",
+    "__float__",
+    "__index__",
+    "__format__",
+    "__enter__",
+    "__exit__",
+    "items",
+    "keys",
+    "values",
+    "clear",
+    "extend",
+    "append",
+)
 
 
 def refuses(name: str) -> Callable[..., Any]:
@@ -46,8 +78,21 @@ Text = type("Text", (str,), dict(METHODS))
 Number = type("Number", (int,), dict(METHODS))
 
 HOSTILE: list[Callable[[], Any]] = [
-    Thing, Slotted, Tuple, List, Dict, Ordered, Set, Queue, Text, Number, lambda: (1, Tuple((2,))), lambda: [Thing()],
-    lambda: {"a": Thing(), "b": List([Tuple()])}, lambda: Tuple((torch.ones(2), Thing()))]
+    Thing,
+    Slotted,
+    Tuple,
+    List,
+    Dict,
+    Ordered,
+    Set,
+    Queue,
+    Text,
+    Number,
+    lambda: (1, Tuple((2,))),
+    lambda: [Thing()],
+    lambda: {"a": Thing(), "b": List([Tuple()])},
+    lambda: Tuple((torch.ones(2), Thing())),
+]
 
 
 class Block(nn.Module):
@@ -63,8 +108,13 @@ class Block(nn.Module):
 
 def hostile_job(make: Callable[[], Any]) -> Job:
     data = [(torch.ones(4, 4) * number, torch.zeros(4, 4)) for number in range(1, 4)]
-    return Job(model=lambda: nn.Sequential(*(Block(make) for _ in range(3))), data=lambda: data, steps=2, held_out=lambda: data[:1],
-               loss=lambda output, batch: (output - batch[1]).square().mean())
+    return Job(
+        model=lambda: nn.Sequential(*(Block(make) for _ in range(3))),
+        data=lambda: data,
+        steps=2,
+        held_out=lambda: data[:1],
+        loss=lambda output, batch: (output - batch[1]).square().mean(),
+    )
 
 
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda one: one.__name__)
@@ -91,8 +141,13 @@ def test_what_containers_hold_is_put_back_though_their_methods_are_their_own() -
     class Kept(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.parts = {"list": List([1, 2]), "dict": Dict(a=1), "ordered": OrderedDict(a=1, b=2), "set": Set((3,)),
-                          "queue": Queue((4, 5))}
+            self.parts = {
+                "list": List([1, 2]),
+                "dict": Dict(a=1),
+                "ordered": OrderedDict(a=1, b=2),
+                "set": Set((3,)),
+                "queue": Queue((4, 5)),
+            }
 
     block = Kept()
     before = BlockState(block).picture()
@@ -104,7 +159,9 @@ def test_what_containers_hold_is_put_back_though_their_methods_are_their_own() -
     deque.clear(held["queue"])
     assert not all(one.same() for one in before)
     put_back(before)
-    assert [list(items_of(held[name])) for name in held] == [[1, 2], [1], [1, 2], [3], [4, 5]] and list(held["ordered"]) == ["a", "b"]
+    assert [list(items_of(held[name])) for name in held] == [[1, 2], [1], [1, 2], [3], [4, 5]] and list(
+        held["ordered"]
+    ) == ["a", "b"]
 
 
 def test_objects_in_a_batch_are_left_alone() -> None:
@@ -120,7 +177,7 @@ def test_attributes_are_read_where_python_keeps_them() -> None:
         __slots__ = ("hidden",)
 
         @property
-        def __dict__(self) -> dict[str, Any]:   # type: ignore[override]
+        def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
             raise RuntimeError("computed")
 
     thing = Thing()
@@ -132,4 +189,9 @@ def test_attributes_are_read_where_python_keeps_them() -> None:
 def test_a_copy_of_a_model_shares_what_refuses_to_be_copied_and_nothing_else() -> None:
     model = Block(Thing)
     other = copied_module(model, {})
-    assert isinstance(other, Block) and other.kept is model.kept and other.inside is not model.inside and other.count is not model.count
+    assert (
+        isinstance(other, Block)
+        and other.kept is model.kept
+        and other.inside is not model.inside
+        and other.count is not model.count
+    )

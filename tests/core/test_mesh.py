@@ -1,4 +1,5 @@
 """Meshes of imagined workers: who stands where, and what is counted along which axis."""
+
 from __future__ import annotations
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_line_differs_in_its_axis_only(sizes: dict[str, int], data: st.DataObj
 
 def test_bytes_are_counted_along_the_axis_they_are_sent() -> None:
     mesh = imagined_mesh({"data": 2, "stage": 3}, rank=4)
-    mesh.along("data").sum(torch.zeros(300, dtype=torch.uint8))     # 2 (w - 1) / w
+    mesh.along("data").sum(torch.zeros(300, dtype=torch.uint8))  # 2 (w - 1) / w
     mesh.along("stage").sum(torch.zeros(300, dtype=torch.uint8))
     assert (mesh.along("data").sent, mesh.along("stage").sent, mesh.link.sent, mesh.sent) == (300, 400, 0, 700)
 
@@ -70,7 +71,11 @@ def test_links_that_do_not_make_the_world_are_refused() -> None:
 def test_ranks_count_along_the_last_axis_first() -> None:
     sizes = {"data": 2, "stage": 2}
     assert [coordinates(sizes, rank) for rank in (0, 1, 2, 3)] == [
-        {"data": 0, "stage": 0}, {"data": 0, "stage": 1}, {"data": 1, "stage": 0}, {"data": 1, "stage": 1}]
+        {"data": 0, "stage": 0},
+        {"data": 0, "stage": 1},
+        {"data": 1, "stage": 0},
+        {"data": 1, "stage": 1},
+    ]
     assert rank_at(sizes, {"data": 1, "stage": 0}) == 2
 
 

@@ -1,4 +1,5 @@
 """Parts of a run with state: what one can do is what its class says, never an attribute that happens to have a name."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ class Outside(TrainingTechnique):
         return now
 
     def apply(self, run: Run) -> Run:
-        return replace(run, state={**run.state, "mine": Looks()})   # type: ignore[dict-item]
+        return replace(run, state={**run.state, "mine": Looks()})  # type: ignore[dict-item]
 
 
 def test_state_of_a_class_that_does_not_say_what_it_can_do_is_refused_by_name() -> None:

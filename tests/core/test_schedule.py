@@ -1,4 +1,5 @@
 """A schedule: stepped when it should be, by every kind of scheduler, and the same after a restart; or refused with the way out."""
+
 from __future__ import annotations
 
 import warnings
@@ -68,8 +69,15 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def job(**more: Any) -> Job:
-    return Job(**{"model": lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)), "data": lambda: BATCHES, "steps": STEPS,
-                  "optimizer": sgd} | more)
+    return Job(
+        **{
+            "model": lambda: nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)),
+            "data": lambda: BATCHES,
+            "steps": STEPS,
+            "optimizer": sgd,
+        }
+        | more
+    )
 
 
 def by_hand(made: Job, schedule: Callable[[torch.optim.Optimizer], Any]) -> torch.Tensor:
@@ -88,7 +96,9 @@ def by_hand(made: Job, schedule: Callable[[torch.optim.Optimizer], Any]) -> torc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_scheduler_is_that_of_a_loop_by_hand_and_the_same_after_restarts(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_scheduler_is_that_of_a_loop_by_hand_and_the_same_after_restarts(
+    kind: str, tmp_path: Path
+) -> None:
     made, asks = job(schedule=KINDS[kind]), KINDS[kind]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -130,8 +140,11 @@ class Unsized:
         return iter(BATCHES)
 
 
-@pytest.mark.parametrize("data", [lambda: BATCHES, Unsized, lambda: Endless(5), lambda: iter(BATCHES)],
-                         ids=["list", "unsized", "stateful", "iterator"])
+@pytest.mark.parametrize(
+    "data",
+    [lambda: BATCHES, Unsized, lambda: Endless(5), lambda: iter(BATCHES)],
+    ids=["list", "unsized", "stateful", "iterator"],
+)
 def test_per_epoch_it_steps_where_a_round_ends_however_late_that_is_known(data: Any, tmp_path: Path) -> None:
     made = job(data=data, steps=15, epochs=3, schedule=lambda o: PerEpoch(lr.ExponentialLR(o, 0.5)))
     for stops in ((), (4,), (5, 6), (10,)):
@@ -144,11 +157,15 @@ def test_a_plateau_is_waited_for_in_validations(tmp_path: Path) -> None:
 
     def made() -> Job:
         found = iter(values)
-        return job(validate=lambda model: {"f1": next(found)}, goal="max f1", every=2,
-                   schedule=lambda o: lr.ReduceLROnPlateau(o, "max", 0.1, patience=1))
+        return job(
+            validate=lambda model: {"f1": next(found)},
+            goal="max f1",
+            every=2,
+            schedule=lambda o: lr.ReduceLROnPlateau(o, "max", 0.1, patience=1),
+        )
 
     whole = trained(made(), (), tmp_path / "whole")
-    assert whole.rates == [0.1] * 8 + [0.1 * 0.1] * 4   # the fourth validation is the second in a row that is no better
+    assert whole.rates == [0.1] * 8 + [0.1 * 0.1] * 4  # the fourth validation is the second in a row that is no better
     parted = trained(made(), (), tmp_path / "parted", stops=(1, 6, 7))
     assert parted.rates == whole.rates and torch.equal(parted.weights, whole.weights)
 
@@ -156,14 +173,14 @@ def test_a_plateau_is_waited_for_in_validations(tmp_path: Path) -> None:
 def hooked(parameters: Any) -> torch.optim.Optimizer:
     optimizer = sgd(parameters)
     scheduler = KINDS["step"](optimizer)
-    del optimizer.step   # as if it were not attached
+    del optimizer.step  # as if it were not attached
     optimizer.register_step_post_hook(lambda *_: scheduler.step())
     return optimizer
 
 
 def attached(parameters: Any) -> torch.optim.Optimizer:
     optimizer = sgd(parameters)
-    optimizer.schedule = KINDS["step"](optimizer)   # type: ignore[attr-defined]
+    optimizer.schedule = KINDS["step"](optimizer)  # type: ignore[attr-defined]
     return optimizer
 
 
@@ -176,21 +193,27 @@ class Custom(lr.LRScheduler):
         return [rate * self.rule(self.last_epoch) for rate in self.base_lrs]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"optimizer": hooked}, "hook on its step.*schedule=lambda"),
-    ({"optimizer": attached}, "comes with a learning-rate scheduler.*schedule=lambda"),
-    ({"schedule": lambda o: None}, "gave None, which is no scheduler"),
-    ({"schedule": lambda o: lr.StepLR}, "no scheduler"),
-    ({"schedule": lr.StepLR}, "wants 2 arguments \\(optimizer, step_size\\)"),
-    ({"schedule": lambda a, b, c: None}, "wants 3 arguments"),
-    ({"schedule": Custom}, "can't be saved.*a function in rule"),
-    ({"schedule": lr.ReduceLROnPlateau}, "does not validate"),
-    ({"schedule": lr.ReduceLROnPlateau, "held_out": lambda: BATCHES, "goal": "max accuracy"}, "give mode='max'"),
-    ({"schedule": lambda o: PerEpoch(lr.ReduceLROnPlateau(o)), "held_out": lambda: BATCHES}, "leave PerEpoch out"),
-    ({"schedule": shoestring.warmup_cosine(), "data": Unsized, "steps": 0, "epochs": 2}, "nobody does.*steps instead of epochs"),
-    ({"schedule": shoestring.warmup_cosine(), "data": Unsized, "steps": 9, "epochs": 2}, "nobody does"),
-    ({"schedule": shoestring.warmup_cosine(100)}, "in a run of 12 steps would not end"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"optimizer": hooked}, "hook on its step.*schedule=lambda"),
+        ({"optimizer": attached}, "comes with a learning-rate scheduler.*schedule=lambda"),
+        ({"schedule": lambda o: None}, "gave None, which is no scheduler"),
+        ({"schedule": lambda o: lr.StepLR}, "no scheduler"),
+        ({"schedule": lr.StepLR}, "wants 2 arguments \\(optimizer, step_size\\)"),
+        ({"schedule": lambda a, b, c: None}, "wants 3 arguments"),
+        ({"schedule": Custom}, "can't be saved.*a function in rule"),
+        ({"schedule": lr.ReduceLROnPlateau}, "does not validate"),
+        ({"schedule": lr.ReduceLROnPlateau, "held_out": lambda: BATCHES, "goal": "max accuracy"}, "give mode='max'"),
+        ({"schedule": lambda o: PerEpoch(lr.ReduceLROnPlateau(o)), "held_out": lambda: BATCHES}, "leave PerEpoch out"),
+        (
+            {"schedule": shoestring.warmup_cosine(), "data": Unsized, "steps": 0, "epochs": 2},
+            "nobody does.*steps instead of epochs",
+        ),
+        ({"schedule": shoestring.warmup_cosine(), "data": Unsized, "steps": 9, "epochs": 2}, "nobody does"),
+        ({"schedule": shoestring.warmup_cosine(100)}, "in a run of 12 steps would not end"),
+    ],
+)
 def test_what_would_be_another_schedule_is_refused_with_a_way_out(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         list(shoestring.train(job(**wrong)))
@@ -204,7 +227,9 @@ def test_a_warm_up_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_warm_up_and_cosine_in_numbers(tmp_path: Path) -> None:
     found = trained(job(schedule=shoestring.warmup_cosine(4, floor=0.5), steps=8), (), tmp_path).rates
-    assert found == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.05 + 0.05 * (1 + 0.5**0.5) / 2, 0.075, 0.05 + 0.05 * (1 - 0.5**0.5) / 2])
+    assert found == pytest.approx(
+        [0.025, 0.05, 0.075, 0.1, 0.1, 0.05 + 0.05 * (1 + 0.5**0.5) / 2, 0.075, 0.05 + 0.05 * (1 - 0.5**0.5) / 2]
+    )
     by_epochs = trained(job(schedule=shoestring.warmup_linear(0.2), steps=0, epochs=2), (), tmp_path / "epochs").rates
     assert by_epochs == pytest.approx([0.05, 0.1, *(0.1 * (1 - way / 8) for way in range(8))])
 
@@ -217,7 +242,7 @@ def test_a_checkpoint_of_another_kind_of_schedule_is_refused(tmp_path: Path) -> 
 
 def test_the_norm_that_clipping_finds_is_noted(tmp_path: Path) -> None:
     run = trained(job(clip=0.01), (), tmp_path / "clipped").run
-    assert isinstance(run.noted.norm, float) and run.noted.take_norm() > 0.01 and run.noted.take_norm() is None   # type: ignore[operator]
+    assert isinstance(run.noted.norm, float) and run.noted.take_norm() > 0.01 and run.noted.take_norm() is None  # type: ignore[operator]
     assert trained(job(), (), tmp_path / "not").run.noted.take_norm() is None
 
 
@@ -229,7 +254,10 @@ def test_a_plateau_that_only_the_first_of_many_workers_sees_is_refused() -> None
 
 
 def test_a_few_steps_to_try_something_have_the_rates_of_the_whole_training(tmp_path: Path) -> None:
-    for whole in (job(schedule=shoestring.warmup_cosine(6), steps=20), job(schedule=shoestring.warmup_cosine(6), steps=0, epochs=4)):
+    for whole in (
+        job(schedule=shoestring.warmup_cosine(6), steps=20),
+        job(schedule=shoestring.warmup_cosine(6), steps=0, epochs=4),
+    ):
         assert trained(shortened(whole, 3), (), tmp_path).rates == pytest.approx([0.1 / 6, 0.2 / 6, 0.3 / 6])
     assert shortened(job(epochs=7), 3).steps == 3 and not shortened(job(epochs=7), 3).epochs
     assert shoestring.verify(job(schedule=shoestring.warmup_cosine(6)), ()) == (True, 0.0)
@@ -240,10 +268,10 @@ def test_a_few_steps_to_try_something_have_the_rates_of_the_whole_training(tmp_p
     assert [event.rate for event in told] == pytest.approx([0.001, 0.002, 0.003])
 
 
-FILE = '''
+FILE = """
 import torch, shoestring
 from torch import nn
 def job() -> shoestring.Job:
     return shoestring.Job(model=lambda: nn.Linear(3, 2), data=lambda: [(torch.ones(4, 3), torch.tensor([0, 1, 1, 0]))] * 50, epochs=5,
                           optimizer=lambda p: torch.optim.SGD(p, lr=0.1), schedule=shoestring.warmup_linear(100))
-'''
+"""

@@ -1,4 +1,5 @@
 """What workers of a pipeline did when: put together from what each noted by its own clock."""
+
 from __future__ import annotations
 
 import pytest
@@ -21,7 +22,10 @@ def line_of(schedule: str = "1f1b", stages: int = 2, pieces: int = 4, steps: int
     clocks = [StepClock(same_machine=True) for _ in range(stages)]
     for step in range(steps):
         much = 10.0 if step < slow else 1.0
-        spans = timed(orders(schedule, stages, pieces), lambda action, much=much: seconds(action) * (much if action.chunk else 1.0))
+        spans = timed(
+            orders(schedule, stages, pieces),
+            lambda action, much=much: seconds(action) * (much if action.chunk else 1.0),
+        )
         for clock, own in zip(clocks, spans, strict=True):
             clock.note([ActionSpan(one.action, 100 + one.begin, 100 + one.end) for one in own])
     return [clock.times for clock in clocks]
@@ -31,7 +35,10 @@ def line_of(schedule: str = "1f1b", stages: int = 2, pieces: int = 4, steps: int
 def test_the_measured_share_is_that_of_the_picture_and_of_the_formula(schedule: str) -> None:
     found = together(line_of(schedule))
     assert found is not None
-    drawn = tuple(tuple(ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in own) for own in found.timeline)
+    drawn = tuple(
+        tuple(ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in own)
+        for own in found.timeline
+    )
     assert found.idle == pytest.approx(idle_share(drawn)) == pytest.approx(bubble(schedule, 2, 4))
     assert min(work.begin for own in found.timeline for work in own) == 0.0, "a picture begins at zero"
 
@@ -51,8 +58,10 @@ def test_a_long_training_keeps_few_steps() -> None:
 
 
 def test_workers_that_never_meet_are_idle_within_times_of_their_own() -> None:
-    ahead, behind = (OwnTimes((Work("F", 7, chunk, begin, begin + 1),), (WorkerTimes(begin, begin + 4, 3.0),) * 3, drains=False)
-                     for chunk, begin in ((0, 0.0), (1, 50.0)))
+    ahead, behind = (
+        OwnTimes((Work("F", 7, chunk, begin, begin + 1),), (WorkerTimes(begin, begin + 4, 3.0),) * 3, drains=False)
+        for chunk, begin in ((0, 0.0), (1, 50.0))
+    )
     found = together([ahead, behind])
     assert found is not None and found.idle == 0.25, "the 50 seconds between them are no idle time"
     assert found.timeline[0][0].piece == 0, "pieces are counted from the first in the picture"

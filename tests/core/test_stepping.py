@@ -1,4 +1,5 @@
 """Whether an optimizer's step can be divided is tried on the job's own optimizer, for every way to divide it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -42,7 +43,7 @@ class Plain(optim.Optimizer):
         return 1.0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:   # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         self.calls += 1
         gradients = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
         for group in self.param_groups:
@@ -92,7 +93,7 @@ class CoupledByKey(GlobalNorm):
 
 class ByOrder(Plain):
     def move(self, weight: Tensor, rate: float, number: int) -> None:
-        super().move(weight, rate * 0.9 ** number, number)
+        super().move(weight, rate * 0.9**number, number)
 
 
 class Counting(Plain):
@@ -146,7 +147,7 @@ class GlobalNormSgd(optim.SGD):
     """Looks like one of torch's own."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:   # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         nn.utils.clip_grad_norm_([one for group in self.param_groups for one in group["params"]], 1e-3)
         super().step()
 
@@ -155,7 +156,7 @@ class OwnSgd(optim.SGD):
     """Is one of torch's own, with something that changes nothing."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:   # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         super().step()
 
 
@@ -163,7 +164,7 @@ class NormedAdam(optim.Adam):
     """Looks at whole weights, each by itself."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:   # type: ignore[override]
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             for one in group["params"]:
                 if one.grad is not None:
@@ -180,7 +181,9 @@ def large_ones(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
     """Groups that depend on sizes."""
     every = list(parameters)
     large = [one for one in every if one.numel() > 50]
-    return CoupledByKey([{"params": [one for one in every if one.numel() <= 50], "joined": False}, {"params": large, "joined": True}])
+    return CoupledByKey(
+        [{"params": [one for one in every if one.numel() <= 50], "joined": False}, {"params": large, "joined": True}]
+    )
 
 
 def wrapped(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
@@ -193,7 +196,7 @@ def wrapped(parameters: Iterable[nn.Parameter]) -> optim.Optimizer:
         nn.utils.clip_grad_norm_(every, 1e-3)
         before()
 
-    made.step = step   # type: ignore[method-assign, assignment]
+    made.step = step  # type: ignore[method-assign, assignment]
     return made
 
 
@@ -202,13 +205,23 @@ def muon(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> optim.Optimize
 
 
 def model(bias: bool = True) -> nn.Module:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Tanh(), nn.Linear(8, 8, bias=bias)) for _ in range(3)))
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(8, 8, bias=bias), nn.Tanh(), nn.Linear(8, 8, bias=bias)) for _ in range(3))
+    )
 
 
 def made_job(optimizer: Callable[..., optim.Optimizer], bias: bool = True, **more: Any) -> Job:
     data = [(torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), torch.zeros(4, 8)) for seed in range(3)]
-    return Job(**{"model": lambda: model(bias), "data": lambda: data, "loss": lambda output, batch: (output - batch[1]).square().mean(),
-                  "optimizer": optimizer, "steps": 3} | more)
+    return Job(
+        **{
+            "model": lambda: model(bias),
+            "data": lambda: data,
+            "loss": lambda output, batch: (output - batch[1]).square().mean(),
+            "optimizer": optimizer,
+            "steps": 3,
+        }
+        | more
+    )
 
 
 def stepping(optimizer: Callable[..., optim.Optimizer], bias: bool = True) -> Stepping:
@@ -216,16 +229,38 @@ def stepping(optimizer: Callable[..., optim.Optimizer], bias: bool = True) -> St
     return plain_run(made_job(optimizer, bias), made, blocks(made)).stepping()
 
 
-@pytest.mark.parametrize(("optimizer", "refused"), [
-    (GlobalNorm, COUPLED), (GlobalMax, COUPLED), (Clipping, COUPLED), (CoupledLater, COUPLED), (LateByState, COUPLED), (keyed, COUPLED),
-    (large_ones, COUPLED), (ByOrder, COUPLED), (SharedState, COUPLED), (SkipsNan, COUPLED), (GlobalNormSgd, COUPLED), (wrapped, COUPLED),
-    (Noisy, ALL), (Global, ALL),
-    (Counting, {StepDivision.IN_TURNS, StepDivision.IN_PARTS}),
-    (Plain, {StepDivision.IN_PARTS}), (ByWeight, {StepDivision.IN_PARTS}), (NormedAdam, {StepDivision.IN_PARTS}), (Lamb, {StepDivision.IN_PARTS}),
-    (lambda parameters: Lars(parameters, lr=0.1), {StepDivision.IN_PARTS}), (optim.Adafactor, {StepDivision.IN_PARTS}),
-    (optim.AdamW, NONE), (lambda parameters: OwnSgd(parameters, lr=0.1, momentum=0.9), NONE),
-], ids=lambda one: getattr(one, "__name__", None))
-def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(optimizer: Callable[..., Any], refused: set[StepDivision]) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "refused"),
+    [
+        (GlobalNorm, COUPLED),
+        (GlobalMax, COUPLED),
+        (Clipping, COUPLED),
+        (CoupledLater, COUPLED),
+        (LateByState, COUPLED),
+        (keyed, COUPLED),
+        (large_ones, COUPLED),
+        (ByOrder, COUPLED),
+        (SharedState, COUPLED),
+        (SkipsNan, COUPLED),
+        (GlobalNormSgd, COUPLED),
+        (wrapped, COUPLED),
+        (Noisy, ALL),
+        (Global, ALL),
+        (Counting, {StepDivision.IN_TURNS, StepDivision.IN_PARTS}),
+        (Plain, {StepDivision.IN_PARTS}),
+        (ByWeight, {StepDivision.IN_PARTS}),
+        (NormedAdam, {StepDivision.IN_PARTS}),
+        (Lamb, {StepDivision.IN_PARTS}),
+        (lambda parameters: Lars(parameters, lr=0.1), {StepDivision.IN_PARTS}),
+        (optim.Adafactor, {StepDivision.IN_PARTS}),
+        (optim.AdamW, NONE),
+        (lambda parameters: OwnSgd(parameters, lr=0.1, momentum=0.9), NONE),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(
+    optimizer: Callable[..., Any], refused: set[StepDivision]
+) -> None:
     found = stepping(optimizer)
     assert set(found.reasons) == refused
     assert all(found.reasons.values()) and len(found.traits) == len(refused)
@@ -233,7 +268,9 @@ def test_a_step_that_can_t_be_divided_is_recognised_by_what_it_does(optimizer: C
 
 def test_optimizers_of_matrices_and_of_sparse_gradients_are_tried_on_such() -> None:
     assert set(stepping(muon, bias=False).reasons) == {StepDivision.IN_PARTS}
-    assert set(stepping(lambda parameters: optim.SparseAdam(list(parameters)), bias=False).reasons) == {StepDivision.IN_PARTS}
+    assert set(stepping(lambda parameters: optim.SparseAdam(list(parameters)), bias=False).reasons) == {
+        StepDivision.IN_PARTS
+    }
 
 
 def test_an_optimizer_that_can_t_be_tried_is_not_taken_to_be_harmless() -> None:
@@ -258,7 +295,9 @@ DIVIDING = [StepInBackward(), OffloadModel(), OffloadOptimizer(), Pipeline(2), S
 
 
 @pytest.mark.parametrize("technique", DIVIDING, ids=str)
-def test_whoever_divides_a_step_refuses_what_can_t_be_divided_in_planning_and_when_applied(technique: TrainingTechnique) -> None:
+def test_whoever_divides_a_step_refuses_what_can_t_be_divided_in_planning_and_when_applied(
+    technique: TrainingTechnique,
+) -> None:
     ledger = Planner(made_job(GlobalNorm), Hardware(), devices=2, here=2).ledger()
     assert "GlobalNorm" in technique.refusal(ledger)
     with pytest.raises(Mistake, match="GlobalNorm"):
@@ -266,8 +305,11 @@ def test_whoever_divides_a_step_refuses_what_can_t_be_divided_in_planning_and_wh
 
 
 def test_a_script_is_told_and_nothing_is_trained() -> None:
-    for call in (lambda job: list(shoestring.train(job, (StepInBackward(),))), lambda job: shoestring.verify(job, (StepInBackward(),)),
-                 lambda job: shoestring.plan(job, use=[StepInBackward()])):
+    for call in (
+        lambda job: list(shoestring.train(job, (StepInBackward(),))),
+        lambda job: shoestring.verify(job, (StepInBackward(),)),
+        lambda job: shoestring.plan(job, use=[StepInBackward()]),
+    ):
         with pytest.raises(Mistake, match="GlobalNorm moves weights to other values"):
             call(made_job(GlobalNorm))
 

@@ -1,4 +1,5 @@
 """Samples or batches: data and held-out data of every kind, with and without `collate`, work as meant or are refused before training."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -37,14 +38,14 @@ def named(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
 
 
 def batches(collate: Callable[[list[Any]], Any]) -> list[Any]:
-    return [collate(SAMPLES[begin: begin + 4]) for begin in (0, 4)]
+    return [collate(SAMPLES[begin : begin + 4]) for begin in (0, 4)]
 
 
-KINDS: dict[str, Callable[[Callable[[list[Any]], Any]], Any]] = {   # each gives two batches of four
+KINDS: dict[str, Callable[[Callable[[list[Any]], Any]], Any]] = {  # each gives two batches of four
     "data set": lambda collate: Rows(),
     "samples": lambda collate: SAMPLES,
     "batches": batches,
-    "loader": lambda collate: DataLoader(SAMPLES, 4, collate_fn=collate),   # type: ignore[arg-type]
+    "loader": lambda collate: DataLoader(SAMPLES, 4, collate_fn=collate),  # type: ignore[arg-type]
     "generator": lambda collate: lambda: iter(batches(collate)),
 }
 MADE_OF_SAMPLES = ("data set", "samples")
@@ -55,9 +56,17 @@ def parts(batch: Any) -> tuple[Tensor, Tensor]:
 
 
 def made(data: str, held: str | None, collate: Callable[[list[Any]], Any], given: bool) -> Job:
-    return Job(model=lambda: nn.Linear(3, 2), data=KINDS[data](collate), batch=4, steps=2, collate=collate if given else None,
-               held_out=None if held is None else KINDS[held](collate), forward=lambda model, batch: model(parts(batch)[0]),
-               loss=lambda out, batch: nn.functional.cross_entropy(out, parts(batch)[1]), every=1)
+    return Job(
+        model=lambda: nn.Linear(3, 2),
+        data=KINDS[data](collate),
+        batch=4,
+        steps=2,
+        collate=collate if given else None,
+        held_out=None if held is None else KINDS[held](collate),
+        forward=lambda model, batch: model(parts(batch)[0]),
+        loss=lambda out, batch: nn.functional.cross_entropy(out, parts(batch)[1]),
+        every=1,
+    )
 
 
 def works(data: str, held: str | None, collate: Callable[[list[Any]], Any], given: bool) -> bool:
@@ -76,7 +85,9 @@ def works(data: str, held: str | None, collate: Callable[[list[Any]], Any], give
 @pytest.mark.parametrize("collate", [stacked, named])
 @pytest.mark.parametrize("held", KINDS)
 @pytest.mark.parametrize("data", MADE_OF_SAMPLES)
-def test_held_out_data_beside_collate_are_what_they_look_like(data: str, held: str, collate: Callable[[list[Any]], Any]) -> None:
+def test_held_out_data_beside_collate_are_what_they_look_like(
+    data: str, held: str, collate: Callable[[list[Any]], Any]
+) -> None:
     assert works(data, held, collate, given=True)
 
 
@@ -95,7 +106,9 @@ def test_data_beside_collate_are_samples_or_refused(data: str, collate: Callable
 
 def test_a_refusal_says_what_was_found_and_what_to_do() -> None:
     few, many = made("batches", None, named, given=True), made("batches", None, named, given=True)
-    with pytest.raises(Mistake, match=r"2 samples for batches of 4.*a list beside collate= is one of samples.*leave collate out"):
+    with pytest.raises(
+        Mistake, match=r"2 samples for batches of 4.*a list beside collate= is one of samples.*leave collate out"
+    ):
         next(iter(shoestring.train(few)))
     with pytest.raises(Mistake, match=r"each a dict, in .*test_elements.*a list beside collate= is one of samples"):
         next(iter(shoestring.train(Job(**{**vars(many), "batch": 2}))))

@@ -1,4 +1,5 @@
 """The feed: the same batches from any position on, whatever else is drawn."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -69,7 +70,10 @@ class Drawing(Counting):
 
 ROWS = TensorDataset(torch.arange(10.0))
 KINDS: dict[str, Any] = {
-    "own state": Counting, "own state that draws": Drawing, "data set": lambda: ROWS, "data set that draws": Noisy,
+    "own state": Counting,
+    "own state that draws": Drawing,
+    "data set": lambda: ROWS,
+    "data set that draws": Noisy,
     "generator that draws": drawn,
     "list": lambda: [torch.tensor([float(n)]) for n in range(30)],
     "shuffling loader": lambda: (batch for _ in range(9) for batch in DataLoader(ROWS, batch_size=3, shuffle=True)),
@@ -89,7 +93,7 @@ def test_a_feed_goes_on_from_any_position(kind: str, position: int) -> None:
     seen = []
     for _ in range(position):
         seen.append(flat(next(feed)))
-        torch.rand(3), random.random()          # the model draws in between
+        torch.rand(3), random.random()  # the model draws in between
     state = feed.state_dict()
     rest = [flat(next(feed)) for _ in range(6)]
     random_state.seed(77)
@@ -139,8 +143,11 @@ def linear(data: Any, **more: Any) -> Job:
     return Job(model=lambda: torch.nn.Linear(1, 1), data=data, **more)
 
 
-@pytest.mark.parametrize("data", [lambda: [torch.ones(1)] * 3, Unsized, lambda: torch.utils.data.DataLoader(Ten(), batch_size=4)],
-                         ids=["list", "unsized", "loader"])
+@pytest.mark.parametrize(
+    "data",
+    [lambda: [torch.ones(1)] * 3, Unsized, lambda: torch.utils.data.DataLoader(Ten(), batch_size=4)],
+    ids=["list", "unsized", "loader"],
+)
 @pytest.mark.parametrize("counted", [False, True])
 def test_data_that_can_be_gone_through_again_go_round(data: Any, counted: bool) -> None:
     feed = Feed(linear(data, steps=9, epochs=9 * counted))
@@ -206,13 +213,15 @@ def doubled(samples: list[Any]) -> torch.Tensor:
 
 
 def test_batches_are_the_same_bits_for_any_number_of_workers_and_go_on_from_anywhere() -> None:
-    feeds = [Feed(linear(Augmented, batch=3, steps=9, workers=workers, collate=lambda samples: torch.stack(samples) * 2))
-             for workers in (0, 1, 2)]
+    feeds = [
+        Feed(linear(Augmented, batch=3, steps=9, workers=workers, collate=lambda samples: torch.stack(samples) * 2))
+        for workers in (0, 1, 2)
+    ]
     for feed in feeds:
         feed.start()
     found = [[next(feed) for _ in range(7)] for feed in feeds]
     assert all(all(map(torch.equal, found[0], other)) for other in found[1:])
-    assert len({float(row[1]) for batch in found[0] for row in batch}) == 21   # every sample draws its own
+    assert len({float(row[1]) for batch in found[0] for row in batch}) == 21  # every sample draws its own
     again = Feed(feeds[2].job)
     again.start()
     state = Feed(feeds[2].job)
@@ -258,11 +267,15 @@ def test_what_fails_in_a_process_that_fetches_is_told_with_its_line() -> None:
 
 
 def test_a_killed_process_leaves_none_that_fetches_behind(tmp_path: Path) -> None:
-    program = ("import os, signal, multiprocessing; from tests.data.test_feed import *\n"
-               "feed = Feed(linear(Augmented, batch=2, steps=9, workers=2)); feed.start(); next(feed)\n"
-               "print(*[one.pid for one in multiprocessing.active_children()], flush=True)\n"
-               "os.kill(os.getpid(), signal.SIGKILL)")
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    program = (
+        "import os, signal, multiprocessing; from tests.data.test_feed import *\n"
+        "feed = Feed(linear(Augmented, batch=2, steps=9, workers=2)); feed.start(); next(feed)\n"
+        "print(*[one.pid for one in multiprocessing.active_children()], flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     pids = list(map(int, ended.stdout.split()))
     assert len(pids) == 2 and ended.returncode == -signal.SIGKILL
     for pid in pids:
@@ -325,7 +338,11 @@ def test_lists_go_on_at_once(data: Any) -> None:
         def __iter__(self) -> Iterator[Any]:
             raise AssertionError("it is not gone through")
 
-    batches = Counted(torch.ones(1) * number for number in range(5)) if data is list else tuple(torch.ones(1) * n for n in range(5))
+    batches = (
+        Counted(torch.ones(1) * number for number in range(5))
+        if data is list
+        else tuple(torch.ones(1) * n for n in range(5))
+    )
     feed = Feed(linear(lambda: batches, steps=10**9, epochs=10**9))
     feed.load_state_dict({"taken": 5 * 10**8 + 3, "data": None, "chance": feed.random_stream.state})
     assert float(next(feed)) == 3 and (feed.epoch, feed.in_round, feed.round_over) == (10**8, 4, False)
@@ -350,7 +367,9 @@ def test_data_that_are_empty_in_the_second_round_end() -> None:
 @pytest.mark.parametrize("more", [{"drop_last": True}, {}, {"num_workers": 1, "persistent_workers": True}], ids=str)
 def test_loaders_with_a_generator_of_their_own_go_on_with_the_same_batches(more: Any) -> None:
     def data() -> Any:
-        return torch.utils.data.DataLoader(Ten(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5), **more)
+        return torch.utils.data.DataLoader(
+            Ten(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5), **more
+        )
 
     job = linear(data, steps=20)
     feed = Feed(job)

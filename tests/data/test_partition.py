@@ -1,4 +1,5 @@
 """Partition rules: every sample is one client's, all follows from the seed, and knobs do what they say."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,15 @@ from shoestring.data.clients import clients_of
 from shoestring.data.columns import classes_of, column_of
 from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew, mix
 
-RULES = (Iid(), Dirichlet(0.3), Dirichlet(0.05), Dirichlet(1e-6), Dirichlet(2.0, by="class"), QuantitySkew(0.2), QuantitySkew(1e-6))
+RULES = (
+    Iid(),
+    Dirichlet(0.3),
+    Dirichlet(0.05),
+    Dirichlet(1e-6),
+    Dirichlet(2.0, by="class"),
+    QuantitySkew(0.2),
+    QuantitySkew(1e-6),
+)
 
 
 def labelled(count: int, classes: int = 10) -> TensorDataset:
@@ -56,13 +65,20 @@ class OffloadModel(IterableDataset[int]):
 
 
 @settings(max_examples=60, deadline=None)
-@given(rule=st.sampled_from(RULES), samples=st.integers(1, 300), part=st.floats(0, 1), classes=st.integers(1, 12),
-       seed=st.integers(0, 2**62))
-def test_every_sample_is_one_clients_and_follows_from_the_seed(rule: Any, samples: int, part: float, classes: int, seed: int) -> None:
+@given(
+    rule=st.sampled_from(RULES),
+    samples=st.integers(1, 300),
+    part=st.floats(0, 1),
+    classes=st.integers(1, 12),
+    seed=st.integers(0, 2**62),
+)
+def test_every_sample_is_one_clients_and_follows_from_the_seed(
+    rule: Any, samples: int, part: float, classes: int, seed: int
+) -> None:
     data, count = labelled(samples, classes), max(1, round(part * samples))
     try:
         found = rule.clients(data, count, seed)
-    except Mistake as mistake:   # only one rule may leave somebody with nothing, and it says so
+    except Mistake as mistake:  # only one rule may leave somebody with nothing, and it says so
         assert "by=" in str(mistake) and rule == Dirichlet(2.0, by="class")
         return
     owned = numbers(found)
@@ -82,7 +98,10 @@ def test_another_seed_divides_otherwise(rule: Any) -> None:
 def distance(rule: Any, seed: int) -> float:
     """Mean distance (total variation) of clients' mixes of classes from that of all samples."""
     found = rule.clients(labelled(4000), 40, seed)
-    mixes = [torch.bincount(torch.tensor([int(label) for _, label in records]), minlength=10) / len(records) for records in found.values()]
+    mixes = [
+        torch.bincount(torch.tensor([int(label) for _, label in records]), minlength=10) / len(records)
+        for records in found.values()
+    ]
     return sum(float((one - 0.1).abs().sum()) / 2 for one in mixes) / len(mixes)
 
 
@@ -96,7 +115,10 @@ def test_mixes_differ_more_the_lower_alpha_is(by: str) -> None:
 
 def test_sizes_differ_more_the_lower_alpha_is() -> None:
     for seed in range(5):
-        largest = [max(map(len, numbers(QuantitySkew(alpha).clients(labelled(1000), 20, seed)))) for alpha in (1000.0, 3.0, 0.1)]
+        largest = [
+            max(map(len, numbers(QuantitySkew(alpha).clients(labelled(1000), 20, seed))))
+            for alpha in (1000.0, 3.0, 0.1)
+        ]
         assert largest == sorted(largest) and largest[0] < 60 and largest[-1] > 200
 
 
@@ -125,7 +147,9 @@ def test_a_column_names_the_clients_in_the_order_of_its_values() -> None:
     assert texts == {"ada": [0, 3, 6, 7, 8], "bob": [1, 4], "cleo": [2, 5]}
     assert list(found) == ["ada", "bob", "cleo"] == [found.name_of(number) for number in range(3)]
     by_label = ByColumn(1).clients(labelled(20, 3), 1, 0)
-    assert set(by_label) == {"0", "1", "2"} and all({int(label) for _, label in by_label[name]} == {int(name)} for name in by_label)
+    assert set(by_label) == {"0", "1", "2"} and all(
+        {int(label) for _, label in by_label[name]} == {int(name)} for name in by_label
+    )
 
 
 class WithTargets(Letters):
@@ -141,36 +165,51 @@ def test_a_column_is_read_without_fetching_samples_where_the_data_have_it() -> N
     assert classes_of(TensorDataset(torch.arange(4), torch.tensor([5.0, -1.0, 5.0, 9.0])), 1).tolist() == [1, 0, 1, 2]
 
 
-@pytest.mark.parametrize(("make", "words"), [
-    (lambda: Iid().clients(labelled(5), 7, 0), "7 clients .*5 samples: 2 would have too few; give 5 clients or fewer"),
-    (lambda: QuantitySkew(1.0, least=3).clients(labelled(10), 4, 0), "4 clients of 3 samples or more .* give 3 clients"),
-    (lambda: Dirichlet(0.01, by="class").clients(labelled(100), 50, 0), r"leaves at least \d+ of 50 clients .*fewer clients, a larger"),
-    (lambda: Dirichlet(0), "alpha=0.*above 0"),
-    (lambda: Dirichlet(float("nan")), "alpha=nan.*above 0"),
-    (lambda: QuantitySkew(float("inf")), "alpha=inf.*above 0"),
-    (lambda: Dirichlet(0.3, least=0), "least=0.*1 or more"),
-    (lambda: Dirichlet(0.3, by="sample"), "by='sample'"),
-    (lambda: Dirichlet(0.3, label=2).clients(labelled(5), 2, 0), "no column 2.*tuple of 2"),
-    (lambda: Dirichlet(0.3).clients(TensorDataset(torch.arange(3), torch.rand(3)), 2, 0), "label is 0.* whole numbers or texts"),
-    (lambda: Dirichlet(0.3).clients(TensorDataset(torch.arange(3), torch.rand(3, 2)), 2, 0), r"shape \(3, 2\)"),
-    (lambda: ByColumn("writer").clients(Letters(), 2, 0), "no column 'writer'.*'text', 'author'"),
-    (lambda: ByColumn("text").clients([{"text": "a"}, {"text": None}], 2, 0), "sample 1 has None.*nobody's"),
-    (lambda: Numbered(0, lambda number: [number]), "1 or more"),
-    (lambda: clients_of(job(), None, 0), "has no clients.*Dirichlet"),
-    (lambda: clients_of(job(clients=Iid), None, 0), r"the class Iid.*write clients=Iid\("),
-    (lambda: clients_of(job(clients={"a": [1]}), None, 0), "a dict.*lambda"),
-    (lambda: clients_of(job(clients=lambda: [1, 2]), None, 0), "gave a list.*mapping"),
-    (lambda: clients_of(job(clients=dict), None, 0), "none"),
-    (lambda: clients_of(job(clients=lambda: {1: [0], "1": [1]}), None, 0), "the name '1'"),
-    (lambda: clients_of(job(clients=lambda: {"a": [0], "b": [1]}), 3, 0), "--clients 3, and the job has 2"),
-    (lambda: clients_of(job(clients=Iid()), 0, 0), "--clients 0"),
-    (lambda: clients_of(job(clients=Iid()), 201, 0), "201 clients"),
-    (lambda: clients_of(job(clients=ByColumn(1)), 11, 0), "--clients 11, and the job has 10"),
-    (lambda: clients_of(job(clients=Iid(), data=lambda: iter([1])), None, 0), "a list_iterator.*map-style"),
-    (lambda: clients_of(job(clients=Iid(), data=lambda: [(1, 2)]), None, 0), "are a list.*map-style"),
-    (lambda: clients_of(job(clients=Iid(), data=OffloadModel), None, 0), "OffloadModel.*map-style"),
-    (lambda: clients_of(job(clients=Iid(), data=lambda: labelled(0)), None, 0), "no samples"),
-])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Iid().clients(labelled(5), 7, 0),
+            "7 clients .*5 samples: 2 would have too few; give 5 clients or fewer",
+        ),
+        (
+            lambda: QuantitySkew(1.0, least=3).clients(labelled(10), 4, 0),
+            "4 clients of 3 samples or more .* give 3 clients",
+        ),
+        (
+            lambda: Dirichlet(0.01, by="class").clients(labelled(100), 50, 0),
+            r"leaves at least \d+ of 50 clients .*fewer clients, a larger",
+        ),
+        (lambda: Dirichlet(0), "alpha=0.*above 0"),
+        (lambda: Dirichlet(float("nan")), "alpha=nan.*above 0"),
+        (lambda: QuantitySkew(float("inf")), "alpha=inf.*above 0"),
+        (lambda: Dirichlet(0.3, least=0), "least=0.*1 or more"),
+        (lambda: Dirichlet(0.3, by="sample"), "by='sample'"),
+        (lambda: Dirichlet(0.3, label=2).clients(labelled(5), 2, 0), "no column 2.*tuple of 2"),
+        (
+            lambda: Dirichlet(0.3).clients(TensorDataset(torch.arange(3), torch.rand(3)), 2, 0),
+            "label is 0.* whole numbers or texts",
+        ),
+        (lambda: Dirichlet(0.3).clients(TensorDataset(torch.arange(3), torch.rand(3, 2)), 2, 0), r"shape \(3, 2\)"),
+        (lambda: ByColumn("writer").clients(Letters(), 2, 0), "no column 'writer'.*'text', 'author'"),
+        (lambda: ByColumn("text").clients([{"text": "a"}, {"text": None}], 2, 0), "sample 1 has None.*nobody's"),
+        (lambda: Numbered(0, lambda number: [number]), "1 or more"),
+        (lambda: clients_of(job(), None, 0), "has no clients.*Dirichlet"),
+        (lambda: clients_of(job(clients=Iid), None, 0), r"the class Iid.*write clients=Iid\("),
+        (lambda: clients_of(job(clients={"a": [1]}), None, 0), "a dict.*lambda"),
+        (lambda: clients_of(job(clients=lambda: [1, 2]), None, 0), "gave a list.*mapping"),
+        (lambda: clients_of(job(clients=dict), None, 0), "none"),
+        (lambda: clients_of(job(clients=lambda: {1: [0], "1": [1]}), None, 0), "the name '1'"),
+        (lambda: clients_of(job(clients=lambda: {"a": [0], "b": [1]}), 3, 0), "--clients 3, and the job has 2"),
+        (lambda: clients_of(job(clients=Iid()), 0, 0), "--clients 0"),
+        (lambda: clients_of(job(clients=Iid()), 201, 0), "201 clients"),
+        (lambda: clients_of(job(clients=ByColumn(1)), 11, 0), "--clients 11, and the job has 10"),
+        (lambda: clients_of(job(clients=Iid(), data=lambda: iter([1])), None, 0), "a list_iterator.*map-style"),
+        (lambda: clients_of(job(clients=Iid(), data=lambda: [(1, 2)]), None, 0), "are a list.*map-style"),
+        (lambda: clients_of(job(clients=Iid(), data=OffloadModel), None, 0), "OffloadModel.*map-style"),
+        (lambda: clients_of(job(clients=Iid(), data=lambda: labelled(0)), None, 0), "no samples"),
+    ],
+)
 def test_what_cant_be_divided_is_refused_with_the_reason(make: Callable[[], Any], words: str) -> None:
     with pytest.raises(Mistake, match=words):
         make()
@@ -190,7 +229,9 @@ def test_fewer_clients_than_there_are_are_drawn_from_the_seed() -> None:
 
     assert drawn(10, 1) == drawn(10, 1) != drawn(10, 2) and len(set(drawn(10, 1))) == 10
     assert set(drawn(5, 3)) < set(drawn(20, 3)), "more clients are the same ones and others"
-    assert clients_of(job(clients=lambda: Numbered(50, lambda number: [number])), 9, 0)[drawn(9, 0)[4]] == [int(drawn(9, 0)[4])]
+    assert clients_of(job(clients=lambda: Numbered(50, lambda number: [number])), 9, 0)[drawn(9, 0)[4]] == [
+        int(drawn(9, 0)[4])
+    ]
 
 
 def test_some_clients_are_a_mapping_of_those_alone() -> None:
@@ -211,8 +252,20 @@ def test_a_million_numbered_clients_are_made_one_at_a_time() -> None:
         return [number]
 
     found = clients_of(job(clients=lambda: Numbered(1_000_000, records)), None, 0)
-    assert len(found) == 1_000_000 and found.name_of(999_999) == "999999" and found["123456"] == [123456] and made == [123456]
-    assert "1000000" not in found and "007" not in found and "-1" not in found and "x" not in found and "²" not in found and 3 not in found
+    assert (
+        len(found) == 1_000_000
+        and found.name_of(999_999) == "999999"
+        and found["123456"] == [123456]
+        and made == [123456]
+    )
+    assert (
+        "1000000" not in found
+        and "007" not in found
+        and "-1" not in found
+        and "x" not in found
+        and "²" not in found
+        and 3 not in found
+    )
     with pytest.raises(KeyError):
         found["1000000"]
     with pytest.raises(IndexError):

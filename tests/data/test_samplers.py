@@ -1,4 +1,5 @@
 """Samplers: each goes on at any position with the batches that it would have had, alone and in a group."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -17,12 +18,27 @@ from shoestring.data.feed import Feed
 from shoestring.data.samplers import Poisson, Shuffled, Subset
 
 ROWS = TensorDataset(torch.arange(20))
-SAMPLERS: list[Sampler | None] = [None, Shuffled(), Poisson(0.3), Poisson(0.02), Subset((1, 3, 5, 7, 9)), Subset((2, 4, 8), Poisson(0.5))]
+SAMPLERS: list[Sampler | None] = [
+    None,
+    Shuffled(),
+    Poisson(0.3),
+    Poisson(0.02),
+    Subset((1, 3, 5, 7, 9)),
+    Subset((2, 4, 8), Poisson(0.5)),
+]
 
 
 def job(sampler: Sampler | None, world: int = 1, rank: int = 0, **more: Any) -> Job:
-    return Job(**{"model": torch.nn.Identity, "data": lambda: ROWS, "batch": 3, "sampler": sampler,
-                  "mesh": on_one_axis(Link(rank, world))} | more)
+    return Job(
+        **{
+            "model": torch.nn.Identity,
+            "data": lambda: ROWS,
+            "batch": 3,
+            "sampler": sampler,
+            "mesh": on_one_axis(Link(rank, world)),
+        }
+        | more
+    )
 
 
 def numbers(batch: Any) -> list[int]:
@@ -48,7 +64,9 @@ def test_a_feed_goes_on_with_the_same_samples(sampler: Sampler | None, position:
 def test_shuffled_is_the_order_that_runs_on_disk_were_begun_with() -> None:
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0)).tolist()
     for sampler in (None, Shuffled()):
-        assert [numbers(batch) for batch in islice(Feed(job(sampler)), 6)] == [order[start:start + 3] for start in range(0, 18, 3)]
+        assert [numbers(batch) for batch in islice(Feed(job(sampler)), 6)] == [
+            order[start : start + 3] for start in range(0, 18, 3)
+        ]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
@@ -91,13 +109,16 @@ def test_batches_are_divided_along_the_data_axis_only() -> None:
     assert found[0] + found[2] + found[4] == numbers(next(Feed(job(None))))
 
 
-@pytest.mark.parametrize(("sampler", "more", "told"), [
-    (Shuffled(), {"batch": 21}, "a data set of 20 samples for batches of 21"),
-    (Subset((1, 2)), {}, "a data set of 2 samples for batches of 3"),
-    (Subset((1, 20, 3)), {}, "names sample 20 of a data set of 20"),
-    (Shuffled(), {"mesh": on_one_axis(Link(0, 4))}, "batches of 3 samples for 4 workers"),
-    (Poisson(0.5), {"data": lambda: [torch.ones(2)]}, "its data are a list"),
-])
+@pytest.mark.parametrize(
+    ("sampler", "more", "told"),
+    [
+        (Shuffled(), {"batch": 21}, "a data set of 20 samples for batches of 21"),
+        (Subset((1, 2)), {}, "a data set of 2 samples for batches of 3"),
+        (Subset((1, 20, 3)), {}, "names sample 20 of a data set of 20"),
+        (Shuffled(), {"mesh": on_one_axis(Link(0, 4))}, "batches of 3 samples for 4 workers"),
+        (Poisson(0.5), {"data": lambda: [torch.ones(2)]}, "its data are a list"),
+    ],
+)
 def test_what_cant_be_sampled_is_told(sampler: Sampler, more: dict[str, Any], told: str) -> None:
     with pytest.raises(Mistake, match=told):
         next(Feed(job(sampler, **more)))

@@ -1,4 +1,5 @@
 """Data in whole runs: by the library, and by the command."""
+
 from __future__ import annotations
 
 import json
@@ -45,15 +46,35 @@ def job(steps: int = 8, workers: int = 0, ends: bool = False) -> Job:
 
 def command(tmp_path: Path, *words: str) -> Any:
     (tmp_path / "my.py").write_text(JOB)
-    return subprocess.run([sys.executable, "-m", "shoestring", "train", "my.py", "--memory", "2GiB", "--use", "FusedOptimizer", "--json", *words],
-                          capture_output=True, text=True, cwd=tmp_path)
+    return subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shoestring",
+            "train",
+            "my.py",
+            "--memory",
+            "2GiB",
+            "--use",
+            "FusedOptimizer",
+            "--json",
+            *words,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
 
 
 def test_fit_goes_round_a_loader_that_is_shorter_than_its_steps() -> None:
     rows = TensorDataset(torch.randn(88, 3), torch.zeros(88, dtype=torch.long))
     model = nn.Linear(3, 2)
-    done = shoestring.fit(model, lambda output, batch: nn.functional.cross_entropy(output, batch[1]), DataLoader(rows, batch_size=4),
-                          steps=100)
+    done = shoestring.fit(
+        model,
+        lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+        DataLoader(rows, batch_size=4),
+        steps=100,
+    )
     assert len(done.losses) == 100
 
 

@@ -1,4 +1,5 @@
 """What an error says on a device is in no file and on no screen: a KeyError has a record in it."""
+
 from __future__ import annotations
 
 import json
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 
 ROOT = Path(__file__).parents[2]
 SECRET = "Ada-Lovelace-4711"
-JOB = '''
+JOB = """
 import sys
 sys.path.insert(0, {root!r})
 import torch
@@ -43,20 +44,34 @@ def job(devices: int = 12) -> Job:
         {in_clients}
         return {{name: Records(one) if name in ("d7", "d9") or {everybody} else one for name, one in found.items()}}
     return toy_job(devices, clients=spoilt, local=Local(epochs=1, batch=4, lr=0.1, held_out=0.25), forward=forward)
-'''
+"""
 FAILS = "raise KeyError('Ada-' + 'Lovelace-4711')"
 MISTAKEN = "raise Mistake('Ada-' + 'Lovelace-4711')"
 
 
-def job_file(folder: Path, in_records: str = "", in_forward: str = "", in_clients: str = "", everybody: bool = False) -> Path:
-    (folder / "job.py").write_text(JOB.format(root=str(ROOT), in_records=in_records or "pass", in_forward=in_forward or "pass",
-                                              in_clients=in_clients or "pass", everybody=everybody))
+def job_file(
+    folder: Path, in_records: str = "", in_forward: str = "", in_clients: str = "", everybody: bool = False
+) -> Path:
+    (folder / "job.py").write_text(
+        JOB.format(
+            root=str(ROOT),
+            in_records=in_records or "pass",
+            in_forward=in_forward or "pass",
+            in_clients=in_clients or "pass",
+            everybody=everybody,
+        )
+    )
     return folder / "job.py"
 
 
 def commanded(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", "federate", "job.py", *words], cwd=folder, capture_output=True, text=True,
-                          timeout=HUNG)
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", "federate", "job.py", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+    )
 
 
 def federated(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +79,11 @@ def federated(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def everything(folder: Path, done: subprocess.CompletedProcess[str]) -> str:
-    files = [path.read_bytes().decode(errors="replace") for path in (folder / "run").rglob("*") if path.is_file() and path.suffix != ".py"]
+    files = [
+        path.read_bytes().decode(errors="replace")
+        for path in (folder / "run").rglob("*")
+        if path.is_file() and path.suffix != ".py"
+    ]
     return "\n".join([done.stdout, done.stderr, *files])
 
 
@@ -77,7 +96,9 @@ def test_devices_that_fail_are_counted_by_kind_and_their_text_is_nowhere(tmp_pat
     assert report["rejected"] == [2, 2] and {one["name"] for one in report["turned_away"]} == {"d7", "d9"}
     kind = "KeyError" if fails is FAILS else "Mistake"
     assert all(one["why"].startswith(f"{kind} in job.py line ") for one in report["turned_away"])
-    assert SECRET not in everything(tmp_path, done) and "KeyError in job.py" * (fails is FAILS) in everything(tmp_path, done)
+    assert SECRET not in everything(tmp_path, done) and "KeyError in job.py" * (fails is FAILS) in everything(
+        tmp_path, done
+    )
 
 
 @pytest.mark.parametrize("where", ["in_records", "in_forward", "in_clients"])
@@ -93,7 +114,9 @@ def test_a_script_is_told_no_more() -> None:
     def broken() -> dict[str, object]:
         raise KeyError(SECRET)
 
-    with pytest.raises(shoestring.Mistake, match=r"the job failed in test_device_errors.py line \d+: KeyError") as caught:
+    with pytest.raises(
+        shoestring.Mistake, match=r"the job failed in test_device_errors.py line \d+: KeyError"
+    ) as caught:
         shoestring.federate(toy_job(clients=broken), processes=1)
     assert SECRET not in str(caught.value) and SECRET not in str(caught.value.__cause__)
 
@@ -114,11 +137,16 @@ def test_words_of_our_own_are_told() -> None:
     assert str(error) == "the client 'd7' can't be used, it has no records: leave it out"
 
 
-def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_place_where_another_error_is_in_it() -> None:
+def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_place_where_another_error_is_in_it() -> (
+    None
+):
     def loss(output: object, batch: tuple[int, ...]) -> object:
         raise TypeError(f"a tuple, {SECRET}")
 
-    for call, told in ((lambda: check_class(7, 3), "none of the 3 that Malicious counts"), (lambda: guarded(loss)(0, (1,)), "Mistake in ")):
+    for call, told in (
+        (lambda: check_class(7, 3), "none of the 3 that Malicious counts"),
+        (lambda: guarded(loss)(0, (1,)), "Mistake in "),
+    ):
         with pytest.raises(shoestring.Mistake) as caught:
             call()
         assert told in kind_of(caught.value) and SECRET not in kind_of(caught.value)
@@ -135,4 +163,4 @@ def test_what_stands_for_an_error_has_its_lines_and_not_its_text_nor_its_cause()
 
         found = withheld(error)
         text = "".join(traceback.format_exception(found))
-    assert "test_device_errors.py" in text and "ValueError" in text and SECRET not in text.replace('SECRET', '')
+    assert "test_device_errors.py" in text and "ValueError" in text and SECRET not in text.replace("SECRET", "")

@@ -1,4 +1,5 @@
 """What is written of the federated room is true of its source."""
+
 from __future__ import annotations
 
 import re

@@ -1,4 +1,5 @@
 """What is in no row: frozen weights and files of weights are the same on every device, in every process."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +22,7 @@ def frozen_body() -> nn.Module:
 def test_frozen_weights_are_those_of_the_job_and_its_seed_wherever_the_model_is_made() -> None:
     given = toy(toy_job(model=frozen_body), how=None)
     assert given.layout.size == 8 * CLASSES + CLASSES, "what is frozen is not sent"
-    torch.manual_seed(17)   # what was drawn before does not matter
+    torch.manual_seed(17)  # what was drawn before does not matter
     first = plain_cost(given).evidence
     torch.manual_seed(18)
     second = plain_cost(toy(toy_job(model=frozen_body), how=None)).evidence
@@ -34,7 +35,9 @@ def test_a_model_that_begins_from_a_file_is_trained_on_devices_with_all_of_it(tm
     save_file(given, tmp_path / "given.safetensors")
     job = toy_job(model=frozen_body, weights=str(tmp_path / "given.safetensors"))
     done = shoestring.federate(job, rounds=1, per_round=1, clients=1, processes=1)
-    assert torch.equal(done.model[0].weight, given["0.weight"]) and not torch.equal(done.model[2].weight, given["2.weight"])
+    assert torch.equal(done.model[0].weight, given["0.weight"]) and not torch.equal(
+        done.model[2].weight, given["2.weight"]
+    )
     # FedSGD's loss is that of all its records before the step: only with the file's frozen weights is it this
     again = shoestring.federate(job, rounds=1, per_round=1, clients=1, processes=1, use=["FedSGD()"])
     records = toy(job, per_round=1, clients=1).sample[0].records

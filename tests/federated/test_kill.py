@@ -3,6 +3,7 @@
 A private one can't end with the same bits, because its noise follows from nothing: every round is released once, from its checkpoint, or
 is counted once more. Its noise from a seed, for tests, it ends with the same bits.
 """
+
 from __future__ import annotations
 
 import multiprocessing
@@ -25,7 +26,7 @@ from shoestring.runs.report import report_of
 from shoestring.show.page import page
 from tests.federated import toys
 
-JOB = '''
+JOB = """
 from torch import nn
 from tests.federated.toys import CLASSES, WIDTH, toy_job
 from shoestring import Job, Local
@@ -33,15 +34,19 @@ from shoestring import Job, Local
 def job(devices: int = 12, rate: float = 0.1, norm: bool = False) -> Job:
     model = {"model": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))} if norm else {}
     return toy_job(devices, local=Local(epochs=1, batch=4, lr=rate, held_out=0.25), **model)
-'''
+"""
 ROUNDS = 4
 EVERY_ROUND = Cadence(steps=1)
 PRIVATE = {"epsilon": 8.0, "delta": 1e-2}
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {}, "private, from a seed": PRIVATE | {"insecure_seed": 7},
-    "state on devices": {"use": ["Scaffold()"]}, "state on the server": {"use": ["FedAdam()"]},
-    "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]}, "feedback": {"use": ["TopK(share=0.2)", "QuantizeUpdates()"]},
-    "statistics on the server": {"norm": True, "statistics": "averaged"}, "statistics on devices": {"norm": True, "statistics": "local"},
+    "plain": {},
+    "private, from a seed": PRIVATE | {"insecure_seed": 7},
+    "state on devices": {"use": ["Scaffold()"]},
+    "state on the server": {"use": ["FedAdam()"]},
+    "asynchronous": {"use": ["FedBuff(buffer=3, concurrency=6)"]},
+    "feedback": {"use": ["TopK(share=0.2)", "QuantizeUpdates()"]},
+    "statistics on the server": {"norm": True, "statistics": "averaged"},
+    "statistics on devices": {"norm": True, "statistics": "local"},
     "statistics beside state": {"norm": True, "statistics": "local", "use": ["Ditto()"]},
 }
 
@@ -53,7 +58,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(file: Path, folder: Path, tell: Callable[[Event], None] | None = None, **asked: Any) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:   # every round is saved
+    with pytest.MonkeyPatch.context() as patch:  # every round is saved
         patch.setattr("shoestring.federated.library.Cadence", lambda **_: EVERY_ROUND)
         done = shoestring.federate(file, rounds=ROUNDS, per_round=6, processes=1, run=folder, tell=tell, **asked)
     return dict(done.report)
@@ -61,6 +66,7 @@ def run(file: Path, folder: Path, tell: Callable[[Event], None] | None = None, *
 
 def killed(file: Path, folder: Path, at: Callable[[Event], bool], **asked: Any) -> int:
     """Run it in a process that is killed by SIGKILL when such an event is told; gives how it ended."""
+
     def tell(event: Event) -> None:
         if at(event):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +80,12 @@ def killed(file: Path, folder: Path, at: Callable[[Event], bool], **asked: Any) 
 @pytest.mark.parametrize("case", CASES)
 def test_a_killed_run_ends_with_the_same_bits(case: str, file: Path, tmp_path: Path) -> None:
     whole = run(file, tmp_path / "whole", **CASES[case])
-    for number, kind in ((1, Stepped), (2, RoundFinished), (3, Saved)):   # in three rounds, at three moments, one after the other
+    for number, kind in (
+        (1, Stepped),
+        (2, RoundFinished),
+        (3, Saved),
+    ):  # in three rounds, at three moments, one after the other
+
         def at(event: Event, number: int = number, kind: type[Event] = kind) -> bool:
             return isinstance(event, kind) and getattr(event, "step", 0) == number
 
@@ -88,11 +99,15 @@ def ledger(folder: Path) -> Spending:
     return Spending(folder / NAME)
 
 
-def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known_and_is_told_once(file: Path, tmp_path: Path) -> None:
+def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known_and_is_told_once(
+    file: Path, tmp_path: Path
+) -> None:
     """Killed at the first word of every round, the ledger has that round already, and the round is not played again."""
     folder = tmp_path / "run"
     for number in range(1, ROUNDS + 1):
-        assert killed(file, folder, lambda event, number=number: isinstance(event, Stepped) and event.step == number, **PRIVATE)
+        assert killed(
+            file, folder, lambda event, number=number: isinstance(event, Stepped) and event.step == number, **PRIVATE
+        )
         spending = ledger(folder)
         entry = spending.entries[0]
         assert [one.round for one in spending.entries] == list(range(number))
@@ -102,8 +117,9 @@ def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known_and_is_tol
     assert len(ledger(folder).entries) == ROUNDS
 
 
-def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(file: Path, tmp_path: Path,
-                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr("shoestring.privacy.spending.line_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert killed(file, folder, lambda event: False, **PRIVATE) == -signal.SIGKILL
@@ -112,7 +128,9 @@ def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(fil
     assert not told.rounds and not told.losses and not list(folder.glob("checkpoints/*")) and not ledger(folder).entries
 
 
-def test_the_same_command_on_other_records_is_another_release_or_none(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_on_other_records_is_another_release_or_none(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed after round 1; one device's records change; the same command. Its round 1 stands in the checkpoint, and is not computed again.
     Without the checkpoint it is played again, with other noise, and counted again."""
     folder, number = tmp_path / "run", 5
@@ -133,11 +151,17 @@ def test_the_same_command_on_other_records_is_another_release_or_none(file: Path
     events: list[Event] = []
     report = run(file, folder, events.append, **PRIVATE)
     found = ledger(folder)
-    assert [one.round for one in found.entries][:3] == [0, 1, 0] and len({one.release for one in found.entries}) == len(found.entries)
+    assert [one.round for one in found.entries][:3] == [0, 1, 0] and len({one.release for one in found.entries}) == len(
+        found.entries
+    )
     assert any(isinstance(one, Warned) and "is spent again" in one.text for one in events)
     kind = first[0]
     assert report["ended"] == "epsilon is spent" and report["rounds"] == ROUNDS - 2, "two of four were spent twice"
-    assert found.epsilon(exactly=True) == epsilon_of(kind.multiplier, kind.rate, ROUNDS, PRIVATE["delta"]) <= PRIVATE["epsilon"]
+    assert (
+        found.epsilon(exactly=True)
+        == epsilon_of(kind.multiplier, kind.rate, ROUNDS, PRIVATE["delta"])
+        <= PRIVATE["epsilon"]
+    )
 
 
 def test_two_runs_of_the_same_command_share_no_noise(file: Path, tmp_path: Path) -> None:
@@ -160,12 +184,16 @@ def test_two_folders_on_the_same_people_add_up(file: Path, tmp_path: Path) -> No
     assert second["epsilon_in_all"] == found.epsilon(exactly=True) > second["epsilon"] == first["epsilon"]
 
 
-def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is_trained(file: Path, tmp_path: Path) -> None:
+def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is_trained(
+    file: Path, tmp_path: Path
+) -> None:
     shared = {**PRIVATE, "ledger": tmp_path / "people.jsonl", "ledger_epsilon": 9.0}
     run(file, tmp_path / "one", **shared)
     before = (tmp_path / "people.jsonl").read_bytes()
-    with pytest.raises(shoestring.OverBudget, match=r"1 runs have spent epsilon 7\.\d+ of the 9 that .*people\.jsonl allows"):
-        run(file, tmp_path / "two", **{**shared, "ledger_epsilon": None})   # the promise stands in the ledger
+    with pytest.raises(
+        shoestring.OverBudget, match=r"1 runs have spent epsilon 7\.\d+ of the 9 that .*people\.jsonl allows"
+    ):
+        run(file, tmp_path / "two", **{**shared, "ledger_epsilon": None})  # the promise stands in the ledger
     assert (tmp_path / "people.jsonl").read_bytes() == before and not list((tmp_path / "two").glob("checkpoints/*"))
     with pytest.raises(shoestring.Mistake, match="is spent, by 1 run"):
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": 7.0})
@@ -177,13 +205,15 @@ def test_noise_from_a_seed_is_called_what_it_is_everywhere(file: Path, tmp_path:
     assert report["private"] is False and any(isinstance(one, Warned) and "NOT PRIVATE" in one.text for one in events)
     assert all(one.seeded for one in ledger(tmp_path / "run").entries) and ledger(tmp_path / "run").entries
     assert "NOT PRIVATE" in page(report_of(tmp_path / "run").as_json())
-    assert run(file, tmp_path / "other", **PRIVATE)["private"] is True and run(file, tmp_path / "plain")["private"] is None
+    assert (
+        run(file, tmp_path / "other", **PRIVATE)["private"] is True and run(file, tmp_path / "plain")["private"] is None
+    )
     with pytest.raises(shoestring.Mistake, match="insecure_seed= changed"):
         run(file, tmp_path / "other", insecure_seed=7, **PRIVATE)
 
 
 def test_noise_that_can_not_keep_the_budget_is_refused_before_the_first_round(file: Path, tmp_path: Path) -> None:
-    enough = epsilon_of(1.0, 0.5, 2, 1e-2)   # for two of four rounds
+    enough = epsilon_of(1.0, 0.5, 2, 1e-2)  # for two of four rounds
     with pytest.raises(shoestring.OverBudget, match="epsilon"):
         run(file, tmp_path / "run", epsilon=enough, delta=1e-2, use=["Clip(norm=0.5)", "GaussianNoise(multiplier=1.0)"])
     assert not (tmp_path / "run" / "privacy.jsonl").exists()
@@ -215,17 +245,19 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
     assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 2, **PRIVATE)
     whole = ledger(folder).epsilon()
     lines = (folder / "privacy.jsonl").read_bytes()
-    (folder / "privacy.jsonl").write_bytes(lines[:len(lines) // 2])
+    (folder / "privacy.jsonl").write_bytes(lines[: len(lines) // 2])
     assert Spending(folder / NAME, ledger(folder).entries[0].run, done=2).epsilon() == whole
     (folder / "privacy.jsonl").unlink()
     report = run(file, folder, **PRIVATE)
-    assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", "of what kind the lost rounds were, nobody knows"
+    assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", (
+        "of what kind the lost rounds were, nobody knows"
+    )
 
 
 def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 1, **PRIVATE)
-    before = report_of(folder).rounds   # what is saved is told later
+    before = report_of(folder).rounds  # what is saved is told later
     (folder / "privacy.jsonl").unlink()
     os.mkfifo(folder / "privacy.jsonl")
     with pytest.raises(OSError, match=r"privacy\.jsonl"):
@@ -244,5 +276,8 @@ def test_the_report_has_what_the_events_say(file: Path, tmp_path: Path) -> None:
     told = report_of(tmp_path / "run")
     assert told.state == "finished" and [one.step for one in told.rounds] == [1, 2, 3, 4]
     assert [one.participants + one.missing for one in told.rounds] == [6] * 4 and sum(report["missing"]) > 0
-    assert report["bytes_up"] == sum(one.up for one in told.rounds) and report["measured"]["up_bytes"] == report["predicted"]["up_bytes"]
+    assert (
+        report["bytes_up"] == sum(one.up for one in told.rounds)
+        and report["measured"]["up_bytes"] == report["predicted"]["up_bytes"]
+    )
     assert report["rounds"] == 4 and len(report["losses"]) == 4 and report["epsilon"] is None

@@ -1,6 +1,7 @@
 """Every technique of the catalogue and every allowed combination of work x send x combine x private: it runs, it is predicted to the byte,
 it is the same bits in two processes, and what is not allowed says why.
 """
+
 from __future__ import annotations
 
 from functools import cache
@@ -22,20 +23,48 @@ from shoestring.planning.choose import asked_for
 from tests.federated.toys import toy
 
 WORK = ("", "FedSGD()", "FedProx(mu=0.1)", "Scaffold()", "FedPer()", "Ditto()", "FineTune()")
-SEND = ("", "TopK(share=0.2)", "TopK(share=0.2) + QuantizeUpdates()", "Sketch(share=0.3)", "QuantizeUpdates(bits=4)",
-        "Rotate() + QuantizeUpdates()", "QuantizeDown()",
-        "TopK(share=0.1) + QuantizeDown(bits=4)")
-COMBINE = ("", "QFedAvg()", "CoordinateMedian()", "TrimmedMean(share=0.2)", "Krum(malicious=1)", "MultiKrum(malicious=1)",
-           "NormBound(norm=0.5)", "FedAvgM()", "FedAdam()", "FedYogi()", "FedAdagrad()", "FedBuff(buffer=3, concurrency=6)")
-PRIVATE = ("", "Clip(norm=0.5)", "Clip(norm=0.5) + GaussianNoise(multiplier=1.0)", "DeviceClip(norm=0.5) + DeviceNoise(multiplier=1.0)",
-           "AdaptiveClip(noise=1.0) + GaussianNoise(multiplier=1.0)")
+SEND = (
+    "",
+    "TopK(share=0.2)",
+    "TopK(share=0.2) + QuantizeUpdates()",
+    "Sketch(share=0.3)",
+    "QuantizeUpdates(bits=4)",
+    "Rotate() + QuantizeUpdates()",
+    "QuantizeDown()",
+    "TopK(share=0.1) + QuantizeDown(bits=4)",
+)
+COMBINE = (
+    "",
+    "QFedAvg()",
+    "CoordinateMedian()",
+    "TrimmedMean(share=0.2)",
+    "Krum(malicious=1)",
+    "MultiKrum(malicious=1)",
+    "NormBound(norm=0.5)",
+    "FedAvgM()",
+    "FedAdam()",
+    "FedYogi()",
+    "FedAdagrad()",
+    "FedBuff(buffer=3, concurrency=6)",
+)
+PRIVATE = (
+    "",
+    "Clip(norm=0.5)",
+    "Clip(norm=0.5) + GaussianNoise(multiplier=1.0)",
+    "DeviceClip(norm=0.5) + DeviceNoise(multiplier=1.0)",
+    "AdaptiveClip(noise=1.0) + GaussianNoise(multiplier=1.0)",
+)
 DEVICES = ("Malicious(share=0.3)", "DropOut(rate=0.3)", "Slow(deadline=2.0)")
-ONCE_EACH = tuple(dict.fromkeys(one for row in (WORK, SEND, COMBINE, PRIVATE, DEVICES) for text in row for one in text.split(" + ") if one))
+ONCE_EACH = tuple(
+    dict.fromkeys(
+        one for row in (WORK, SEND, COMBINE, PRIVATE, DEVICES) for text in row for one in text.split(" + ") if one
+    )
+)
 
 
 @cache
 def given() -> Prepared:
-    return toy(per_round=8, insecure_seed=5)   # so that noise can be compared
+    return toy(per_round=8, insecure_seed=5)  # so that noise can be compared
 
 
 @cache
@@ -50,7 +79,9 @@ def made(*rows: str) -> tuple[FederatedTechnique, ...]:
 
 def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:
     """Why a combination is not allowed; empty if it is."""
-    found = next(filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), "") or lacking(techniques)
+    found = next(filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), "") or lacking(
+        techniques
+    )
     if found:
         return found
     try:
@@ -82,8 +113,16 @@ def check(techniques: tuple[FederatedTechnique, ...], private: bool) -> Tensor:
     assert (confirmed["up_bytes"], confirmed["down_bytes"]) == (predicted.up, predicted.down), techniques
     for played in rounds(techniques):
         assert not played.rejected, (techniques, played.rejected)
-        assert played.up == predicted.up * played.senders, (techniques, played.up / max(played.senders, 1), predicted.up)
-        assert played.down == predicted.down * played.ordered, (techniques, played.down / max(played.ordered, 1), predicted.down)
+        assert played.up == predicted.up * played.senders, (
+            techniques,
+            played.up / max(played.senders, 1),
+            predicted.up,
+        )
+        assert played.down == predicted.down * played.ordered, (
+            techniques,
+            played.down / max(played.ordered, 1),
+            predicted.down,
+        )
         assert bool(played.server.weights.isfinite().all())
     return played.server.weights
 
@@ -105,9 +144,20 @@ def test_every_technique_is_predicted_to_the_byte_and_keeps_what_it_states(writt
     assert text(techniques[0]) if techniques else True
 
 
-@pytest.mark.parametrize("written", ["Scaffold()", "FedPer()", "Ditto()", "TopK(share=0.2)", "CoordinateMedian()", "Krum(malicious=1)",
-                                     "FedBuff(buffer=3, concurrency=6)", "AdaptiveClip(noise=1.0) + GaussianNoise(multiplier=1.0)",
-                                     "DeviceClip(norm=0.5) + DeviceNoise(multiplier=1.0)"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Scaffold()",
+        "FedPer()",
+        "Ditto()",
+        "TopK(share=0.2)",
+        "CoordinateMedian()",
+        "Krum(malicious=1)",
+        "FedBuff(buffer=3, concurrency=6)",
+        "AdaptiveClip(noise=1.0) + GaussianNoise(multiplier=1.0)",
+        "DeviceClip(norm=0.5) + DeviceNoise(multiplier=1.0)",
+    ],
+)
 def test_what_is_kept_between_rounds_is_the_same_bits_in_two_processes(written: str) -> None:
     alone, two = (rounds(made(written), 3, processes)[-1].server for processes in (1, 2))
     assert torch.equal(alone.weights, two.weights)
@@ -116,7 +166,12 @@ def test_what_is_kept_between_rounds_is_the_same_bits_in_two_processes(written: 
 
 def allowed_pairs() -> list[tuple[str, str]]:
     rows = (WORK, SEND, COMBINE, PRIVATE)
-    return [(one, other) for first, second in combinations(rows, 2) for one, other in product(first, second) if one and other]
+    return [
+        (one, other)
+        for first, second in combinations(rows, 2)
+        for one, other in product(first, second)
+        if one and other
+    ]
 
 
 @pytest.mark.slow

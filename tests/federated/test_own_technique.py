@@ -1,4 +1,5 @@
 """Techniques of somebody else's package work wherever ours do; the example of the guide is the one that is run."""
+
 from __future__ import annotations
 
 import json
@@ -55,7 +56,9 @@ def test_an_instance_of_the_guides_class_federates_and_learns_in_any_number_of_p
     assert [one["name"] for one in found[0].report["techniques"]] == ["DropOut", "MajorityVote"]
 
 
-def test_a_run_goes_on_with_the_callers_technique_and_imports_nothing_that_its_folder_names(package: Any, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_the_callers_technique_and_imports_nothing_that_its_folder_names(
+    package: Any, tmp_path: Path
+) -> None:
     (tmp_path / "job.py").write_text(JOB)
     asked: dict[str, Any] = {"rounds": 3, "per_round": 4, "processes": 1, "run": tmp_path / "run"}
 
@@ -65,10 +68,12 @@ def test_a_run_goes_on_with_the_callers_technique_and_imports_nothing_that_its_f
 
     with pytest.raises(KeyboardInterrupt):
         shoestring.federate(tmp_path / "job.py", use=[package.MajorityVote(0.03)], tell=stop, **asked)
-    with pytest.raises(Mistake, match="MajorityVote"):   # the folder names it, and nobody here has it
+    with pytest.raises(Mistake, match="MajorityVote"):  # the folder names it, and nobody here has it
         shoestring.federate(tmp_path / "job.py", **asked)
     again = shoestring.federate(tmp_path / "job.py", use=[package.MajorityVote(0.03)], **asked)
-    whole = shoestring.federate(tmp_path / "job.py", use=[package.MajorityVote(0.03)], **asked | {"run": tmp_path / "whole"})
+    whole = shoestring.federate(
+        tmp_path / "job.py", use=[package.MajorityVote(0.03)], **asked | {"run": tmp_path / "whole"}
+    )
     assert again.report["weights_sha256"] == whole.report["weights_sha256"]
 
 
@@ -76,18 +81,38 @@ def test_an_installed_package_brings_it_to_the_command_line_and_to_the_planner(p
     install(tmp_path / "site")
     assert package.MajorityVote in offered().kinds
     (tmp_path / "job.py").write_text(JOB)
-    done = subprocess.run([sys.executable, "-m", "shoestring", "federate", "job.py", "--rounds", "2", "--per-round", "4", "--json",
-                           "--use", "MajorityVote(rate=0.02)", "--run", "run"], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG,
-                          env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"})
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "shoestring",
+            "federate",
+            "job.py",
+            "--rounds",
+            "2",
+            "--per-round",
+            "4",
+            "--json",
+            "--use",
+            "MajorityVote(rate=0.02)",
+            "--run",
+            "run",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"},
+    )
     assert done.returncode == 0, done.stderr
     assert [one["name"] for one in json.loads(done.stdout)["techniques"]] == ["MajorityVote"]
 
 
 def test_what_is_no_technique_or_has_the_name_of_another_is_refused(package: Any) -> None:
-    class TopK(package.MajorityVote):   # type: ignore[name-defined,misc]
+    class TopK(package.MajorityVote):  # type: ignore[name-defined,misc]
         pass
 
     with pytest.raises(Mistake, match="give it another one"):
         offered([TopK()])
     with pytest.raises(Mistake, match="no FederatedTechnique"):
-        offered([object()])   # type: ignore[list-item]
+        offered([object()])  # type: ignore[list-item]

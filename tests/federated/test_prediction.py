@@ -1,4 +1,5 @@
 """What is predicted of a round's error is what is measured, whether devices are alike or not; and a byte budget is used."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -24,9 +25,17 @@ from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import SHARES, TopK
 from shoestring.planning.choose import Chooser, asked_for
 
-FACTOR = 1.5   # between predicted and measured, as docs/federated.md states
-CODECS = ("TopK(share=0.1)", "TopK(share=0.01)", "QuantizeUpdates(bits=4)", "QuantizeUpdates(bits=2)", "TopK(share=0.05) + QuantizeUpdates(bits=4)",
-          "Rotate() + QuantizeUpdates(bits=4)", "Sketch(share=0.3)", "Clip(norm=0.2)")
+FACTOR = 1.5  # between predicted and measured, as docs/federated.md states
+CODECS = (
+    "TopK(share=0.1)",
+    "TopK(share=0.01)",
+    "QuantizeUpdates(bits=4)",
+    "QuantizeUpdates(bits=2)",
+    "TopK(share=0.05) + QuantizeUpdates(bits=4)",
+    "Rotate() + QuantizeUpdates(bits=4)",
+    "Sketch(share=0.3)",
+    "Clip(norm=0.2)",
+)
 WIDTH, CLASSES, DEVICES, RECORDS = 12, 10, 30, 30
 
 
@@ -37,15 +46,22 @@ def clients(alike: bool) -> dict[str, TensorDataset]:
         count = RECORDS + number % 7
         targets = torch.randint(CLASSES, (count,), generator=generator)
         targets = targets if alike else torch.full((count,), number * CLASSES // DEVICES)
-        found[f"c{number:02d}"] = TensorDataset(centres[targets] + torch.randn(count, WIDTH, generator=generator), targets)
+        found[f"c{number:02d}"] = TensorDataset(
+            centres[targets] + torch.randn(count, WIDTH, generator=generator), targets
+        )
     return found
 
 
 @cache
 def given(alike: bool, per_round: int, width: int = 24) -> tuple[Prepared, RoundCost, Tensor]:
     """A federation, its plain cost, and the exact update of its first round."""
-    job = Job(model=lambda: nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, CLASSES)), data=list,
-              clients=lambda: clients(alike), local=Local(epochs=2, batch=10, lr=0.05), seed=1)
+    job = Job(
+        model=lambda: nn.Sequential(nn.Linear(WIDTH, width), nn.ReLU(), nn.Linear(width, CLASSES)),
+        data=list,
+        clients=lambda: clients(alike),
+        local=Local(epochs=2, batch=10, lr=0.05),
+        seed=1,
+    )
     found = prepared(job, FederateOptions(per_round=per_round, rounds=2, processes=1))
     return found, plain_cost(found), update(found, "")
 
@@ -73,7 +89,10 @@ def test_the_predicted_error_is_the_measured_one(alike: bool, per_round: int, wr
 
 
 def test_devices_that_disagree_make_the_same_codec_worse() -> None:
-    one, other = (asked_for(in_order([parsed("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error for alike in (True, False))
+    one, other = (
+        asked_for(in_order([parsed("QuantizeUpdates(bits=4)", CATALOGUE)]), given(alike, 8)[1]).cost.error
+        for alike in (True, False)
+    )
     assert other > 5 * one
 
 
@@ -82,9 +101,17 @@ def test_the_square_of_a_mean_is_estimated_from_fewer_devices() -> None:
     rows = torch.randn(400, 50, generator=generator) + 0.5
     weights = torch.ones(400, dtype=torch.float64)
     for count in (5, 20, 100):
-        true = sum(float(rows[torch.randperm(400, generator=generator)[:count]].mean(0).double().square().sum()) for _ in range(200)) / 200
+        true = (
+            sum(
+                float(rows[torch.randperm(400, generator=generator)[:count]].mean(0).double().square().sum())
+                for _ in range(200)
+            )
+            / 200
+        )
         assert mean_square(rows[:10], weights[:10], count) == pytest.approx(true, rel=0.3)
-    assert mean_square(rows[:10], weights[:10], 10) == pytest.approx(float(rows[:10].double().mean(0).square().sum()), rel=1e-6)
+    assert mean_square(rows[:10], weights[:10], 10) == pytest.approx(
+        float(rows[:10].double().mean(0).square().sum()), rel=1e-6
+    )
 
 
 def test_weights_by_samples_are_those_of_the_mean() -> None:
@@ -98,14 +125,25 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
     found, cost, _ = given(True, 8, width=6)
     chosen = planned(found, Budget(up=bytes_up)).chosen.numbers()
     assert 0.95 * bytes_up <= chosen["up_bytes"] <= bytes_up
-    after: tuple[tuple[QuantizeUpdates, ...], ...] = ((), (QuantizeUpdates(8),), (QuantizeUpdates(4),), (QuantizeUpdates(2),))
+    after: tuple[tuple[QuantizeUpdates, ...], ...] = (
+        (),
+        (QuantizeUpdates(8),),
+        (QuantizeUpdates(4),),
+        (QuantizeUpdates(2),),
+    )
     usual = [asked_for(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
-    assert all(chosen["error"] < 0.9 * one.error for one in usual if one.up <= bytes_up), "shares between the usual ones are better"
+    assert all(chosen["error"] < 0.9 * one.error for one in usual if one.up <= bytes_up), (
+        "shares between the usual ones are better"
+    )
 
 
 def test_what_would_leave_bytes_unused_is_chosen_only_where_nothing_larger_is_better() -> None:
     found, cost, _ = given(True, 8, width=6)
     room = FederatedRoom(found, replace(cost, upload=220))
     chosen = planned(found, Budget(up=220)).chosen.numbers()
-    fitting = [one for one in Chooser(room, replace(cost, upload=220)).candidates(Exactness.CHANGED) if one.numbers()["up_bytes"] <= 220]
+    fitting = [
+        one
+        for one in Chooser(room, replace(cost, upload=220)).candidates(Exactness.CHANGED)
+        if one.numbers()["up_bytes"] <= 220
+    ]
     assert chosen["error"] <= 1.03 * min(one.numbers()["error"] for one in fitting)

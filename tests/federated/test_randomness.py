@@ -1,4 +1,5 @@
 """Numbers that nobody can draw again, and that are as normal as they should be."""
+
 from __future__ import annotations
 
 from math import erfc, sqrt
@@ -14,11 +15,11 @@ def test_normals_have_the_moments_and_the_tails_of_the_normal_distribution(sourc
     drawn, count = normals(source, 400_000, "test"), 400_000
     assert drawn.dtype == torch.float64 and len(drawn) == count
     for power, expected in ((1, 0), (2, 1), (3, 0), (4, 3)):
-        assert abs(float((drawn ** power).mean()) - expected) < 6 * sqrt(105 / count)
+        assert abs(float((drawn**power).mean()) - expected) < 6 * sqrt(105 / count)
     for beyond in (1.0, 2.0, 3.0):
         share, expected_share = float((drawn.abs() > beyond).double().mean()), erfc(beyond / sqrt(2))
         assert abs(share - expected_share) < 6 * sqrt(expected_share / count), beyond
-    halves = drawn.view(2, -1)   # the cosines and the sines of the same draws
+    halves = drawn.view(2, -1)  # the cosines and the sines of the same draws
     assert abs(float(torch.corrcoef(halves)[0, 1])) < 6 / sqrt(count / 2)
 
 
@@ -45,5 +46,5 @@ def test_noise_is_added_on_a_grid_finer_than_anybody_needs(deviation: float) -> 
     values = torch.linspace(-5, 5, 1001) * deviation
     found = with_noise(values, deviation, SeededRandomness(1), "test")
     exact = values.double() + normals(SeededRandomness(1), 1001, "test") * deviation
-    assert float((found - exact).abs().max()) <= deviation * 2 ** -20
+    assert float((found - exact).abs().max()) <= deviation * 2**-20
     assert not torch.equal(found, exact)

@@ -1,4 +1,5 @@
 """A device's records: what is kept of them is what they are, every time."""
+
 from __future__ import annotations
 
 import random
@@ -25,7 +26,9 @@ class Drawing(Dataset[Any]):
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
         self.calls += 1
-        noise = {"torch": lambda: float(torch.rand(())), "python": random.random, "own": lambda: self.calls / 100}[self.how]()
+        noise = {"torch": lambda: float(torch.rand(())), "python": random.random, "own": lambda: self.calls / 100}[
+            self.how
+        ]()
         return torch.full((6,), number + noise), number % 3
 
 
@@ -50,7 +53,10 @@ def test_what_stacks_is_kept_and_is_what_the_samples_are() -> None:
         found = of(some)
         assert found.whole is not None
         inputs, targets = found.batch(torch.tensor([5, 0]))
-        assert torch.equal(inputs, torch.stack([data[5][0], data[0][0]])) and targets.tolist() == [int(data[5][1]), int(data[0][1])]
+        assert torch.equal(inputs, torch.stack([data[5][0], data[0][0]])) and targets.tolist() == [
+            int(data[5][1]),
+            int(data[0][1]),
+        ]
 
 
 def test_lengths_that_vary_are_left_to_the_jobs_collate() -> None:
@@ -58,14 +64,18 @@ def test_lengths_that_vary_are_left_to_the_jobs_collate() -> None:
 
 
 @pytest.mark.parametrize(("count", "share", "aside"), [(10, 0.2, 2), (1, 0.5, 0), (3, 0.9, 2), (7, 0.0, 0)])
-def test_what_is_held_out_is_never_trained_on_and_something_is_always_left(count: int, share: float, aside: int) -> None:
+def test_what_is_held_out_is_never_trained_on_and_something_is_always_left(
+    count: int, share: float, aside: int
+) -> None:
     found = of(records(1, count), held_out=share)
     assert len(found.held_out) == aside and found.count == count - aside
     assert sorted([*found.trained.tolist(), *found.held_out.tolist()]) == list(range(count))
 
 
-@pytest.mark.parametrize(("data", "why"), [([], "has no records"), ({"a": 1}, "are a dict"), (iter([1]), "are a list_iterator"),
-                                           (7, "are a int")])
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [([], "has no records"), ({"a": 1}, "are a dict"), (iter([1]), "are a list_iterator"), (7, "are a int")],
+)
 def test_what_is_no_data_set_is_refused_by_the_clients_name(data: Any, why: str) -> None:
     with pytest.raises(Mistake, match=f"the client 'a' can't be used, .* {why}"):
         of(data)

@@ -1,4 +1,5 @@
 """The round itself: what is counted, what is refused, what a row is."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -18,8 +19,12 @@ from tests.federated.toys import toy, toy_job
 
 def updates(rows: torch.Tensor, **changes: object) -> Updates:
     count = len(rows)
-    made = Updates(tuple(f"d{number}" for number in range(count)), rows, torch.arange(1, count + 1, dtype=torch.float64),
-                   torch.ones(count, dtype=torch.float64))
+    made = Updates(
+        tuple(f"d{number}" for number in range(count)),
+        rows,
+        torch.arange(1, count + 1, dtype=torch.float64),
+        torch.ones(count, dtype=torch.float64),
+    )
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -46,9 +51,15 @@ def test_every_byte_is_counted() -> None:
 def test_what_can_not_be_used_is_said_of_each() -> None:
     rows = torch.zeros(5, 3)
     rows[1, 2] = float("nan")
-    found = wrong_with(updates(rows, counts=torch.tensor([1.0, 1, 0, 1, 1]).double(),
-                               losses=torch.tensor([1, 1, 1, float("nan"), 1]).double(),
-                               extras={"c": torch.tensor([[0.0], [0], [0], [0], [float("inf")]])}), 3)
+    found = wrong_with(
+        updates(
+            rows,
+            counts=torch.tensor([1.0, 1, 0, 1, 1]).double(),
+            losses=torch.tensor([1, 1, 1, float("nan"), 1]).double(),
+            extras={"c": torch.tensor([[0.0], [0], [0], [0], [float("inf")]])},
+        ),
+        3,
+    )
     assert [bool(one) for one in found] == [False, True, True, True, True]
     assert "shape (3,), not (4,)" in wrong_with(updates(rows), 4)[0]
 
@@ -59,7 +70,10 @@ def test_a_device_is_chosen_at_most_once_and_the_choice_follows_from_the_seed() 
         server = ServerState(1, number, given.row)
         names = given.plain.choose(server, given.population)[0].names
         assert len(set(names)) == 6 and given.plain.choose(server, given.population)[0].names == names
-    assert len({given.plain.choose(ServerState(1, number, given.row), given.population)[0].names for number in range(20)}) > 10
+    assert (
+        len({given.plain.choose(ServerState(1, number, given.row), given.population)[0].names for number in range(20)})
+        > 10
+    )
 
 
 def test_more_a_round_than_clients_is_refused_with_both_numbers() -> None:
@@ -73,7 +87,15 @@ def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() 
     model[2].weight.requires_grad_(False)
     layout = layout_of(model)
     assert [entry.name for entry in layout.entries] == [
-        "0.weight", "0.bias", "1.weight", "1.bias", "2.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "2.bias",
+        "1.running_mean",
+        "1.running_var",
+        "1.num_batches_tracked",
+    ]
     assert layout.trained == 12 + 4 + 4 + 4 + 2 and layout.size == layout.trained + 9
     row = layout.row(model)
     other = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
@@ -81,8 +103,13 @@ def test_a_row_has_weights_first_and_statistics_after_them_and_nothing_frozen() 
     assert torch.equal(layout.row(other), row * 2) and torch.equal(other[1].running_var, 2 * torch.ones(4))
 
 
-@pytest.mark.parametrize(("model", "why"), [
-    (nn.Linear(2, 2).double(), "torch.float64"), (nn.Linear(2, 2).requires_grad_(False), "no weight that needs a gradient")])
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (nn.Linear(2, 2).double(), "torch.float64"),
+        (nn.Linear(2, 2).requires_grad_(False), "no weight that needs a gradient"),
+    ],
+)
 def test_a_model_that_devices_can_not_train_is_refused(model: nn.Module, why: str) -> None:
     with pytest.raises(Mistake, match=why):
         layout_of(model)

@@ -1,4 +1,5 @@
 """A federation that runs: what is told of it while it does, and what comes out."""
+
 from __future__ import annotations
 
 import json
@@ -39,13 +40,19 @@ def test_the_global_model_is_validated_where_the_job_holds_something_out() -> No
     inputs, targets = (torch.stack(one) for one in zip(*records(99, 60), strict=True))
     done, events = told(job=toy_job(held_out=lambda: TensorDataset(inputs, targets), goal="max accuracy"), every=2)
     assert [one.step for one in events if isinstance(one, Validated)] == [2, 4] == [one["step"] for one in done.metrics]
-    assert done.metrics[-1]["accuracy"] == pytest.approx(float((done.model(inputs).argmax(1) == targets).float().mean()), abs=1e-6)
+    assert done.metrics[-1]["accuracy"] == pytest.approx(
+        float((done.model(inputs).argmax(1) == targets).float().mean()), abs=1e-6
+    )
 
 
 def test_rounds_that_a_robust_rule_makes_nothing_of_are_told() -> None:
     _, events = told(use=["Krum(malicious=1)", "DropOut(rate=0.6)"])
     few = [one.step for one in events if isinstance(one, RoundFinished) and one.participants < 5]
-    warned = [one.text for one in events if isinstance(one, Warned) and "moved no weights: too few devices answered for Krum" in one.text]
+    warned = [
+        one.text
+        for one in events
+        if isinstance(one, Warned) and "moved no weights: too few devices answered for Krum" in one.text
+    ]
     assert few and len(warned) == len(few)
 
 
@@ -98,7 +105,9 @@ def strict(text: str) -> Any:
 
 def test_a_round_that_nobody_took_part_in_has_no_loss_and_no_bare_nan(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    done = shoestring.federate(tmp_path / "job.py", rounds=2, per_round=2, processes=1, use=["DropOut(rate=0.99)"], run=tmp_path / "run")
+    done = shoestring.federate(
+        tmp_path / "job.py", rounds=2, per_round=2, processes=1, use=["DropOut(rate=0.99)"], run=tmp_path / "run"
+    )
     assert done.report["losses"] == [None, None] and all(isnan(loss) for loss in done.losses)
     written = {file: (tmp_path / "run" / file).read_text() for file in ("events.jsonl", "report.json", "plan.json")}
     for text in (*written.pop("events.jsonl").splitlines(), *written.values()):
@@ -113,7 +122,14 @@ def test_a_federation_whose_updates_are_not_finite_ends_with_a_mistake() -> None
 
 def test_a_federation_whose_loss_does_not_fall_says_so_at_its_end_with_what_may_be_the_cause(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
-    private = {"epsilon": 0.5, "delta": 1e-4, "rounds": 6, "per_round": 3, "insecure_seed": 2, "ledger": tmp_path / "ledger.jsonl"}
+    private = {
+        "epsilon": 0.5,
+        "delta": 1e-4,
+        "rounds": 6,
+        "per_round": 3,
+        "insecure_seed": 2,
+        "ledger": tmp_path / "ledger.jsonl",
+    }
     done, events = told(**private)
     said = [one.text for one in events if isinstance(one, Warned) and one.text.startswith("the loss did not fall")]
     assert len(said) == 1 and "times what devices find" in said[0] and said[0] in done.report["warnings"]
@@ -156,15 +172,26 @@ def test_a_job_that_fails_on_every_client_says_so_with_the_first_cause() -> None
 
 def test_json_has_no_numbers_that_are_not_finite(tmp_path: Path) -> None:
     """Of rounds in which nobody takes part, and of a metric that is no number."""
+
     def strictly(text: str) -> Any:
         return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} in JSON"))
 
     (tmp_path / "job.py").write_text(NOT_FINITE)
     events: list[Event] = []
-    done = shoestring.federate(tmp_path / "job.py", rounds=2, per_round=6, processes=1, every=1, run=tmp_path / "run", tell=events.append,
-                               use=["DropOut(rate=0.99)"])
+    done = shoestring.federate(
+        tmp_path / "job.py",
+        rounds=2,
+        per_round=6,
+        processes=1,
+        every=1,
+        run=tmp_path / "run",
+        tell=events.append,
+        use=["DropOut(rate=0.99)"],
+    )
     assert any(isnan(loss) for loss in done.losses) and None in done.report["losses"]
-    other = shoestring.federate(tmp_path / "job.py", rounds=1, per_round=6, processes=1, every=1, run=tmp_path / "other")
+    other = shoestring.federate(
+        tmp_path / "job.py", rounds=1, per_round=6, processes=1, every=1, run=tmp_path / "other"
+    )
     assert other.report["after"][0]["odd"] is None and not isnan(other.losses[0])
     for folder in ("run", "other"):
         strictly((tmp_path / folder / "report.json").read_text())
@@ -175,17 +202,19 @@ def test_json_has_no_numbers_that_are_not_finite(tmp_path: Path) -> None:
     assert isnan(report_of(tmp_path / "run").losses[0]) or isnan(report_of(tmp_path / "run").losses[1])
 
 
-NOT_FINITE = '''
+NOT_FINITE = """
 from tests.federated.toys import toy_job
 from shoestring import Job
 
 def job() -> Job:
     return toy_job(metrics=lambda output, batch: {"odd": output.sum() * float("nan")})
-'''
+"""
 
 
-@pytest.mark.parametrize(("delta", "clients", "said"), [(0.9, 12, "that is no promise"), (0.51, 2, "that is no promise"),
-                                                        (0.11, 100, "records of 11 devices")])
+@pytest.mark.parametrize(
+    ("delta", "clients", "said"),
+    [(0.9, 12, "that is no promise"), (0.51, 2, "that is no promise"), (0.11, 100, "records of 11 devices")],
+)
 def test_a_delta_that_promises_nothing_is_refused(delta: float, clients: int, said: str) -> None:
     pytest.importorskip("dp_accounting")
     with pytest.raises(shoestring.Mistake, match=said):

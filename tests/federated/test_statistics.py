@@ -1,4 +1,5 @@
 """Running statistics of norm layers are a part of their own: no technique for weights sees them, and each rule does what it says."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -38,7 +39,9 @@ class Scaled(nn.Module):
 
 
 LOCAL = Local(epochs=2, batch=0, lr=0.1, held_out=0.25)
-GENTLE = replace(LOCAL, lr=1e-5)   # where the norm is frozen at mean 0 and variance 1, what follows it is a hundred times as large
+GENTLE = replace(
+    LOCAL, lr=1e-5
+)  # where the norm is frozen at mean 0 and variance 1, what follows it is a hundred times as large
 
 
 @cache
@@ -51,7 +54,9 @@ def made(written: str) -> tuple[FederatedTechnique, ...]:
     return in_order(parsed(one, CATALOGUE) for one in written.split(" + ") if one)
 
 
-def played(given: Prepared, written: str = "", rounds: int = 2) -> tuple[list[Played], dict[str, dict[str, torch.Tensor]]]:
+def played(
+    given: Prepared, written: str = "", rounds: int = 2
+) -> tuple[list[Played], dict[str, dict[str, torch.Tensor]]]:
     parts = parts_of(given, made(written))
     devices, server, found = given.devices(parts), given.server(parts), []
     try:
@@ -67,9 +72,13 @@ def statistics(server: ServerState, given: Prepared) -> dict[str, torch.Tensor]:
     return given.layout.statistics.views(server.statistics)
 
 
-@pytest.mark.parametrize("written", ["", *ONCE_EACH, "Rotate() + QuantizeUpdates(bits=4)", "TopK(share=0.2) + QuantizeUpdates()"])
+@pytest.mark.parametrize(
+    "written", ["", *ONCE_EACH, "Rotate() + QuantizeUpdates(bits=4)", "TopK(share=0.2) + QuantizeUpdates()"]
+)
 @pytest.mark.parametrize("rule", ["averaged", "local"])
-def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_negative_variance(written: str, rule: str) -> None:
+def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_negative_variance(
+    written: str, rule: str
+) -> None:
     if "Noise" in written:
         pytest.skip("never sent under an epsilon, tested below")
     given, techniques = normed(statistics=rule), made(written)
@@ -82,7 +91,9 @@ def test_every_technique_with_statistics_is_predicted_to_the_byte_and_has_no_neg
     for one in played(given, written)[0]:
         assert one.up == candidate.cost.up * one.senders and one.down == candidate.cost.down * one.ordered
         assert not one.rejected
-        assert bool((statistics(one.server, given)["norm.running_var"] >= 0).all()) and bool(one.server.row.isfinite().all())
+        assert bool((statistics(one.server, given)["norm.running_var"] >= 0).all()) and bool(
+            one.server.row.isfinite().all()
+        )
 
 
 def test_top_k_sends_weights_and_not_statistics() -> None:
@@ -100,12 +111,17 @@ def test_averaged_statistics_are_the_mean_by_samples_of_what_devices_have() -> N
     given = normed()
     parts, names = given.plain, given.plain.choose(given.server(given.plain), given.population)[0].names
     devices = given.devices(parts)
-    arrived = [one.sent for one in devices.work(parts.order(given.server(parts), parts.choose(given.server(parts), given.population)[0]),
-                                                names) if one.sent is not None]
+    arrived = [
+        one.sent
+        for one in devices.work(
+            parts.order(given.server(parts), parts.choose(given.server(parts), given.population)[0]), names
+        )
+        if one.sent is not None
+    ]
     rows = torch.cat([one.told.statistics for one in arrived if one.told.statistics is not None]).double()
     counts = torch.cat([one.told.counts for one in arrived])
     expected = (counts[:, None] * rows).sum(0) / counts.sum()
-    expected[-1] = expected[-1].round()   # the counter
+    expected[-1] = expected[-1].round()  # the counter
     found = played(given)[0][0].server.statistics
     assert torch.allclose(found.double(), expected, rtol=1e-6)
     assert not torch.equal(found, given.server(parts).statistics)
@@ -114,26 +130,33 @@ def test_averaged_statistics_are_the_mean_by_samples_of_what_devices_have() -> N
 def test_local_statistics_stay_on_their_devices_and_go_on_there() -> None:
     given = normed(statistics="local")
     rounds, states = played(given, rounds=3)
-    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained:]), "the server's stay as the model began"
+    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained :]), (
+        "the server's stay as the model began"
+    )
     assert {name for one in rounds for name in one.participants} == {name for name in states if KEPT in states[name]}
     assert len({tuple(state[KEPT].tolist()) for state in states.values()}) == len(states)
     counters = {name: float(state[KEPT][-1]) for name, state in states.items()}
     took_part = {name: sum(name in one.participants for one in rounds) for name in states}
-    assert counters == {name: 2.0 * rounds for name, rounds in took_part.items()}, "two steps a round, counted over all rounds"
+    assert counters == {name: 2.0 * rounds for name, rounds in took_part.items()}, (
+        "two steps a round, counted over all rounds"
+    )
     assert rounds[0].up == 4 * given.layout.trained * 8 + 16 * 8
 
 
 def test_frozen_statistics_are_those_of_the_beginning_in_training_too() -> None:
     given = normed(statistics="frozen")
     rounds, states = played(given)
-    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained:]) and not states
+    assert torch.equal(rounds[-1].server.statistics, given.row[given.layout.trained :]) and not states
     assert rounds[0].up == 4 * given.layout.trained * 8 + 16 * 8
     model, device = Scaled(), given.sample[0]
     given.layout.load(model, given.row)
-    model.eval()   # one step with all records, by hand, normalised by the initial statistics
+    model.eval()  # one step with all records, by hand, normalised by the initial statistics
     parts = parts_of(given, made("FedSGD()"))
-    sent = parts.work(parts.order(given.server(parts), parts.choose(given.server(parts), given.population)[0]), (device,),
-                      replace_local(parts))
+    sent = parts.work(
+        parts.order(given.server(parts), parts.choose(given.server(parts), given.population)[0]),
+        (device,),
+        replace_local(parts),
+    )
     inputs, targets = zip(*(device.records.data[int(number)] for number in device.records.trained), strict=True)
     nn.functional.cross_entropy(model(torch.stack(inputs)), torch.stack(targets)).backward()
     expected = -GENTLE.lr * torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None])
@@ -154,7 +177,9 @@ def test_under_an_epsilon_statistics_never_leave_a_device() -> None:
     with pytest.raises(Mistake, match="no noise covers them"):
         toy(toy_job(model=Scaled, local=replace(LOCAL, statistics="averaged")), epsilon=5.0, delta=1e-3)
     assert normed(epsilon=5.0, delta=1e-3, statistics="local").statistics.value == "local"
-    with pytest.raises(Mistake, match="statistics of norm layers, which no noise covers"):   # whoever comes past the two above
+    with pytest.raises(
+        Mistake, match="statistics of norm layers, which no noise covers"
+    ):  # whoever comes past the two above
         list(alike([Updates(("a",), torch.ones(1, 2), torch.ones(1), torch.ones(1), statistics=torch.ones(1, 2))]))
     cost = replace(plain_cost(normed()), delta=1e-3, clip=1.0)
     assert "statistics of norm layers" in made("GaussianNoise()")[0].refusal(cost)
@@ -163,15 +188,17 @@ def test_under_an_epsilon_statistics_never_leave_a_device() -> None:
 def test_statistics_that_make_no_sense_are_rejected_with_their_device() -> None:
     given = normed()
     layout = given.layout.statistics
-    good = given.row[given.layout.trained:].repeat(3, 1)
-    good[1, 8] = -1.0          # a variance
-    good[2, 0] = torch.nan     # a mean
+    good = given.row[given.layout.trained :].repeat(3, 1)
+    good[1, 8] = -1.0  # a variance
+    good[2, 0] = torch.nan  # a mean
     assert [bool(why) for why in wrong_statistics(layout, good, 3)] == [False, True, True]
     assert "negative variance" in wrong_statistics(layout, good, 3)[1]
     assert all(wrong_statistics(layout, None, 3)) and all(wrong_statistics(layout, good[:, :3], 3))
 
 
-@pytest.mark.parametrize("written", ["Krum(malicious=1)", "CoordinateMedian()", "NormBound(norm=1.0)", "TrimmedMean(share=0.2)"])
+@pytest.mark.parametrize(
+    "written", ["Krum(malicious=1)", "CoordinateMedian()", "NormBound(norm=1.0)", "TrimmedMean(share=0.2)"]
+)
 def test_robust_rules_take_the_median_of_statistics(written: str) -> None:
     parts = parts_of(normed(), made(written))
     rows = torch.tensor([[1.0], [2.0], [1e30]])

@@ -1,4 +1,5 @@
 """Verifying walks past the point from which on recordings are played, and sees what goes wrong there."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,7 +29,7 @@ def stacked(**local: Any) -> Prepared:
 def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
     given = stacked()
     assert given.how.kind == "stacked" and given.processes == 2
-    steps = 6 * 8 // given.how.chunk // 2   # of a process in a round
+    steps = 6 * 8 // given.how.chunk // 2  # of a process in a round
     assert rounds_of(given) * steps >= recorded.AFTER + steps > ROUNDS * steps
     assert rounds_of(stacked(steps=1)) <= MOST and rounds_of(toy()) == ROUNDS
 
@@ -41,6 +42,7 @@ def test_what_is_planned_is_kept_past_the_first_recording() -> None:
 @pytest.mark.parametrize("after", [recorded.AFTER])
 def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Break recordings on purpose, where neither they nor the comparison in some rounds see it."""
+
     def wrong(self: Any, *tensors: Tensor) -> Any:
         losses, gradients = kept(self, *tensors)
         return losses, [None if one is None else one * 1.01 for one in gradients]

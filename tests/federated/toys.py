@@ -1,4 +1,5 @@
 """A small federated job for tests: classes that lie in different corners, devices of unequal size."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,12 +29,25 @@ def model() -> nn.Module:
 
 
 def toy_job(devices: int = 12, **changes: Any) -> Job:
-    job = Job(model=model, data=lambda: records(0, 50), clients=lambda: {f"d{number}": records(number) for number in range(devices)},
-              local=Local(epochs=1, batch=4, lr=0.1, held_out=0.25), seed=3,
-              metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
+    job = Job(
+        model=model,
+        data=lambda: records(0, 50),
+        clients=lambda: {f"d{number}": records(number) for number in range(devices)},
+        local=Local(epochs=1, batch=4, lr=0.1, held_out=0.25),
+        seed=3,
+        metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},
+    )
     return replace(job, **changes)
 
 
-def toy(job: Job | None = None, how: How | None = ONE_BY_ONE, per_round: int = 6, rounds: int = 3, processes: int = 1,
-        **asked: Any) -> Prepared:
-    return prepared(job or toy_job(), FederateOptions(per_round=per_round, rounds=rounds, processes=processes, **asked), how=how)
+def toy(
+    job: Job | None = None,
+    how: How | None = ONE_BY_ONE,
+    per_round: int = 6,
+    rounds: int = 3,
+    processes: int = 1,
+    **asked: Any,
+) -> Prepared:
+    return prepared(
+        job or toy_job(), FederateOptions(per_round=per_round, rounds=rounds, processes=processes, **asked), how=how
+    )

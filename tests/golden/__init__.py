@@ -1,4 +1,5 @@
 """What earlier versions wrote, frozen: answers of every command in JSON, and run folders, of 0.1 before and after files had seals."""
+
 from __future__ import annotations
 
 import json
@@ -23,7 +24,9 @@ def lost(before: Any, now: Any, where: str = "") -> list[str]:
     """
     if isinstance(before, dict) and isinstance(now, dict):
         gone = [f"{where}.{name} is gone" for name in before if name not in now and not where.endswith(".parts")]
-        return gone + [one for name in before if name in now for one in lost(before[name], now[name], f"{where}.{name}")]
+        return gone + [
+            one for name in before if name in now for one in lost(before[name], now[name], f"{where}.{name}")
+        ]
     if isinstance(before, list) and isinstance(now, list):
         return lost(before[0], now[0], f"{where}[0]") if before and now else []
     number = (int, float)

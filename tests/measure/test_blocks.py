@@ -1,4 +1,5 @@
 """Blocks are found in the module tree of any model."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,14 +9,17 @@ from shoestring.measure.blocks import blocks
 from tests.models import MODELS
 
 
-@pytest.mark.parametrize(("name", "found"), [
-    ("chain", [f"blocks.{k}" for k in range(6)]),
-    ("gpt2", [f"transformer.h.{k}" for k in range(3)]),
-    ("t5", [f"{side}.block.{k}" for side in ("encoder", "decoder") for k in range(2)]),
-    ("resnet", [f"resnet.encoder.stages.{stage}.layers.{k}" for stage in range(2) for k in range(2)]),
-    ("u-net", [f"{way}.{k}" for way in ("down", "up") for k in range(3)]),
-    ("recurrent", ["words", "memory", "head"]),
-])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("chain", [f"blocks.{k}" for k in range(6)]),
+        ("gpt2", [f"transformer.h.{k}" for k in range(3)]),
+        ("t5", [f"{side}.block.{k}" for side in ("encoder", "decoder") for k in range(2)]),
+        ("resnet", [f"resnet.encoder.stages.{stage}.layers.{k}" for stage in range(2) for k in range(2)]),
+        ("u-net", [f"{way}.{k}" for way in ("down", "up") for k in range(3)]),
+        ("recurrent", ["words", "memory", "head"]),
+    ],
+)
 def test_the_blocks_of_a_model(name: str, found: list[str]) -> None:
     assert list(blocks(MODELS[name][0]())) == found
 

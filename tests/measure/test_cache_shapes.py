@@ -1,4 +1,5 @@
 """A cache is a shortcut and nothing else: whatever is in one, under a seal that fits, is used or is as if it were not there."""
+
 from __future__ import annotations
 
 import json
@@ -25,18 +26,47 @@ from tests.mutations import JSON, changed
 
 RATES = [[1e-9, 1e-6, 1024], [2e-9, 1e-6, 0]]
 WHOLE: dict[str, dict[str, Any]] = {
-    "hardware": {"device": probe.device_here(), "name": "box", "cores": 2, "memory": 1 << 33, "torch": "2", "flops": 1e11, "disk": 1e9,
-                 "direct": 1e9, "moving": 1e-10, "fault": 1e-10, "huge_fault": 1e-10, "bandwidth": 5e9, "base": 5e8,
-                 "links": {"2 near": [1e-9, 1e-6, 1e6]}, "sums": {"2 near": {"ring": RATES, "library": RATES}}, "when": 1e9, "tries": 3,
-                 "busy": 0.1},
+    "hardware": {
+        "device": probe.device_here(),
+        "name": "box",
+        "cores": 2,
+        "memory": 1 << 33,
+        "torch": "2",
+        "flops": 1e11,
+        "disk": 1e9,
+        "direct": 1e9,
+        "moving": 1e-10,
+        "fault": 1e-10,
+        "huge_fault": 1e-10,
+        "bandwidth": 5e9,
+        "base": 5e8,
+        "links": {"2 near": [1e-9, 1e-6, 1e6]},
+        "sums": {"2 near": {"ring": RATES, "library": RATES}},
+        "when": 1e9,
+        "tries": 3,
+        "busy": 0.1,
+    },
     "dtypes": {"machine": "this", "outcomes": {cap: dict.fromkeys(instructions.TRIALS, "x") for cap in ("", "AVX2")}},
     "seconds": {"seconds": {"a": 3.0, "b": 4}},
     "choice": {"techniques": [{"name": "Checkpoint", "knobs": {"every": 2}}, {"name": "FusedOptimizer", "knobs": {}}]},
     "evidence": {"version": kept.VERSION, "when": 1e9, "speed": 1e11, "files": {__file__: "0" * 64}, "answers": ""},
 }
-LOG = json.loads(json.dumps(Log(
-    events=[StorageEvent(1, 64), StorageEvent(1, -64)], marks=[(0, Moment("forward", "0"))], roles={1: "parameters"}, outputs={"0": [1]}, workspaces={1},
-    flops=Counter({Moment("forward", "0"): 9}), moved=[1], sent=[2], blocks=["0"], traits={"complex weights"}).as_json()))
+LOG = json.loads(
+    json.dumps(
+        Log(
+            events=[StorageEvent(1, 64), StorageEvent(1, -64)],
+            marks=[(0, Moment("forward", "0"))],
+            roles={1: "parameters"},
+            outputs={"0": [1]},
+            workspaces={1},
+            flops=Counter({Moment("forward", "0"): 9}),
+            moved=[1],
+            sent=[2],
+            blocks=["0"],
+            traits={"complex weights"},
+        ).as_json()
+    )
+)
 
 
 def use_hardware(place: Path) -> None:
@@ -71,9 +101,12 @@ def use_evidence(place: Path) -> None:
 
 
 USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
-    "hardware": (probe.hardware_file, use_hardware), "dtypes": (instructions.outcomes_file, use_dtypes),
-    "seconds": (duration.kept_at, use_seconds), "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
-    "evidence": (lambda: kept.opened({"job": 1}, 1e11).place, use_evidence)}
+    "hardware": (probe.hardware_file, use_hardware),
+    "dtypes": (instructions.outcomes_file, use_dtypes),
+    "seconds": (duration.kept_at, use_seconds),
+    "choice": (lambda: cache_folder() / "plans" / "a.json", use_choice),
+    "evidence": (lambda: kept.opened({"job": 1}, 1e11).place, use_evidence),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +125,9 @@ def test_a_cache_of_any_shape_is_used_or_as_if_absent(name: str, data: st.DataOb
     file = place()
     file.parent.mkdir(parents=True, exist_ok=True)
     found = changed(data.draw, WHOLE[name])
-    file.write_bytes(sealed({key: one for key, one in found.items() if key != "sha256"} if isinstance(found, dict) else {"x": found}))
+    file.write_bytes(
+        sealed({key: one for key, one in found.items() if key != "sha256"} if isinstance(found, dict) else {"x": found})
+    )
     use(file)
 
 
@@ -131,9 +166,13 @@ def test_files_that_a_cache_names_are_not_opened_unless_they_are_files(tmp_path:
     assert kept.digests(["/dev/zero", str(tmp_path / "pipe"), "a\0b", str(tmp_path)]) == {}
 
 
-@pytest.mark.parametrize(("told", "where"), [("{}/own", "{}/own/shoestring"), ("", "{}/.cache/shoestring"),
-                                             ("relative/place", "{}/.cache/shoestring")])
-def test_caches_are_where_the_user_has_caches(told: str, where: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("told", "where"),
+    [("{}/own", "{}/own/shoestring"), ("", "{}/.cache/shoestring"), ("relative/place", "{}/.cache/shoestring")],
+)
+def test_caches_are_where_the_user_has_caches(
+    told: str, where: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", told.format(home))
     assert str(cache_folder()) == where.format(home)
     duration.remember_seconds(Path("a.json"), 5.0)

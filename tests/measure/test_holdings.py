@@ -1,4 +1,5 @@
 """Tensors that stand beside the model are counted wherever they hide, in prediction and measurement, and the allocator agrees."""
+
 from __future__ import annotations
 
 from collections import OrderedDict, deque
@@ -33,7 +34,13 @@ Loss = Callable[[Tensor, Batch], Tensor]
 
 def teacher() -> nn.Module:
     """Its operations give no views of its weights, so none of them is seen by its results."""
-    return nn.Sequential(nn.Conv1d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv1d(8, 4, 5, padding=2), nn.Flatten(), nn.Linear(4 * WIDTH, WIDTH))
+    return nn.Sequential(
+        nn.Conv1d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv1d(8, 4, 5, padding=2),
+        nn.Flatten(),
+        nn.Linear(4 * WIDTH, WIDTH),
+    )
 
 
 HELD = sum(one.nbytes for one in teacher().parameters())
@@ -106,7 +113,7 @@ class Secretive:
     def __iter__(self) -> Iterator[Any]:
         raise AssertionError("it was iterated over")
 
-    __eq__ = __hash__ = __bool__ = __len__   # type: ignore[assignment]
+    __eq__ = __hash__ = __bool__ = __len__  # type: ignore[assignment]
 
     def call(self, output: Tensor, batch: Batch) -> Tensor:
         return taught(output, batch, self.knows)
@@ -140,9 +147,9 @@ def in_class() -> Loss:
 
 def in_function_attribute() -> Loss:
     def loss(output: Tensor, batch: Batch) -> Tensor:
-        return taught(output, batch, loss.knows)   # type: ignore[attr-defined]
+        return taught(output, batch, loss.knows)  # type: ignore[attr-defined]
 
-    loss.knows = teacher()   # type: ignore[attr-defined]
+    loss.knows = teacher()  # type: ignore[attr-defined]
     return loss
 
 
@@ -161,16 +168,32 @@ def in_array_of_objects() -> Loss:
 
 
 def decorated() -> Loss:
-    return torch.no_grad()(lambda value: value) and torch.enable_grad()(in_closure())   # torch's wrapper holds the function
+    return torch.no_grad()(lambda value: value) and torch.enable_grad()(
+        in_closure()
+    )  # torch's wrapper holds the function
 
 
 def as_script() -> Loss:
-    knows = torch.jit.trace(teacher(), torch.zeros(2, 1, WIDTH))   # type: ignore[no-untyped-call]
+    knows = torch.jit.trace(teacher(), torch.zeros(2, 1, WIDTH))  # type: ignore[no-untyped-call]
     return lambda output, batch: taught(output, batch, knows)
 
 
-PLACES = (named_global, in_closure, in_nested_containers, in_default, in_keyword_default, in_partial, in_bound_method, Slotted, in_class,
-          in_function_attribute, in_cache, in_array_of_objects, decorated, as_script)
+PLACES = (
+    named_global,
+    in_closure,
+    in_nested_containers,
+    in_default,
+    in_keyword_default,
+    in_partial,
+    in_bound_method,
+    Slotted,
+    in_class,
+    in_function_attribute,
+    in_cache,
+    in_array_of_objects,
+    decorated,
+    as_script,
+)
 
 
 def small() -> nn.Module:
@@ -195,7 +218,7 @@ def test_a_teacher_is_counted_wherever_the_loss_keeps_it(place: Callable[[], Los
     for plan in ((), (Checkpoint(every=1),), (Accumulate(2),)):
         predicted, measured = peak(rehearse(made, plan)), peak(tracked(made, plan, seeded(made)))
         assert predicted.bytes == measured.bytes and dict(predicted.parts) == dict(measured.parts), plan
-    if place is not as_script:   # what C++ holds counts from its first use on, and has no role
+    if place is not as_script:  # what C++ holds counts from its first use on, and has no role
         assert dict(measured.parts)["constants"] == HELD
 
 
@@ -226,8 +249,13 @@ def from_a_loader() -> Any:
 @pytest.mark.parametrize("data", [InMemory, from_a_generator, from_a_loader])
 def test_data_that_are_kept_in_memory_are_counted(data: Callable[[], Any], largest: bool) -> None:
     def made() -> Job:
-        return Job(model=small, data=data, batch=6, loss=lambda output, batch: (output - batch[1]).square().mean(),
-                   largest=(lambda: batches()[0]) if largest else None)
+        return Job(
+            model=small,
+            data=data,
+            batch=6,
+            loss=lambda output, batch: (output - batch[1]).square().mean(),
+            largest=(lambda: batches()[0]) if largest else None,
+        )
 
     assert not account(lambda: tracked(made(), (), seeded(made()))).unseen
     for plan in ((), (Checkpoint(every=1),)):
@@ -240,8 +268,12 @@ def test_a_batch_that_is_fetched_ahead_is_counted() -> None:
         while True:
             yield torch.randn(6, WIDTH), torch.randn(6, WIDTH)
 
-    def made() -> Job:   # an epoch is counted and the data do not say how long it is, so the next batch is fetched to know
-        return Job(model=small, data=endless, epochs=1, steps=3, loss=lambda output, batch: (output - batch[1]).square().mean())
+    def made() -> (
+        Job
+    ):  # an epoch is counted and the data do not say how long it is, so the next batch is fetched to know
+        return Job(
+            model=small, data=endless, epochs=1, steps=3, loss=lambda output, batch: (output - batch[1]).square().mean()
+        )
 
     assert not account(lambda: tracked(made(), (), seeded(made()))).unseen
     assert dict(peak(rehearse(made(), ())).parts)["data"] == 2 * 6 * WIDTH * 4
@@ -268,8 +300,13 @@ class Remembering(torch.optim.SGD):
 
 
 def test_what_a_model_and_an_optimizer_keep_beside_weights_and_state_is_counted() -> None:
-    made = Job(model=Hiding, data=batches, optimizer=Remembering, forward=lambda model, batch: model(batch),
-               loss=lambda output, batch: (output - batch[1]).square().mean())
+    made = Job(
+        model=Hiding,
+        data=batches,
+        optimizer=Remembering,
+        forward=lambda model, batch: model(batch),
+        loss=lambda output, batch: (output - batch[1]).square().mean(),
+    )
     predicted, measured = peak(rehearse(made, ())), peak(tracked(made, (), seeded(made)))
     assert predicted == measured
     assert dict(measured.parts)["buffers"] == 2 * HELD + WIDTH * 4 and dict(measured.parts)["optimizer"] == 999 * 4
@@ -277,8 +314,12 @@ def test_what_a_model_and_an_optimizer_keep_beside_weights_and_state_is_counted(
 
 def test_a_model_that_a_script_gives_is_counted_once() -> None:
     model = Hiding()
-    made = Job(model=lambda: model, data=batches, forward=lambda model, batch: model(batch),
-               loss=lambda output, batch: (output - batch[1]).square().mean())
+    made = Job(
+        model=lambda: model,
+        data=batches,
+        forward=lambda model, batch: model(batch),
+        loss=lambda output, batch: (output - batch[1]).square().mean(),
+    )
     measured = peak(tracked(made, (), model))
     model.zero_grad()
     assert peak(rehearse(made, (), model=model)) == measured
@@ -311,10 +352,15 @@ def test_a_run_of_a_job_file_measures_what_was_predicted_with_all_that_the_file_
 
 def test_a_mapped_file_and_a_tensor_without_memory_take_none(tmp_path: Path) -> None:
     np.zeros(100_000, dtype=np.float32).tofile(tmp_path / "numbers")
-    held = SimpleNamespace(mapped=torch.from_numpy(np.memmap(tmp_path / "numbers", dtype=np.float32, mode="r+")),
-                           torchs=torch.from_file(str(tmp_path / "numbers"), shared=True, size=100_000),
-                           meta=torch.empty(100_000, device="meta"), shared=torch.zeros(1000).share_memory_())
-    made = Job(model=small, data=batches, loss=lambda output, batch: (output - batch[1]).square().mean() + 0 * len(vars(held)))
+    held = SimpleNamespace(
+        mapped=torch.from_numpy(np.memmap(tmp_path / "numbers", dtype=np.float32, mode="r+")),
+        torchs=torch.from_file(str(tmp_path / "numbers"), shared=True, size=100_000),
+        meta=torch.empty(100_000, device="meta"),
+        shared=torch.zeros(1000).share_memory_(),
+    )
+    made = Job(
+        model=small, data=batches, loss=lambda output, batch: (output - batch[1]).square().mean() + 0 * len(vars(held))
+    )
     assert len(list(tensors_in([made.loss]))) == 4
     predicted, measured = peak(rehearse(made, ())), peak(tracked(made, (), seeded(made)))
     assert predicted == measured and dict(measured.parts)["constants"] == 4000
@@ -324,4 +370,8 @@ def test_on_a_gpu_the_data_stay_where_they_are() -> None:
     knows = teacher()
     made = Job(model=small, data=InMemory, batch=6, loss=lambda output, batch: taught(output, batch, knows))
     here, there = dict(peak(rehearse(made, ())).parts), dict(peak(rehearse(made, (), on_device=True)).parts)
-    assert here["constants"] == there["constants"] == HELD and here["data"] == InMemory().numbers.nbytes and "data" not in there
+    assert (
+        here["constants"] == there["constants"] == HELD
+        and here["data"] == InMemory().numbers.nbytes
+        and "data" not in there
+    )

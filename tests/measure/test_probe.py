@@ -1,4 +1,5 @@
 """The disk is measured wherever a command is given: nothing is left behind, nothing raises, and it is measured once."""
+
 from __future__ import annotations
 
 import errno
@@ -73,26 +74,30 @@ def takes_direct_io(directory: Path) -> bool:
     return True
 
 
-def test_a_directory_is_measured_and_left_as_it_was(tmp_path: Path, temporary: Path, written: list[str], clock: None) -> None:
+def test_a_directory_is_measured_and_left_as_it_was(
+    tmp_path: Path, temporary: Path, written: list[str], clock: None
+) -> None:
     direct = takes_direct_io(tmp_path)
     speed, spent = direct_speed(str(tmp_path), SIZE)
-    assert speed == (2 * SIZE if direct else 0.0)   # written and read back in the second that the clock gives it
-    assert spent == 1 / SIZE                        # a second for the checksum of what was moved
+    assert speed == (2 * SIZE if direct else 0.0)  # written and read back in the second that the clock gives it
+    assert spent == 1 / SIZE  # a second for the checksum of what was moved
     assert set(written) == {str(tmp_path)}
     assert list(tmp_path.iterdir()) == [temporary] and not list(temporary.iterdir())
 
 
-def test_without_direct_io_the_speed_is_none_and_the_price_of_moving_is_still_known(tmp_path: Path, temporary: Path, written: list[str],
-                                                                                   clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_direct_io_the_speed_is_none_and_the_price_of_moving_is_still_known(
+    tmp_path: Path, temporary: Path, written: list[str], clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_direct(monkeypatch)
     speed, spent = direct_speed(str(tmp_path), SIZE)
     assert speed == 0.0 and spent == 1 / SIZE and set(written) == {str(tmp_path)}
     assert list(tmp_path.iterdir()) == [temporary]
 
 
-@pytest.mark.parametrize("place", ["/proc", "gone", "read-only"])   # in /proc not even root can write
-def test_where_nothing_can_be_written_the_temporary_directory_is_measured(place: str, tmp_path: Path, temporary: Path,
-                                                                         written: list[str], clock: None) -> None:
+@pytest.mark.parametrize("place", ["/proc", "gone", "read-only"])  # in /proc not even root can write
+def test_where_nothing_can_be_written_the_temporary_directory_is_measured(
+    place: str, tmp_path: Path, temporary: Path, written: list[str], clock: None
+) -> None:
     there = Path("/proc") if place == "/proc" else tmp_path / place
     if place == "read-only":
         there.mkdir(mode=0o500)
@@ -104,8 +109,9 @@ def test_where_nothing_can_be_written_the_temporary_directory_is_measured(place:
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_a_full_disk_is_not_measured_but_the_temporary_directory(short: bool, tmp_path: Path, temporary: Path,
-                                                                 clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_not_measured_but_the_temporary_directory(
+    short: bool, tmp_path: Path, temporary: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     direct = takes_direct_io(temporary)
     true_write = os.pwrite
     full = []
@@ -124,8 +130,9 @@ def test_a_full_disk_is_not_measured_but_the_temporary_directory(short: bool, tm
     assert list(tmp_path.iterdir()) == [temporary] and not list(temporary.iterdir())
 
 
-def test_where_every_disk_is_full_the_price_of_checking_is_known_all_the_same(tmp_path: Path, clock: None,
-                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_disk_is_full_the_price_of_checking_is_known_all_the_same(
+    tmp_path: Path, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -135,9 +142,11 @@ def test_where_every_disk_is_full_the_price_of_checking_is_known_all_the_same(tm
 
 
 def test_a_probe_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
-    code = ("import os, signal\nfrom shoestring.measure import probe\ntrue_write = os.pwrite\n"
-            "def write(*given):\n    true_write(*given)\n    print('writing', flush=True)\n    signal.pause()\n"
-            "os.pwrite = write\nprobe.direct_speed('.')")
+    code = (
+        "import os, signal\nfrom shoestring.measure import probe\ntrue_write = os.pwrite\n"
+        "def write(*given):\n    true_write(*given)\n    print('writing', flush=True)\n    signal.pause()\n"
+        "os.pwrite = write\nprobe.direct_speed('.')"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE)
     assert child.stdout is not None and child.stdout.readline() == b"writing\n"
     child.send_signal(signal.SIGKILL)
@@ -146,13 +155,16 @@ def test_a_probe_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_machine_without_direct_io_is_measured_once(tmp_path: Path, temporary: Path, written: list[str],
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_direct_io_is_measured_once(
+    tmp_path: Path, temporary: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     refuse_direct(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     found = known_hardware()
-    assert found.direct == 0.0 and found.moving > 0 and found.disk > 0 and found.flops > 0 and found.fault > 0 and written
+    assert (
+        found.direct == 0.0 and found.moving > 0 and found.disk > 0 and found.flops > 0 and found.fault > 0 and written
+    )
     assert found.tries >= probe.ROUNDS and 0 <= found.busy <= 1 and found.when > 0
     written.clear()
     assert known_hardware() == found and not written

@@ -1,4 +1,5 @@
 """The log of a step, read: peaks, what they are made of, and a ledger that gives the same peak."""
+
 from __future__ import annotations
 
 import pytest
@@ -24,10 +25,17 @@ def test_views_and_in_place_results_count_once_and_death_is_noticed() -> None:
 
 
 def test_the_peak_says_when_and_of_what() -> None:
-    log = Log([StorageEvent(1, 100), StorageEvent(2, 50), StorageEvent(2, -50), StorageEvent(3, 30)],
-              [(1, Moment("forward", "a")), (2, Moment("backward", "a"))], {1: "parameters"})
+    log = Log(
+        [StorageEvent(1, 100), StorageEvent(2, 50), StorageEvent(2, -50), StorageEvent(3, 30)],
+        [(1, Moment("forward", "a")), (2, Moment("backward", "a"))],
+        {1: "parameters"},
+    )
     found = peak(log)
-    assert (found.bytes, found.moment, dict(found.parts)) == (150, Moment("forward", "a"), {"parameters": 100, "activations": 50})
+    assert (found.bytes, found.moment, dict(found.parts)) == (
+        150,
+        Moment("forward", "a"),
+        {"parameters": 100, "activations": 50},
+    )
 
 
 @pytest.mark.parametrize("name", ["chain", "gpt2", "u-net", "t5"])

@@ -1,4 +1,5 @@
 """The allocator's own count is the witness: at every moment of a step, what the tracker says is alive is what the allocator gave away."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -21,11 +22,26 @@ from tests.awkward import AWKWARD
 from tests.models import MODELS, job, seeded
 
 PLANS: tuple[tuple[Technique, ...], ...] = (
-    (), (Checkpoint(every=1),), (Accumulate(2), Checkpoint(groups=-1), FusedOptimizer()), (OffloadActivations(), FusedOptimizer()),
+    (),
+    (Checkpoint(every=1),),
+    (Accumulate(2), Checkpoint(groups=-1), FusedOptimizer()),
+    (OffloadActivations(), FusedOptimizer()),
     (Checkpoint(every=2), StepInBackward()),
 )
-PLAIN = ("a sparse matrix", "sparse gradients", "complex weights", "packed sequences", "tied weights", "an autograd function of its own",
-         "a result changed in place", "a list that grows", "batch norm", "an LSTM", "second derivatives", "a graph")
+PLAIN = (
+    "a sparse matrix",
+    "sparse gradients",
+    "complex weights",
+    "packed sequences",
+    "tied weights",
+    "an autograd function of its own",
+    "a result changed in place",
+    "a list that grows",
+    "batch norm",
+    "an LSTM",
+    "second derivatives",
+    "a graph",
+)
 
 
 def witnessed(made: Any, plan: tuple[Technique, ...] = ()) -> Account:
@@ -67,7 +83,11 @@ class Strange(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body, self.kept, self.given = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), torch.empty(0), torch.empty(0)
+        self.body, self.kept, self.given = (
+            nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)),
+            torch.empty(0),
+            torch.empty(0),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.kept = torch.empty(0).resize_(500, 32).fill_(1.0)
@@ -80,8 +100,12 @@ class Strange(nn.Module):
 
 
 def test_storages_that_change_their_size_and_tensors_made_of_others_are_counted() -> None:
-    found = witnessed(lambda: Job(model=Strange, data=lambda: [torch.randn(16, 32) for _ in range(3)], loss=squared, forward=called))
-    late = {place: off for place, off in found.unseen.items() if "forward" not in place}   # without an operation: seen when a phase ends
+    found = witnessed(
+        lambda: Job(model=Strange, data=lambda: [torch.randn(16, 32) for _ in range(3)], loss=squared, forward=called)
+    )
+    late = {
+        place: off for place, off in found.unseen.items() if "forward" not in place
+    }  # without an operation: seen when a phase ends
     assert not late
 
 
@@ -90,8 +114,12 @@ def test_the_witness_notices_a_tensor_that_nobody_tracked(monkeypatch: pytest.Mo
 
     def made() -> Job:
         held = torch.ones(3000)
-        return Job(model=lambda: nn.Linear(8, 8), data=lambda: [torch.randn(4, 8) for _ in range(3)], forward=called,
-                   loss=lambda output, batch: squared(output, held))
+        return Job(
+            model=lambda: nn.Linear(8, 8),
+            data=lambda: [torch.randn(4, 8) for _ in range(3)],
+            forward=called,
+            loss=lambda output, batch: squared(output, held),
+        )
 
     found = witnessed(made)
     assert len(found.unseen) == len(found.moments) and min(found.unseen.values()) >= 3000 * 4

@@ -1,4 +1,5 @@
 """Operations that keep a workspace in training and none in evaluation."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +22,10 @@ class Last(nn.Module):
 
 def test_an_lstm_is_trained_in_a_run_and_validated_there(tmp_path: Path) -> None:
     def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(seed)), torch.tensor([0, 1, 0, 1])) for seed in range(3)]
+        return [
+            (torch.randn(4, 3, 4, generator=torch.Generator().manual_seed(seed)), torch.tensor([0, 1, 0, 1]))
+            for seed in range(3)
+        ]
 
     job = Job(model=Last, data=batches, held_out=batches, steps=3, every=1)
     found = list(shoestring.train(job, (), run=tmp_path / "run"))

@@ -1,4 +1,5 @@
 """What was measured of a job is not measured again: while nothing changed that can be known, and never silently."""
+
 from __future__ import annotations
 
 import json
@@ -79,7 +80,11 @@ def test_an_answer_is_kept_for_the_same_question_about_the_same_job() -> None:
     assert again.answer({"log": 2}, Log, lambda: log(8)) == log(8)
     other = kept({"job": 2})
     assert other.answer({"log": 1}, Log, lambda: log(9)) == log(9) and not other.used
-    assert not kept(fresh=True).answers and not kept(speed=DRIFTED * 1.01).answers and not kept(speed=0.99 / DRIFTED).answers
+    assert (
+        not kept(fresh=True).answers
+        and not kept(speed=DRIFTED * 1.01).answers
+        and not kept(speed=0.99 / DRIFTED).answers
+    )
 
 
 def test_a_trial_that_is_made_twice_in_a_planning_has_two_results_and_the_next_planning_gets_both() -> None:
@@ -94,8 +99,16 @@ def test_a_trial_that_is_made_twice_in_a_planning_has_two_results_and_the_next_p
     assert results(kept()) == [5, 6]
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data.replace(b'"speed": 1', b'"speed": 2'), lambda data: b"[]",
-                                    lambda data: b"", lambda data: data.replace(b'"answers": "', b'"answers": "!')])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-9],
+        lambda data: data.replace(b'"speed": 1', b'"speed": 2'),
+        lambda data: b"[]",
+        lambda data: b"",
+        lambda data: data.replace(b'"answers": "', b'"answers": "!'),
+    ],
+)
 def test_a_damaged_file_counts_as_not_there(damage: Any) -> None:
     place = filled().place
     place.write_bytes(damage(place.read_bytes()))
@@ -126,7 +139,7 @@ def test_who_was_killed_while_writing_leaves_nothing_in_the_way() -> None:
 def write_often(number: int) -> None:
     for size in range(20):
         one = opened({"job": 1}, 1.0, fresh=True)
-        one.answer({"log": 1}, Log, lambda size=size: log(100 * number + size))   # type: ignore[misc]
+        one.answer({"log": 1}, Log, lambda size=size: log(100 * number + size))  # type: ignore[misc]
         one.save()
 
 
@@ -145,7 +158,9 @@ def test_two_that_plan_at_once_leave_a_whole_file() -> None:
 def test_a_module_of_the_users_that_changed_makes_what_was_measured_with_it_void(file: Path) -> None:
     loaded_job(str(file), {})
     mine = file.parent / "layers_of_mine.py"
-    assert str(mine) in own_modules() and not any("site-packages" in one or "shoestring/core" in one for one in own_modules())
+    assert str(mine) in own_modules() and not any(
+        "site-packages" in one or "shoestring/core" in one for one in own_modules()
+    )
     filled()
     assert kept().answers
     mine.write_text(LAYERS.replace("Tanh", "ReLU"))
@@ -154,7 +169,9 @@ def test_a_module_of_the_users_that_changed_makes_what_was_measured_with_it_void
     assert not kept().answers
 
 
-def test_a_job_is_known_by_its_source_flags_files_batches_software_and_machine(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_known_by_its_source_flags_files_batches_software_and_machine(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = file.parent / "text.txt"
     data.write_text("one")
 
@@ -179,18 +196,25 @@ def test_a_job_is_known_by_its_source_flags_files_batches_software_and_machine(f
     assert len(found) == 10, "each of these may change what is measured"
 
 
-def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told: list[str] = []
     first = api.plan(file, tell=told.append)
     assert not first.measured and "measured earlier" not in plan_text(first.as_json(), {})
-    assert told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"] and "measuring a real step" in told
+    assert (
+        told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"]
+        and "measuring a real step" in told
+    )
     real = job_planning.run_worker
     monkeypatch.setattr(job_planning, "run_worker", lambda *given: never())
     quiet: list[str] = []
     again = api.plan(file, tell=quiet.append)
     assert again.chosen == first.chosen and again.plain == first.plain and again.measured > 0
     assert not quiet, "nothing takes time"
-    assert "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
+    assert (
+        "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
+    )
     assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured
     monkeypatch.setattr(job_planning, "run_worker", real)
     with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
@@ -198,7 +222,9 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(file: Pat
     assert not api.plan(file, fresh=True).measured
 
 
-def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[Any] = []
     real = job_planning.run_worker
 

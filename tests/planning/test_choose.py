@@ -1,4 +1,5 @@
 """The chooser knows nothing of training: a room from outside (boxes of books to be made smaller) uses it as it is."""
+
 from __future__ import annotations
 
 import subprocess
@@ -17,14 +18,14 @@ from shoestring.core.technique import Technique, applied
 from shoestring.planning.choose import Chooser, asked_for, candidates
 from shoestring.planning.room import Candidate, Room
 
-Books = tuple[str, ...]   # the subject: titles
+Books = tuple[str, ...]  # the subject: titles
 
 
 @dataclass(frozen=True)
 class Bulk:
     """What a box of books costs."""
 
-    size: float        # bytes
+    size: float  # bytes
     damage: float = 0.0
 
     def numbers(self) -> Mapping[str, float]:
@@ -73,7 +74,10 @@ class Shelf(Room[Technique[Books, Bulk], Bulk, Box]):
     subject = "these books"
 
     def __init__(self, off: float = 1.0, breaks: tuple[str, ...] = ()) -> None:
-        self.off, self.breaks = off, breaks   # how much larger boxes are than by arithmetic; techniques that fail when they are tried
+        self.off, self.breaks = (
+            off,
+            breaks,
+        )  # how much larger boxes are than by arithmetic; techniques that fail when they are tried
         self.tried: list[str] = []
 
     def confirmed(self, one: Box) -> Box:
@@ -107,7 +111,9 @@ def test_what_is_not_exact_enough_is_refused_with_the_reason() -> None:
 def test_a_finalist_that_turns_out_larger_is_passed_over_and_told() -> None:
     found = Chooser(Shelf(off=1.3), Bulk(1000)).choice(Budget(size=300), ALL)
     assert found.chosen.techniques == (Shrink(4), Drop())
-    assert ("Shrink(by=2) + Drop()", "needs 325 B when tried, 25 B too much") in [(str(one), why) for one, why in found.runners_up]
+    assert ("Shrink(by=2) + Drop()", "needs 325 B when tried, 25 B too much") in [
+        (str(one), why) for one, why in found.runners_up
+    ]
 
 
 def test_one_failing_candidate_does_not_end_it_and_its_family_is_not_tried_again() -> None:
@@ -118,14 +124,22 @@ def test_one_failing_candidate_does_not_end_it_and_its_family_is_not_tried_again
 
 
 def test_where_nothing_fits_the_least_demanding_is_told() -> None:
-    with pytest.raises(OverBudget, match=r"nothing fits 50 B: 8 combinations were tried and the least that works is 62 B, "
-                                         r"with Shrink\(by=8\) \+ Drop\(\) \(changed, damage 900 %\)"):
+    with pytest.raises(
+        OverBudget,
+        match=r"nothing fits 50 B: 8 combinations were tried and the least that works is 62 B, "
+        r"with Shrink\(by=8\) \+ Drop\(\) \(changed, damage 900 %\)",
+    ):
         Chooser(Shelf(), Bulk(1000)).choice(Budget(size=50), ALL)
 
 
 def test_what_was_chosen_earlier_stays_unless_it_is_worse_by_more_than_noise() -> None:
-    assert Chooser(Shelf(), Bulk(1000, damage=100)).choice(Budget(size=300), ALL, earlier=(Shrink(4),)).chosen.techniques == (Shrink(4),)
-    assert Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), ALL, earlier=(Shrink(4),)).chosen.techniques == (Shrink(2), Drop())
+    assert Chooser(Shelf(), Bulk(1000, damage=100)).choice(
+        Budget(size=300), ALL, earlier=(Shrink(4),)
+    ).chosen.techniques == (Shrink(4),)
+    assert Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), ALL, earlier=(Shrink(4),)).chosen.techniques == (
+        Shrink(2),
+        Drop(),
+    )
 
 
 class Tidy(Drop):
@@ -142,12 +156,15 @@ class Airy(Shelf):
         self.damage = damage
 
     def confirmed(self, one: Box) -> Box:
-        return replace(one, known={"size_bytes": 260.0, "damage": self.damage})   # larger than the books were
+        return replace(one, known={"size_bytes": 260.0, "damage": self.damage})  # larger than the books were
 
 
 def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_that_is_smaller() -> None:
     books = Bulk(250, damage=100)
-    for damage, chosen, lost in ((99.0, "plain", ["no better than plain by more than noise (2%), and larger"]), (97.0, "Tidy()", [])):
+    for damage, chosen, lost in (
+        (99.0, "plain", ["no better than plain by more than noise (2%), and larger"]),
+        (97.0, "Tidy()", []),
+    ):
         found = Chooser(Airy(damage), books).choice(Budget(size=300), ALL, known=(asked_for((), books),))
         assert str(found.chosen) == chosen
         assert [why for one, why in found.runners_up if one.techniques] == lost

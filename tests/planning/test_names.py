@@ -1,4 +1,5 @@
 """What is read off the catalogue's source is what the catalogue has, and a mistake gets the same words either way."""
+
 from __future__ import annotations
 
 from dataclasses import fields
@@ -14,7 +15,7 @@ from tests.training.test_promises import ledger
 
 def test_names_and_knobs_are_those_of_the_catalogue() -> None:
     found = {name: knobs_of(name, file) for name, file in technique_files().items()}
-    assert found == {kind.__name__: [field.name for field in fields(kind)] for kind in CATALOGUE}   # type: ignore[arg-type]
+    assert found == {kind.__name__: [field.name for field in fields(kind)] for kind in CATALOGUE}  # type: ignore[arg-type]
 
 
 def test_every_technique_worth_trying_can_be_written() -> None:
@@ -23,8 +24,21 @@ def test_every_technique_worth_trying_can_be_written() -> None:
             check_written(text(one))
 
 
-@pytest.mark.parametrize("written", ["Checkpont(every=2)", "Checkpoint(evry=2)", "FusedOptimizer(fast=True)", "Checkpoint(every=2", "Checkpoint(2)",
-                                     "Checkpoint(every=two)", "", "3", "Checkpoint().cost", "nothing"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Checkpont(every=2)",
+        "Checkpoint(evry=2)",
+        "FusedOptimizer(fast=True)",
+        "Checkpoint(every=2",
+        "Checkpoint(2)",
+        "Checkpoint(every=two)",
+        "",
+        "3",
+        "Checkpoint().cost",
+        "nothing",
+    ],
+)
 def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: str) -> None:
     said = []
     for check in (check_written, lambda written: parsed(written, CATALOGUE)):

@@ -1,4 +1,5 @@
 """Epsilon is dp-accounting's, for the same events."""
+
 from __future__ import annotations
 
 import sys
@@ -19,7 +20,9 @@ def direct(*events: tuple[float, float, int], delta: float) -> float:
     """What dp-accounting itself says."""
     accountant = pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for multiplier, rate, rounds in events:
-        accountant.compose(dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), rounds))
+        accountant.compose(
+            dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(multiplier)), rounds)
+        )
     return float(accountant.get_epsilon(delta))
 
 
@@ -74,13 +77,19 @@ def test_rounding_up_never_goes_down(number: float) -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    for wrong in ((0.0, 0.1, 1, 1e-6), (1.0, 0.0, 1, 1e-6), (1.0, 1.5, 1, 1e-6), (1.0, 0.1, 1, 0.0), (1.0, 0.1, 1, 1.0)):
+    for wrong in (
+        (0.0, 0.1, 1, 1e-6),
+        (1.0, 0.0, 1, 1e-6),
+        (1.0, 1.5, 1, 1e-6),
+        (1.0, 0.1, 1, 0.0),
+        (1.0, 0.1, 1, 1.0),
+    ):
         with pytest.raises(Mistake):
             epsilon_of(*wrong)
     with pytest.raises(Mistake, match="epsilon"):
         noise_for(0.0, 0.1, 1, 1e-6)
     with pytest.raises(Mistake, match="larger epsilon"):
-        noise_for(1e-3, 1.0, 10 ** 6, 1e-9)
+        noise_for(1e-3, 1.0, 10**6, 1e-9)
     assert spent((), 1e-6) == 0.0
 
 

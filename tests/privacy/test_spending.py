@@ -1,4 +1,5 @@
 """The privacy ledger never forgets what was spent, whatever becomes of its file, and adds up over runs."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -17,7 +18,7 @@ from shoestring.privacy.spending import NAME, WIDTH, ReleasedRound, Spending, li
 
 pytest.importorskip("dp_accounting")
 WEAK = ReleasedRound("a" * 16, 0, "0" * 16, 8.0, 0.1, 1e-5)
-STRONG = replace(WEAK, multiplier=4.0)   # it spends more
+STRONG = replace(WEAK, multiplier=4.0)  # it spends more
 
 
 def ledger(folder: Path, *entries: ReleasedRound) -> Path:
@@ -55,7 +56,7 @@ def test_a_round_played_again_counts_again(tmp_path: Path) -> None:
 
 
 def test_a_round_that_would_exceed_the_budget_is_known_before_it_is_played(tmp_path: Path) -> None:
-    budget = epsilon_of(8.0, 0.1, 3, 1e-5)   # exactly three rounds, which the quick grid alone would say are too many
+    budget = epsilon_of(8.0, 0.1, 3, 1e-5)  # exactly three rounds, which the quick grid alone would say are too many
     spending = opened(tmp_path)
     assert not spending.would_exceed(WEAK, budget, rounds=3) and spending.would_exceed(WEAK, budget, rounds=4)
     for one in rounds(3):
@@ -67,6 +68,7 @@ def test_a_round_that_would_exceed_the_budget_is_known_before_it_is_played(tmp_p
 
 
 # A population
+
 
 def test_several_runs_add_up_and_each_knows_its_own(tmp_path: Path) -> None:
     ledger(tmp_path, *rounds(3))
@@ -80,7 +82,7 @@ def test_several_runs_add_up_and_each_knows_its_own(tmp_path: Path) -> None:
 
 def test_all_runs_together_keep_within_what_the_population_may_spend(tmp_path: Path) -> None:
     limit = epsilon_of(8.0, 0.1, 5, 1e-5)
-    ledger(tmp_path, replace(WEAK, limit=limit), *rounds(2, start=1))   # it is stated once
+    ledger(tmp_path, replace(WEAK, limit=limit), *rounds(2, start=1))  # it is stated once
     other, mine = Spending(tmp_path / NAME, "b" * 16), replace(WEAK, run="b" * 16)
     assert other.limit == limit
     assert other.would_exceed(mine, inf, rounds=3) and not other.would_exceed(mine, inf, rounds=2)
@@ -125,11 +127,15 @@ def test_secret_noise_and_that_of_a_seed_are_not_added_up(tmp_path: Path) -> Non
         opened(tmp_path / "tests").spend(WEAK)
 
 
-def test_a_ledger_of_the_version_before_whose_noise_followed_from_the_jobs_seed_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_ledger_of_the_version_before_whose_noise_followed_from_the_jobs_seed_is_not_gone_on_with(
+    tmp_path: Path,
+) -> None:
     import json
     from binascii import crc32
 
-    head = json.dumps({"round": 0, "digest": "a" * 32, "multiplier": 8.0, "rate": 0.1, "delta": 1e-5}, separators=(",", ":")).encode()[:-1]
+    head = json.dumps(
+        {"round": 0, "digest": "a" * 32, "multiplier": 8.0, "rate": 0.1, "delta": 1e-5}, separators=(",", ":")
+    ).encode()[:-1]
     head += b" " * (WIDTH - len(head) - 19)
     (tmp_path / NAME).write_bytes(head + b',"crc":"%08x"}\n' % crc32(head))
     found = opened(tmp_path)
@@ -140,6 +146,7 @@ def test_a_ledger_of_the_version_before_whose_noise_followed_from_the_jobs_seed_
 
 # Damage
 
+
 def test_cut_off_anywhere_it_is_never_less_than_the_truth(tmp_path: Path) -> None:
     """The truth is that of the rounds that the run is known to have done; of the last line, that it was written at all."""
     whole = ledger(tmp_path, *rounds(2), *rounds(2, STRONG, 2)).read_bytes()
@@ -149,7 +156,7 @@ def test_cut_off_anywhere_it_is_never_less_than_the_truth(tmp_path: Path) -> Non
     for length in range(len(whole)):
         (tmp_path / NAME).write_bytes(whole[:length])
         assert opened(tmp_path).epsilon() >= before[length // WIDTH], length
-        if length > 3 * WIDTH or length < WIDTH:   # a kind of which no line is left can't be known
+        if length > 3 * WIDTH or length < WIDTH:  # a kind of which no line is left can't be known
             assert opened(tmp_path, done=4).epsilon() >= truth, length
 
 
@@ -167,7 +174,7 @@ def test_with_any_bit_flipped_it_is_never_less_than_the_truth(tmp_path: Path) ->
 def test_a_line_that_was_cut_out_is_counted(tmp_path: Path) -> None:
     whole = ledger(tmp_path, *rounds(4)).read_bytes()
     for cut in range(3):
-        (tmp_path / NAME).write_bytes(whole[:cut * WIDTH] + whole[(cut + 1) * WIDTH:])
+        (tmp_path / NAME).write_bytes(whole[: cut * WIDTH] + whole[(cut + 1) * WIDTH :])
         found = opened(tmp_path)
         assert found.damaged == 1 and found.epsilon() == epsilon_of(8.0, 0.1, 4, 1e-5, QUICK), cut
         assert found.spend(replace(WEAK, round=4)) and found.damaged == 1, "and stays so"
@@ -188,14 +195,14 @@ def test_after_a_torn_line_the_next_one_is_whole_and_the_torn_one_counts(tmp_pat
         folder = tmp_path / str(left)
         folder.mkdir()
         path = ledger(folder, *rounds(3))
-        path.write_bytes(path.read_bytes()[:2 * WIDTH + left])
+        path.write_bytes(path.read_bytes()[: 2 * WIDTH + left])
         spending = opened(folder)
         assert spending.spend(replace(WEAK, round=2))
         again = opened(folder)
         assert len(path.read_bytes()) == 4 * WIDTH and again.damaged == 1
         assert again.epsilon() == spending.epsilon() == epsilon_of(8.0, 0.1, 4, 1e-5, QUICK)
     path = ledger(tmp_path, *rounds(3))
-    path.write_bytes(path.read_bytes()[:-1])   # a line that lacks only its end is made whole
+    path.write_bytes(path.read_bytes()[:-1])  # a line that lacks only its end is made whole
     assert opened(tmp_path).spend(replace(WEAK, round=3))
     assert not opened(tmp_path).damaged and opened(tmp_path).epsilon() == epsilon_of(8.0, 0.1, 4, 1e-5, QUICK)
 
@@ -207,9 +214,22 @@ def test_a_ledger_of_which_nothing_is_left_has_spent_everything(tmp_path: Path) 
     assert found.epsilon() == inf and found.would_exceed(WEAK, 1e6)
 
 
-@pytest.mark.parametrize("nonsense", [{"line": 10**15}, {"limit": inf}, {"limit": -1.0}, {"multiplier": "8"}, {"multiplier": 1e-9},
-                                      {"rate": 2.0},
-                                      {"round": "first"}, {"seeded": 1}, {"delta": 0.0}, {"other": 3}, {"run": 7}])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"line": 10**15},
+        {"limit": inf},
+        {"limit": -1.0},
+        {"multiplier": "8"},
+        {"multiplier": 1e-9},
+        {"rate": 2.0},
+        {"round": "first"},
+        {"seeded": 1},
+        {"delta": 0.0},
+        {"other": 3},
+        {"run": 7},
+    ],
+)
 def test_resealed_nonsense_counts_as_a_lost_line_and_never_as_less(tmp_path: Path, nonsense: dict[str, object]) -> None:
     import json
     from binascii import crc32
@@ -239,13 +259,17 @@ def test_a_pipe_in_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> None
 
 def test_what_spend_returned_from_is_there_after_a_kill(tmp_path: Path) -> None:
     """The process ends without closing or flushing anything, right after it was told that the round is noted."""
-    program = (f"import os\nfrom pathlib import Path\nfrom shoestring.privacy.spending import *\n"
-               f"spending = Spending(Path({str(tmp_path / NAME)!r}))\nfor number in range(2):\n"
-               f"    spending.spend(Entry('a' * 16, number, '0' * 16, 8.0, 0.1, 1e-5))\nos.kill(os.getpid(), 9)")
+    program = (
+        f"import os\nfrom pathlib import Path\nfrom shoestring.privacy.spending import *\n"
+        f"spending = Spending(Path({str(tmp_path / NAME)!r}))\nfor number in range(2):\n"
+        f"    spending.spend(Entry('a' * 16, number, '0' * 16, 8.0, 0.1, 1e-5))\nos.kill(os.getpid(), 9)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == -9
     assert opened(tmp_path).epsilon() == epsilon_of(8.0, 0.1, 2, 1e-5, QUICK)
 
 
 def test_the_longest_entry_fits_on_a_line() -> None:
-    longest = ReleasedRound("a" * 16, 10**9, "b" * 16, 123500.0, 0.12345678901234568, 1.2345678901234567e-10, 12.345678901234567, False)
+    longest = ReleasedRound(
+        "a" * 16, 10**9, "b" * 16, 123500.0, 0.12345678901234568, 1.2345678901234567e-10, 12.345678901234567, False
+    )
     assert len(line_of(10**9, longest)) == WIDTH

@@ -1,4 +1,5 @@
 """What a job says is shown once while it is planned, and is never in the way of a result."""
+
 from __future__ import annotations
 
 import json
@@ -57,8 +58,12 @@ def test_what_was_kept_silent_is_shown_after_an_error(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_a_job_that_talks_is_heard_once_and_json_stays_json(command: str, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    done = subprocess.run([sys.executable, "-m", "shoestring", command, "job.py", "--use", "Checkpoint(every=1)", "--json"],
-                          capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "shoestring", command, "job.py", "--use", "Checkpoint(every=1)", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)
     for line in ("the file says this", "making the model", "loading: 100 %", "UserWarning: this model is old"):
@@ -66,13 +71,15 @@ def test_a_job_that_talks_is_heard_once_and_json_stays_json(command: str, tmp_pa
 
 
 def test_a_worker_that_fails_shows_what_it_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "job.py").write_text(JOB.replace('warnings.warn("this model is old")', "import os; sys.stdout.flush(); os._exit(3)"))
+    (tmp_path / "job.py").write_text(
+        JOB.replace('warnings.warn("this model is old")', "import os; sys.stdout.flush(); os._exit(3)")
+    )
     with pytest.raises(Crashed, match="exit code 3"):
         run_worker(AnchorTask(file=str(tmp_path / "job.py"), variants={"": ()}), {})
     assert "making the model" in capsys.readouterr().err
-    (tmp_path / "job.py").write_text(JOB.replace('warnings.warn("this model is old")', 'raise ValueError("no such layer")'))
+    (tmp_path / "job.py").write_text(
+        JOB.replace('warnings.warn("this model is old")', 'raise ValueError("no such layer")')
+    )
     with pytest.raises(Mistake, match="no such layer"):
         run_worker(AnchorTask(file=str(tmp_path / "job.py"), variants={"": ()}), {})
     assert not capsys.readouterr().err
-
-

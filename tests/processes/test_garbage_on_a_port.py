@@ -1,4 +1,5 @@
 """Bytes that somebody else sends to the port of a group: the group goes on, and the terminal shows nothing of torch's insides."""
+
 from __future__ import annotations
 
 import os
@@ -35,8 +36,10 @@ print(store.get("key"))
 """
 
 
-@pytest.mark.slow   # a cold interpreter: torch reads how much it logs when it is imported
+@pytest.mark.slow  # a cold interpreter: torch reads how much it logs when it is imported
 def test_garbage_on_the_port_of_a_group_is_not_shown_and_the_group_goes_on() -> None:
     variables = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, encoding="utf-8", env=variables, timeout=HUNG)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], capture_output=True, encoding="utf-8", env=variables, timeout=HUNG
+    )
     assert done.returncode == 0 and done.stdout.endswith("b'value'\n") and done.stderr == "", done.stderr

@@ -1,4 +1,5 @@
 """Groups of workers, as they are killed, suspended, mistaken and alone: they go on, or say once why they can't."""
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,10 @@ from tests.tasks import train_task
 from tests.waiting import HUNG, PASS_GATE, Gates, free_port, until, until_gone
 
 STEPS = 24
-ENDLESS = 1_000_000   # steps: more than are ever done
-JOB = PASS_GATE + """
+ENDLESS = 1_000_000  # steps: more than are ever done
+JOB = (
+    PASS_GATE
+    + """
 import itertools, os, signal
 import torch
 from torch import nn
@@ -65,8 +68,16 @@ def job(steps: int = 24, hold: str = "", fault: str = "") -> Job:
         import nothing_of_that_name
     return Job(model=lambda: Net(fault), data=lambda: data(hold), steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {"linear": False, "warmup": 0}}], "peak_bytes": 1 << 20,
-                   "process_bytes": 1 << 29, "step_seconds": 0.01, "exact": True}}
+)
+PLAN = {
+    "chosen": {
+        "techniques": [{"name": "DataParallel", "knobs": {"linear": False, "warmup": 0}}],
+        "peak_bytes": 1 << 20,
+        "process_bytes": 1 << 29,
+        "step_seconds": 0.01,
+        "exact": True,
+    }
+}
 
 
 @pytest.fixture
@@ -79,23 +90,28 @@ def place(tmp_path: Path) -> Path:
 def task(place: Path, run: str = "run", every: int = 3, **flags: Any) -> TrainTask:
     folder = place / run
     folder.mkdir(exist_ok=True)
-    return train_task(place / "small.py", STEPS, PLAN["chosen"]["techniques"], folder, {"steps": every, "keep": 2}, flags)   # type: ignore[arg-type]
+    return train_task(
+        place / "small.py", STEPS, PLAN["chosen"]["techniques"], folder, {"steps": every, "keep": 2}, flags
+    )  # type: ignore[arg-type]
 
 
 def members(launcher: int) -> dict[int, int]:
     """The workers of a launcher: their pids by rank."""
     parents, names = {}, {}
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):   # it is gone
+        with suppress(OSError):  # it is gone
             parents[int(process.name)] = int((process / "stat").read_text().rsplit(")", 1)[1].split()[1])
             names[int(process.name)] = (process / "comm").read_text().split()
 
-    def ancestors(pid: int) -> Iterator[int]:   # a server that a warm Python made stands between them
+    def ancestors(pid: int) -> Iterator[int]:  # a server that a warm Python made stands between them
         while pid := parents.get(pid, 0):
             yield pid
 
-    return {int(name[1]): pid for pid, name in names.items()
-            if name[0] == "shoestring" and len(name) == 2 and launcher in ancestors(pid)}
+    return {
+        int(name[1]): pid
+        for pid, name in names.items()
+        if name[0] == "shoestring" and len(name) == 2 and launcher in ancestors(pid)
+    }
 
 
 def at_step(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
@@ -112,12 +128,18 @@ def at_step(step: int, act: Callable[[], object]) -> Callable[[Event], None]:
 def test_each_worker_in_turn_is_killed_and_the_group_goes_on_with_the_same_bits(place: Path) -> None:
     # Right after a save, and the group waits before the next one: whoever is killed has steps to do again.
     with Gates(place, 10, 16, 22) as gates:
+
         def kill(rank: int, gate: int) -> None:
             os.kill(members(os.getpid())[rank], signal.SIGKILL)
             gates.open(gate)
 
         killed = [at_step(step, partial(kill, rank, step + 3)) for rank, step in enumerate((7, 13, 19))]
-        result = run_group(task(place, every=6, hold=str(place)), {}, lambda event: [look(event) for look in killed] and None, devices=3)
+        result = run_group(
+            task(place, every=6, hold=str(place)),
+            {},
+            lambda event: [look(event) for look in killed] and None,
+            devices=3,
+        )
     assert result.steps == STEPS and result.world == 3 and result.restarts == 3
     events = records(place / "run")
     deaths = [event for event in events if event["event"] == "died"]
@@ -154,6 +176,7 @@ class LifeClock:
 
 def suspended_at(step: int, rank: int, clock: LifeClock) -> Callable[[Event], None]:
     """Suspend a worker once, when a step is done; the clock runs until it is missed."""
+
     def suspend() -> None:
         os.kill(members(os.getpid())[rank], signal.SIGSTOP)
         clock.runs = True
@@ -183,12 +206,16 @@ def test_a_suspended_worker_is_missed_named_and_replaced(place: Path, monkeypatc
     assert result.restarts == 1 and result.steps == STEPS and not members(os.getpid())
 
 
-@pytest.mark.parametrize(("fault", "kind", "said"), [
-    ("import", Mistake, "worker 1 of 2: .*nothing_of_that_name"),
-    ("memory", OutOfMemory, "worker 1 of 2: memory ran out"),
-])
-def test_what_would_come_again_ends_the_group_at_once(fault: str, kind: type[Exception], said: str, place: Path,
-                                                      capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("fault", "kind", "said"),
+    [
+        ("import", Mistake, "worker 1 of 2: .*nothing_of_that_name"),
+        ("memory", OutOfMemory, "worker 1 of 2: memory ran out"),
+    ],
+)
+def test_what_would_come_again_ends_the_group_at_once(
+    fault: str, kind: type[Exception], said: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(kind, match=said):
         run_group(task(place, fault=fault), {}, devices=2)
     events = [event["event"] for event in records(place / "run")]
@@ -197,18 +224,34 @@ def test_what_would_come_again_ends_the_group_at_once(fault: str, kind: type[Exc
 
 
 def test_a_worker_that_dies_again_and_again_is_given_up(place: Path) -> None:
-    with pytest.raises(Crashed, match=r"worker 1 died \(SIGSEGV\), and in 3 tries no new step was done after step 2: a native library "
-                                      r"crashed; there is no checkpoint yet"):
+    with pytest.raises(
+        Crashed,
+        match=r"worker 1 died \(SIGSEGV\), and in 3 tries no new step was done after step 2: a native library "
+        r"crashed; there is no checkpoint yet",
+    ):
         run_group(task(place, fault="dies"), {}, devices=2)
     assert [event["event"] for event in records(place / "run")].count("died") == 3
 
 
 def shoestring(place: Path, *words: object) -> list[str]:
-    return [sys.executable, "-m", "shoestring", "train", "small.py", "--plan", "saved.json", "--run", "a", *map(str, words)]
+    return [
+        sys.executable,
+        "-m",
+        "shoestring",
+        "train",
+        "small.py",
+        "--plan",
+        "saved.json",
+        "--run",
+        "a",
+        *map(str, words),
+    ]
 
 
 def begun(place: Path, *words: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(shoestring(place, *words), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        shoestring(place, *words), cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def steps_done(run: Path) -> int:
@@ -217,7 +260,9 @@ def steps_done(run: Path) -> int:
 
 
 def test_a_mistake_in_the_job_is_told_once(place: Path) -> None:
-    done = subprocess.run(shoestring(place, "--devices", 2, "--fault", "wrong"), cwd=place, capture_output=True, text=True, timeout=HUNG)
+    done = subprocess.run(
+        shoestring(place, "--devices", 2, "--fault", "wrong"), cwd=place, capture_output=True, text=True, timeout=HUNG
+    )
     assert done.returncode == 2 and done.stderr.count("no such thing") == 1, done.stderr
     assert "small.py line" in done.stderr and "Traceback" not in done.stderr and "died" not in done.stderr
     assert [event["event"] for event in records(place / "a")].count("failed") == 1
@@ -238,7 +283,11 @@ def test_workers_end_with_their_launcher_and_ctrl_c_saves(place: Path) -> None:
 
     with Gates(place, 13) as gates:
         second = begun(place, *words)
-        until(lambda: steps_done(place / "a") >= 10 and sum(event["event"] == "begun" for event in records(place / "a")) == 2)
+        until(
+            lambda: (
+                steps_done(place / "a") >= 10 and sum(event["event"] == "begun" for event in records(place / "a")) == 2
+            )
+        )
         second.send_signal(signal.SIGINT)
         gates.open(13)
         _, said = second.communicate(timeout=HUNG)
@@ -256,17 +305,19 @@ def test_a_machine_that_is_lost_is_gone_on_without_and_may_come_back(place: Path
     until(lambda: steps_done(place / "a") >= 6)
     second.kill()
     second.communicate()
-    until(lambda: worlds(place / "a") == [2, 1])   # who comes back before that is waited for
+    until(lambda: worlds(place / "a") == [2, 1])  # who comes back before that is waited for
     third = begun(place, "--nodes", f"{at},1/2", *words)
     until(lambda: worlds(place / "a") == [2, 1, 2])
     formed = steps_done(place / "a")
     until(lambda: steps_done(place / "a") > formed)
-    third.send_signal(signal.SIGINT)   # who does not lead asks who does
+    third.send_signal(signal.SIGINT)  # who does not lead asks who does
     for launcher in (first, third):
         _, said = launcher.communicate(timeout=HUNG)
         assert launcher.returncode == 130 and "Traceback" not in said, said
     events = records(place / "a")
-    assert events[-1]["event"] == "stopped" and [event["world"] for event in events if event["event"] == "re-formed"] == [1, 2]
+    assert events[-1]["event"] == "stopped" and [
+        event["world"] for event in events if event["event"] == "re-formed"
+    ] == [1, 2]
     assert sum("node 1 of 2 is gone" in event.get("text", "") for event in events) == 1
     assert [event["step"] for event in steps_in(events)] == list(range(1, events[-1]["step"] + 1))
 
@@ -284,17 +335,29 @@ def test_a_machine_with_another_job_is_refused_on_both(place: Path) -> None:
     second = begun(place, "--nodes", f"{at},1/2")
     for launcher in (second, first):
         _, said = launcher.communicate(timeout=HUNG)
-        assert launcher.returncode == 2 and "the job file small.py is not the one" in said and "node 1 of 2" in said, said
+        assert launcher.returncode == 2 and "the job file small.py is not the one" in said and "node 1 of 2" in said, (
+            said
+        )
         assert "Traceback" not in said
 
 
 @pytest.mark.slow
 def test_inside_torchrun_every_process_is_a_worker(place: Path) -> None:
-    words = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), "-m", "--",
-             *shoestring(place, "--json")[2:]]
+    words = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+        "-m",
+        "--",
+        *shoestring(place, "--json")[2:],
+    ]
     done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=HUNG)
     assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)   # one of them prints
+    report = json.loads(done.stdout)  # one of them prints
     assert report["world"] == 2 and report["steps"] == STEPS
 
 
@@ -304,7 +367,10 @@ def test_a_port_in_use_and_a_machine_that_does_not_come_are_named() -> None:
         with pytest.raises(Mistake, match=f"port {port} is in use here.*take another one"):
             Rendezvous(Nodes("127.0.0.1", port, 0, 2))
     missing = r"node 1 of 3 did not come to 127.0.0.1:\d+ within 200 ms: give the same command there"
-    with pytest.raises(Mistake, match=missing), Rendezvous(Nodes("127.0.0.1", free_port(), 0, 3), come=0.2) as rendezvous:
+    with (
+        pytest.raises(Mistake, match=missing),
+        Rendezvous(Nodes("127.0.0.1", free_port(), 0, 3), come=0.2) as rendezvous,
+    ):
         rendezvous.next_rendezvous()
     with pytest.raises(Mistake, match=r"node 0 of 2 could not be reached at 127\.0\.0\.1:"):
         Rendezvous(Nodes("127.0.0.1", free_port(), 1, 2), come=0.2)
@@ -319,10 +385,14 @@ def test_a_worker_that_does_not_join_is_named() -> None:
 
 
 def test_losing_another_worker_is_nobodys_mistake() -> None:
-    assert says_peer_lost(RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31882"))
+    assert says_peer_lost(
+        RuntimeError("[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31882")
+    )
     try:
         try:
-            raise RuntimeError("[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete")
+            raise RuntimeError(
+                "[/x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 4000ms for recv operation to complete"
+            )
         except RuntimeError as error:
             raise ValueError("wrapped by somebody") from error
     except ValueError as error:
@@ -333,22 +403,35 @@ def test_losing_another_worker_is_nobodys_mistake() -> None:
 def test_the_machines_are_read_from_what_the_user_or_a_scheduler_says() -> None:
     assert parsed_nodes("a.b:29400,1/2") == Nodes("a.b", 29400, 1, 2)
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "7", "LOCAL_RANK": "1"}
-    assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes("h", 7, 1, 4, torchrun=True, device=1)
-    slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09],b", "SLURM_JOB_ID": "20003", "SLURM_LOCALID": "0"}
+    assert surrounding_nodes(torchrun | {"TORCHELASTIC_USE_AGENT_STORE": "True"}) == Nodes(
+        "h", 7, 1, 4, torchrun=True, device=1
+    )
+    slurm = {
+        "SLURM_PROCID": "2",
+        "SLURM_NTASKS": "4",
+        "SLURM_JOB_NODELIST": "gpu[07-09],b",
+        "SLURM_JOB_ID": "20003",
+        "SLURM_LOCALID": "0",
+    }
     assert surrounding_nodes(slurm) == Nodes("gpu07", 20003, 2, 4, device=0)
-    assert surrounding_nodes({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}) is None   # a script of one process
+    assert (
+        surrounding_nodes({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1"}) is None
+    )  # a script of one process
     assert surrounding_nodes({}) is None
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--devices", "0"], "training needs at least one"),
-    (["--patience", "soon"], "'soon' is not a time"),
-    (["--patience", "1s"], "take 2s or more"),
-    (["--restarts", "-1"], "take 0 to end at the first death"),
-    (["--nodes", "10.0.0.1,0/2"], "write host:port,rank/of"),
-    (["--nodes", "10.0.0.1:29400,2/2"], "there is no machine 2 of 2"),
-    (["--nodes", "10.0.0.1:99999,0/2"], "99999 is no port"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--devices", "0"], "training needs at least one"),
+        (["--patience", "soon"], "'soon' is not a time"),
+        (["--patience", "1s"], "take 2s or more"),
+        (["--restarts", "-1"], "take 0 to end at the first death"),
+        (["--nodes", "10.0.0.1,0/2"], "write host:port,rank/of"),
+        (["--nodes", "10.0.0.1:29400,2/2"], "there is no machine 2 of 2"),
+        (["--nodes", "10.0.0.1:99999,0/2"], "99999 is no port"),
+    ],
+)
 def test_a_mistake_about_groups_is_told_before_anything_is_written(words: list[str], said: str, place: Path) -> None:
     before = sorted(place.iterdir())
     done = subprocess.run(shoestring(place, *words), cwd=place, capture_output=True, text=True, timeout=HUNG)

@@ -3,6 +3,7 @@
 The job draws (dropout, data from the global generator) and has statistics and moments, so that all that a checkpoint holds is in play. The
 worker kills itself, because only it knows the moment; a file that it makes just before says when that was, and that it was once.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,7 +18,9 @@ from tests.waiting import UNTIL_EXISTS
 pytestmark = pytest.mark.slow
 
 STEPS, EVERY = 12, 4
-JOB = UNTIL_EXISTS + """
+JOB = (
+    UNTIL_EXISTS
+    + """
 import signal
 from collections import Counter
 import torch
@@ -84,7 +87,8 @@ def job(rank: int = -1, moment: str = "", saved: str = "") -> Job:
     doomed = os.environ.get("RANK") == str(rank)   # there is none where it is planned
     return Job(model=lambda: watched(at, Net(at)) if doomed else Net(None), data=data, steps=12)
 """
-MOMENTS = {   # as the worker says them, and the step that the group then goes on from
+)
+MOMENTS = {  # as the worker says them, and the step that the group then goes on from
     "backward of step 1": 0,
     "backward of step 6": 4,
     "state asked for after step 8": 4,
@@ -93,9 +97,15 @@ MOMENTS = {   # as the worker says them, and the step that the group then goes o
     "synced checkpoints with step-00000008": 8,
 }
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = MOMENTS
-MATRIX = [(use, rank, moment) for use, saving in (("DataParallel()", ASKED), ("Shard(stage=3)", GATHERED)) for rank in range(3)
-          for moment in (FIRST, MIDDLE, saving, *((WRITTEN, RENAMED) if rank == 0 else ()))]   # the first worker writes
-MATRIX += [(use, 1, MIDDLE) for use in ("CompressGradients(kind='int8')", "CompressGradients(kind='topk')")]   # what each keeps back
+MATRIX = [
+    (use, rank, moment)
+    for use, saving in (("DataParallel()", ASKED), ("Shard(stage=3)", GATHERED))
+    for rank in range(3)
+    for moment in (FIRST, MIDDLE, saving, *((WRITTEN, RENAMED) if rank == 0 else ()))
+]  # the first worker writes
+MATRIX += [
+    (use, 1, MIDDLE) for use in ("CompressGradients(kind='int8')", "CompressGradients(kind='topk')")
+]  # what each keeps back
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +129,20 @@ def trained(place: Path, *words: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("use", "rank", "moment"), MATRIX)
-def test_a_group_whose_worker_is_killed_ends_with_the_same_bits(use: str, rank: int, moment: str, tmp_path: Path,
-                                                                 undisturbed: dict[str, dict[str, Any]]) -> None:
+def test_a_group_whose_worker_is_killed_ends_with_the_same_bits(
+    use: str, rank: int, moment: str, tmp_path: Path, undisturbed: dict[str, dict[str, Any]]
+) -> None:
     saved = f"step-{EVERY:08}" if MOMENTS[moment] else ""
-    report = trained(made(tmp_path), "--plan", undisturbed[use]["plan"], "--rank", rank, "--moment", moment, "--saved", saved)
+    report = trained(
+        made(tmp_path), "--plan", undisturbed[use]["plan"], "--rank", rank, "--moment", moment, "--saved", saved
+    )
     assert (tmp_path / "killed").read_text() == f"worker {rank}: {moment}"
     assert report["restarts"] == 1 and len(report["recovery_seconds"]) == 1 and report["world"] == 3
     events = records(tmp_path / "run")
     assert [(event["rank"], event["why"]) for event in events if event["event"] == "died"] == [(rank, "SIGKILL")]
     assert [event["step"] for event in events if event["event"] == "begun"] == [0, MOMENTS[moment]]
     assert [event["step"] for event in steps_in(events)] == list(range(1, STEPS + 1))
-    assert report["losses"] == undisturbed[use]["losses"] and report["weights_sha256"] == undisturbed[use]["weights_sha256"]
+    assert (
+        report["losses"] == undisturbed[use]["losses"]
+        and report["weights_sha256"] == undisturbed[use]["weights_sha256"]
+    )

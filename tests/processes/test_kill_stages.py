@@ -3,6 +3,7 @@
 As tests/processes/test_kill_matrix.py, whose job has no blocks to cut between: dropout, statistics and moments are in play, and the worker
 kills itself, because only it knows the moment.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -63,16 +64,26 @@ class Net(nn.Module):
         return super().state_dict(*words, **more)
 """
 before, rest = matrix.JOB.split("class Net(nn.Module):")
-JOB = (before + NET + "\ndef watched" + rest.partition("def watched")[2]).replace(
-    "shoestring.training.data_parallel.sharding import ShardedTensor", "shoestring.training.pipeline.stage_state import StagedTensor").replace(
-    "ShardedTensor", "StagedTensor").replace("torch.randn(12, 32)", "torch.randn(32, 32)")   # two copies, four pieces: several in each
+JOB = (
+    (before + NET + "\ndef watched" + rest.partition("def watched")[2])
+    .replace(
+        "shoestring.training.data_parallel.sharding import ShardedTensor",
+        "shoestring.training.pipeline.stage_state import StagedTensor",
+    )
+    .replace("ShardedTensor", "StagedTensor")
+    .replace("torch.randn(12, 32)", "torch.randn(32, 32)")
+)  # two copies, four pieces: several in each
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = matrix.MOMENTS
 TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) DataParallel()"
-SHORT = "Pipeline(stages=2, pieces=4) CompressGradients()"   # what every worker keeps back is its own
+SHORT = "Pipeline(stages=2, pieces=4) CompressGradients()"  # what every worker keeps back is its own
 QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED), (SHORT, 3, MIDDLE)]
 HALVES = "Pipeline(stages=2, pieces=4, schedule='zero-bubble')"
-MATRIX = [(use, rank, moment) for use, world in ((TWO, 2), (HALVES, 2), (FOUR, 4), (SHORT, 4))
-          for rank in range(world) for moment in (FIRST, MIDDLE, ASKED, GATHERED, *((WRITTEN, RENAMED) if rank == 0 else ()))]
+MATRIX = [
+    (use, rank, moment)
+    for use, world in ((TWO, 2), (HALVES, 2), (FOUR, 4), (SHORT, 4))
+    for rank in range(world)
+    for moment in (FIRST, MIDDLE, ASKED, GATHERED, *((WRITTEN, RENAMED) if rank == 0 else ()))
+]
 
 UNDISTURBED: dict[str, dict[str, Any]] = {}
 
@@ -93,8 +104,12 @@ def undisturbed(use: str, place: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("warm_workers")
-@pytest.mark.parametrize(("use", "rank", "moment"), [*QUICK, *(pytest.param(*one, marks=slow) for one in MATRIX if one not in QUICK)])
-def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(use: str, rank: int, moment: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("use", "rank", "moment"), [*QUICK, *(pytest.param(*one, marks=slow) for one in MATRIX if one not in QUICK)]
+)
+def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(
+    use: str, rank: int, moment: str, tmp_path: Path
+) -> None:
     expected = undisturbed(use, tmp_path / "undisturbed")
     (tmp_path / "plan.json").write_text(expected["plan"])
     saved = f"step-{EVERY:08}" if matrix.MOMENTS[moment] else ""
@@ -123,7 +138,9 @@ def test_a_stage_that_hangs_is_named(rank: int, tmp_path: Path, monkeypatch: pyt
             if clock.runs and gates.held:
                 gates.open(10)
 
-        task = train_task(tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2})
+        task = train_task(
+            tmp_path / "job.py", STEPS, [described(Pipeline(2, 4))], tmp_path / "run", {"steps": 3, "keep": 2}
+        )
         result = run_group(task, {}, look, devices=2, patience=3.0, clock=clock)
     died = [event for event in records(tmp_path / "run") if event["event"] == "died"]
     assert [event["rank"] for event in died] == [rank] and died[0]["why"].startswith("no sign of life for ")

@@ -1,4 +1,5 @@
 """Two machines, simulated by network namespaces, whose cable is cut: both notice, one goes on."""
+
 from __future__ import annotations
 
 import json
@@ -13,7 +14,9 @@ import pytest
 
 from tests.waiting import HUNG, PASS_GATE, Gates, until
 
-JOB = PASS_GATE + """
+JOB = (
+    PASS_GATE
+    + """
 import itertools
 import torch
 from torch import nn
@@ -28,9 +31,18 @@ def data():
 def job(steps: int = 200) -> Job:
     return Job(model=lambda: nn.Linear(16, 4), data=data, steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "DataParallel", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.1,
-                   "exact": True, "world": 2}}
-PATIENCE = 6   # seconds
+)
+PLAN = {
+    "chosen": {
+        "techniques": [{"name": "DataParallel", "knobs": {}}],
+        "peak_bytes": 1 << 20,
+        "process_bytes": 1 << 29,
+        "step_seconds": 0.1,
+        "exact": True,
+        "world": 2,
+    }
+}
+PATIENCE = 6  # seconds
 
 
 def ip(*words: str) -> None:
@@ -61,14 +73,42 @@ def machines() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.slow
-def test_a_cable_that_is_cut_is_noticed_on_both_sides_and_one_goes_on(machines: tuple[str, str], tmp_path: Path) -> None:
+def test_a_cable_that_is_cut_is_noticed_on_both_sides_and_one_goes_on(
+    machines: tuple[str, str], tmp_path: Path
+) -> None:
     (tmp_path / "small.py").write_text(JOB)
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     events_file, gates = tmp_path / "a" / "events.jsonl", Gates(tmp_path, 16)
-    nodes = [subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, "-m", "shoestring", "train", "small.py", "--plan", "plan.json", "--run", "a",
-         "--save-every", "5", "--patience", f"{PATIENCE}s", "--nodes", f"10.77.0.1:29777,{number}/2"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for number, name in enumerate(machines)]
+    nodes = [
+        subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                name,
+                sys.executable,
+                "-m",
+                "shoestring",
+                "train",
+                "small.py",
+                "--plan",
+                "plan.json",
+                "--run",
+                "a",
+                "--save-every",
+                "5",
+                "--patience",
+                f"{PATIENCE}s",
+                "--nodes",
+                f"10.77.0.1:29777,{number}/2",
+            ],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for number, name in enumerate(machines)
+    ]
     try:
         until(lambda: events_file.exists() and events_file.read_text().count('"event":"step"') > 12, "step 13")
         ip("-n", machines[0], "link", "set", "cable0", "down")

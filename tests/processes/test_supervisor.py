@@ -1,4 +1,5 @@
 """What follows when workers of a group end: decided without any process."""
+
 from __future__ import annotations
 
 import signal
@@ -37,19 +38,25 @@ KILLED = WorkerDied(1, *exit_reason(-signal.SIGKILL))
 WRONG = Failure(Cause.MISTAKE, "worker 1 of 2: no such thing")
 
 
-@pytest.mark.parametrize(("setback", "follows"), [
-    (Setback(deaths=[KILLED]), Decision.RESTART),
-    (Setback(), Decision.RESTART),                                                  # they lost each other, and nobody died
-    (Setback(deaths=[KILLED], kernel_killed=True), Decision.OUT_OF_MEMORY),
-    (Setback(deaths=[WorkerDied(1, "SIGSEGV")], kernel_killed=True), Decision.RESTART),   # the kernel took some other process
-    (Setback(deaths=[KILLED], restarts=10, limit=10), Decision.RESTART),
-    (Setback(deaths=[KILLED], restarts=11, limit=10), Decision.GIVE_UP),
-    (Setback(deaths=[KILLED], restarts=1, limit=0), Decision.GIVE_UP),
-    (Setback(deaths=[KILLED], restarts=5, fruitless=TRIES), Decision.GIVE_UP),
-    (Setback(in_vain=True), Decision.GIVE_UP),                                      # they would wait for each other again
-    (Setback(deaths=[KILLED], asked_to_stop=True, kernel_killed=True), Decision.STOP),
-    (Setback([WRONG], True, [KILLED], True, 99), Decision.FAIL),                    # what would come again comes first
-])
+@pytest.mark.parametrize(
+    ("setback", "follows"),
+    [
+        (Setback(deaths=[KILLED]), Decision.RESTART),
+        (Setback(), Decision.RESTART),  # they lost each other, and nobody died
+        (Setback(deaths=[KILLED], kernel_killed=True), Decision.OUT_OF_MEMORY),
+        (
+            Setback(deaths=[WorkerDied(1, "SIGSEGV")], kernel_killed=True),
+            Decision.RESTART,
+        ),  # the kernel took some other process
+        (Setback(deaths=[KILLED], restarts=10, limit=10), Decision.RESTART),
+        (Setback(deaths=[KILLED], restarts=11, limit=10), Decision.GIVE_UP),
+        (Setback(deaths=[KILLED], restarts=1, limit=0), Decision.GIVE_UP),
+        (Setback(deaths=[KILLED], restarts=5, fruitless=TRIES), Decision.GIVE_UP),
+        (Setback(in_vain=True), Decision.GIVE_UP),  # they would wait for each other again
+        (Setback(deaths=[KILLED], asked_to_stop=True, kernel_killed=True), Decision.STOP),
+        (Setback([WRONG], True, [KILLED], True, 99), Decision.FAIL),  # what would come again comes first
+    ],
+)
 def test_what_follows_from_a_setback(setback: Setback, follows: Decision) -> None:
     assert decided(setback) is follows
 
@@ -60,8 +67,8 @@ class Machines:
     def __init__(self, rank: int = 0, of: int = 1) -> None:
         self.nodes, self.members, self.round = Nodes(rank=rank, of=of), [0], 0
         self.leads, self.leaving, self.paused = rank == 0, False, False
-        self.told: list[Message] = []        # by this machine to node 0
-        self.coming: list[Message] = []      # news for this machine
+        self.told: list[Message] = []  # by this machine to node 0
+        self.coming: list[Message] = []  # news for this machine
 
     def tell(self, message: Message) -> None:
         self.told.append(message)
@@ -74,13 +81,22 @@ class Machines:
 class Group:
     """A supervisor of workers whose messages a test makes up."""
 
-    def __init__(self, place: Path, rank: int = 0, of: int = 1, restarts: int = 10, kills: Callable[[], int] = lambda: 0,
-                 task: Task[Any] | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        rank: int = 0,
+        of: int = 1,
+        restarts: int = 10,
+        kills: Callable[[], int] = lambda: 0,
+        task: Task[Any] | None = None,
+    ) -> None:
         place.mkdir(exist_ok=True)
         (place / "job.py").write_text("")
-        self.machines, self.events = Machines(rank, of), []   # type: tuple[Machines, list[Event]]
+        self.machines, self.events = Machines(rank, of), []  # type: tuple[Machines, list[Event]]
         rendezvous: Any = self.machines
-        self.supervisor = Supervisor(place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts)
+        self.supervisor = Supervisor(
+            place, task or train_task(place / "job.py", 9), self.events.append, rendezvous, 30.0, restarts
+        )
         self.supervisor.begin_round([0, 1], 2)
 
     def hears(self, rank: int, *messages: Message) -> None:
@@ -111,7 +127,10 @@ def test_a_worker_that_was_killed_is_told_of_once_and_the_group_goes_on(tmp_path
         assert made.supervisor.missing({0: None, 1: -9}) == [KILLED]
         made.dies(KILLED)
         died = made.events[-1]
-        assert isinstance(died, Died) and died.text == "worker 1 died (SIGKILL) after step 5: the others re-form and go on from step 3"
+        assert (
+            isinstance(died, Died)
+            and died.text == "worker 1 died (SIGKILL) after step 5: the others re-form and go on from step 3"
+        )
         made.hears(0, happened(Begun(pid=8, steps=9, step=3, time=made.supervisor.died_at + 2.0)))
         again = next(event for event in made.events if isinstance(event, Reformed))
         assert again.seconds == pytest.approx(2.0) and again.world == 2 and "go on from step 3" in again.text
@@ -127,9 +146,14 @@ def test_without_a_new_step_it_is_given_up_and_with_one_it_is_not(tmp_path: Path
         made.goes_to(1)
         made.dies(KILLED)
         made.dies(KILLED)
-        with pytest.raises(Crashed, match=r"in 3 tries no new step was done after step 1: it was killed .*; there is no checkpoint yet"):
+        with pytest.raises(
+            Crashed, match=r"in 3 tries no new step was done after step 1: it was killed .*; there is no checkpoint yet"
+        ):
             made.dies(KILLED)
-    with group(tmp_path / "never", restarts=0) as made, pytest.raises(Crashed, match="the 0 restarts that --restarts allows are used up"):
+    with (
+        group(tmp_path / "never", restarts=0) as made,
+        pytest.raises(Crashed, match="the 0 restarts that --restarts allows are used up"),
+    ):
         made.dies(KILLED)
 
 
@@ -145,7 +169,7 @@ def test_a_failure_ends_the_group_and_a_request_to_stop_comes_before_another_try
 
 
 def test_memory_that_the_kernel_took_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kills = iter([0, 0, 1])   # when the supervisor is made, when the round begins, and now
+    kills = iter([0, 0, 1])  # when the supervisor is made, when the round begins, and now
     monkeypatch.setattr("shoestring.processes.group.supervisor.memory_kills", lambda: next(kills))
     with group(tmp_path) as made, pytest.raises(OutOfMemory, match="the kernel killed worker 1 of 2"):
         made.supervisor.judge([KILLED])
@@ -163,10 +187,14 @@ def test_workers_that_only_lost_each_other_are_no_deaths(tmp_path: Path) -> None
 
 
 def test_a_trial_whose_workers_waited_in_vain_is_not_repeated(tmp_path: Path) -> None:
-    waited = PeerLostMessage("stage 0 waited for the gradient of what body.1 gives on, from stage 1: it did not come", deadline=True)
+    waited = PeerLostMessage(
+        "stage 0 waited for the gradient of what body.1 gives on, from stage 1: it did not come", deadline=True
+    )
     with group(tmp_path, task=TrialTask(file=str(tmp_path / "job.py"), together=True)) as made:
         made.hears(0, waited)
-        with pytest.raises(Crashed, match=r"lost each other \(stage 0 waited for the gradient .*\): each waited for another, and would"):
+        with pytest.raises(
+            Crashed, match=r"lost each other \(stage 0 waited for the gradient .*\): each waited for another, and would"
+        ):
             made.dies()
     with group(tmp_path / "training") as made:
         made.hears(0, waited)
@@ -207,13 +235,21 @@ def test_a_death_on_another_machine_is_counted_once_a_round(tmp_path: Path) -> N
     with group(tmp_path, of=2) as made:
         made.machines.coming = [WorkerDied(3, "SIGKILL"), WorkerDied(4, "SIGKILL")]
         made.supervisor.listen()
-        assert made.supervisor.restarts == 1 and [event.rank for event in made.events if isinstance(event, Died)] == [3, 4]
+        assert made.supervisor.restarts == 1 and [event.rank for event in made.events if isinstance(event, Died)] == [
+            3,
+            4,
+        ]
 
 
 def test_workers_read_the_round_that_the_launcher_wrote(tmp_path: Path) -> None:
     with group(tmp_path) as made:
         task, formed = read_round(tmp_path)
-        assert task == made.supervisor.task and formed.number == 0 and formed.near and formed.fingerprint == made.supervisor.fingerprint
+        assert (
+            task == made.supervisor.task
+            and formed.number == 0
+            and formed.near
+            and formed.fingerprint == made.supervisor.fingerprint
+        )
 
 
 def test_an_event_is_the_same_after_it_was_sent() -> None:

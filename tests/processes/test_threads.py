@@ -1,4 +1,5 @@
 """What a group is given is what it was planned with: threads, and workers on this machine."""
+
 from __future__ import annotations
 
 import os
@@ -22,20 +23,26 @@ from shoestring.training.execution import job_planning
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])
-def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(count: int, devices: int, each: str,
-                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: count)                      # as the user limits them
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))          # of cores there are more
+def test_threads_of_a_worker_are_the_same_when_planning_and_when_training(
+    count: int, devices: int, each: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)  # as the user limits them
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(32)))  # of cores there are more
     assert threads(devices) == {"OMP_NUM_THREADS": each}
     assert group_environment(Rendezvous(Nodes("127.0.0.1", 0, 0, 1)), devices)["OMP_NUM_THREADS"] == each
     names = [f"{max(devices, 2)} {where}" for where in ("near", "far")]
-    machine = Hardware(cores=count, links=dict.fromkeys(names, (1e-09, 0.0001, 0.0)),
-                       sums={name: {"library": [(1e-9, 1e-4, 0)], "ring": [(1e-9, 1e-4, 0)]} for name in names})
+    machine = Hardware(
+        cores=count,
+        links=dict.fromkeys(names, (1e-09, 0.0001, 0.0)),
+        sums={name: {"library": [(1e-9, 1e-4, 0)], "ring": [(1e-9, 1e-4, 0)]} for name in names},
+    )
     planned = job_planning.in_group(machine, 2 * devices, devices)
     assert planned.environment["OMP_NUM_THREADS"] == each and planned.cores == int(each)
 
 
-def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: dict[str, Any] = {}
 
     def plan(*given: Any, **named: Any) -> Any:
@@ -45,5 +52,7 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(tmp
     monkeypatch.setattr(job_planning, "planned", plan)
     options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
     held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
-    said = run_plan.after_memory_ran_out(options, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out")   # type: ignore[arg-type]
+    said = run_plan.after_memory_ran_out(
+        options, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out"
+    )  # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

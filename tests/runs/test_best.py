@@ -1,4 +1,5 @@
 """Validation in a run: killed wherever it may be, it finds the same metrics, the same best weights and the same end; and they are kept."""
+
 from __future__ import annotations
 
 import json
@@ -57,7 +58,11 @@ def job(goal: str = "max loss", patience: int = 2, flag: str = "", every: str = 
                optimizer=lambda p: torch.optim.AdamW(p, lr=4e-3),
                held_out=lambda: batches(1, 3, 512), metrics=metrics(flag), every=every, goal=goal, patience=patience)
 """
-PLANS = {"plain": [], "recomputed": [{"name": "Checkpoint", "knobs": {"every": 2}}], "streamed": [{"name": "OffloadModel", "knobs": {}}]}
+PLANS = {
+    "plain": [],
+    "recomputed": [{"name": "Checkpoint", "knobs": {"every": 2}}],
+    "streamed": [{"name": "OffloadModel", "knobs": {}}],
+}
 
 
 class Outcome(NamedTuple):
@@ -65,7 +70,7 @@ class Outcome(NamedTuple):
     metrics: list[dict[str, Any]]
     best: dict[str, Any] | None
     ended: str
-    best_weights: dict[str, float]   # sums by name
+    best_weights: dict[str, float]  # sums by name
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +88,18 @@ def task(job: Path, folder: Path, plan: str, **flags: Any) -> TrainTask:
 def outcome(folder: Path, weights: str) -> Outcome:
     told = report_of(folder)
     found = best_weights(Folder(folder)).all_weights()
-    return Outcome(weights, told.metrics, told.best, told.why_ended,
-                   {name: float(sum(piece.double().sum() for piece in one.pieces())) for name, one in found.items()})
+    return Outcome(
+        weights,
+        told.metrics,
+        told.best,
+        told.why_ended,
+        {name: float(sum(piece.double().sum() for piece in one.pieces())) for name, one in found.items()},
+    )
 
 
-def trained(job: Path, folder: Path, plan: str, look: Callable[[Event], None] = lambda event: None, **flags: Any) -> Outcome:
+def trained(
+    job: Path, folder: Path, plan: str, look: Callable[[Event], None] = lambda event: None, **flags: Any
+) -> Outcome:
     return outcome(folder, run_worker(task(job, folder, plan, **flags), {}, look).weights_sha256)
 
 
@@ -105,7 +117,9 @@ def test_a_run_that_gets_no_better_ends_and_its_best_weights_are_kept(undisturbe
 
 @pytest.mark.parametrize("plan", ["plain", "streamed"])
 @pytest.mark.parametrize("moment", ["in a validation", "after it", "when the best is saved"])
-def test_killed_around_a_validation_all_is_the_same(moment: str, plan: str, job: Path, tmp_path: Path, undisturbed: Outcome) -> None:
+def test_killed_around_a_validation_all_is_the_same(
+    moment: str, plan: str, job: Path, tmp_path: Path, undisturbed: Outcome
+) -> None:
     pid, flag = 0, str(tmp_path / "killed")
 
     def look(event: Event) -> None:
@@ -114,7 +128,8 @@ def test_killed_around_a_validation_all_is_the_same(moment: str, plan: str, job:
         if moment == "in a validation" and isinstance(event, Stepped) and event.step == 7:
             Path(flag + " armed").touch()
         if (moment == "after it" and isinstance(event, Validated) and event.step == 8) or (
-                moment == "when the best is saved" and isinstance(event, Saved) and event.best):
+            moment == "when the best is saved" and isinstance(event, Saved) and event.best
+        ):
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(Crashed, match="SIGKILL"):
@@ -122,7 +137,9 @@ def test_killed_around_a_validation_all_is_the_same(moment: str, plan: str, job:
     assert trained(job, tmp_path / "run", plan, flag=flag) == undisturbed
 
 
-def test_stopped_where_a_validation_is_due_it_is_done_when_the_run_goes_on(job: Path, tmp_path: Path, undisturbed: Outcome) -> None:
+def test_stopped_where_a_validation_is_due_it_is_done_when_the_run_goes_on(
+    job: Path, tmp_path: Path, undisturbed: Outcome
+) -> None:
     pid = 0
 
     def look(event: Event) -> None:
@@ -144,7 +161,9 @@ def test_a_finished_run_is_not_trained_on(job: Path, tmp_path: Path, undisturbed
 
 
 @pytest.mark.parametrize(("plan", "listed"), [*((plan, False) for plan in PLANS), ("plain", True)])
-def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(plan: str, listed: bool, job: Path, tmp_path: Path) -> None:
+def test_what_a_validation_needs_is_predicted_to_the_byte_and_measured(
+    plan: str, listed: bool, job: Path, tmp_path: Path
+) -> None:
     result = run_worker(task(job, tmp_path, plan, listed=listed), {})
     techniques = tuple(built(one["name"], one["knobs"], CATALOGUE) for one in PLANS[plan])
     highest = peak(rehearse(loaded_job(job, {"listed": listed}), techniques))
@@ -157,9 +176,15 @@ def test_better_weights_take_the_place_of_those_before(job: Path, tmp_path: Path
     found = trained(job, tmp_path, "plain", told.append, goal="min loss", patience=0)
     assert found.ended == "steps" and len(found.metrics) == 6 and found.best is not None
     better = [event.step for event in told if isinstance(event, Validated) and event.best]
-    assert len(better) > 1 and [event.step for event in told if isinstance(event, Saved) and event.checkpoint.startswith(BEST)] == better
-    assert len(saved(tmp_path / "checkpoints", BEST)) < len(better) and saved(tmp_path / "checkpoints", BEST)[-1].step == better[-1]
-    if better[-1] == 24:   # they are those that it ended with
+    assert (
+        len(better) > 1
+        and [event.step for event in told if isinstance(event, Saved) and event.checkpoint.startswith(BEST)] == better
+    )
+    assert (
+        len(saved(tmp_path / "checkpoints", BEST)) < len(better)
+        and saved(tmp_path / "checkpoints", BEST)[-1].step == better[-1]
+    )
+    if better[-1] == 24:  # they are those that it ended with
         export_weights(best_weights(Folder(tmp_path)), tmp_path / "best.safetensors")
         last = saved(tmp_path / "checkpoints")[-1].weights()
         assert all(torch.equal(value, last[name]) for name, value in TensorFile(tmp_path / "best.safetensors").items())
@@ -182,11 +207,15 @@ def test_flipped_bits_in_the_best_weights_are_found(job: Path, tmp_path: Path) -
         best_weights(Folder(tmp_path))
 
 
-def test_the_course_as_csv_has_metrics_where_there_was_a_validation(job: Path, tmp_path: Path, undisturbed: Outcome) -> None:
+def test_the_course_as_csv_has_metrics_where_there_was_a_validation(
+    job: Path, tmp_path: Path, undisturbed: Outcome
+) -> None:
     trained(job, tmp_path, "plain")
     lines = export_steps(Folder(tmp_path), "csv", tmp_path / "a.csv")[0].read_text().splitlines()
     assert lines[0] == "step,loss,seconds,process_bytes,validation loss,validation accuracy"
-    assert lines[3].endswith(",,") and lines[4].endswith(f",{undisturbed.metrics[0]['loss']!r},{undisturbed.metrics[0]['accuracy']!r}")
+    assert lines[3].endswith(",,") and lines[4].endswith(
+        f",{undisturbed.metrics[0]['loss']!r},{undisturbed.metrics[0]['accuracy']!r}"
+    )
     export_steps(Folder(tmp_path), "json", tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["best"] == undisturbed.best
 

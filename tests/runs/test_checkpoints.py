@@ -1,4 +1,5 @@
 """Checkpoints: whole or not at all, checked to the bit, and read without running code."""
+
 from __future__ import annotations
 
 import errno
@@ -36,8 +37,12 @@ from shoestring.training.loop import steps
 
 
 def made(folder: Path, *numbers: int) -> list[RunCheckpoint]:
-    return [publish(draft(folder, number, {"w": torch.full((40,), float(number))}, {"step": number, "x": torch.arange(3)}, {}))[0]
-            for number in numbers]
+    return [
+        publish(
+            draft(folder, number, {"w": torch.full((40,), float(number))}, {"step": number, "x": torch.arange(3)}, {})
+        )[0]
+        for number in numbers
+    ]
 
 
 def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
@@ -50,9 +55,22 @@ def test_what_is_written_is_what_safetensors_reads(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], tensor) for name, tensor in tensors.items())
 
 
-plain = strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats(allow_nan=False) | strategies.text()
-nested = strategies.recursive(plain, lambda inner: strategies.lists(inner) | strategies.tuples(inner, inner)
-                              | strategies.dictionaries(strategies.integers() | strategies.text(), inner), max_leaves=20)
+plain = (
+    strategies.none()
+    | strategies.booleans()
+    | strategies.integers()
+    | strategies.floats(allow_nan=False)
+    | strategies.text()
+)
+nested = strategies.recursive(
+    plain,
+    lambda inner: (
+        strategies.lists(inner)
+        | strategies.tuples(inner, inner)
+        | strategies.dictionaries(strategies.integers() | strategies.text(), inner)
+    ),
+    max_leaves=20,
+)
 
 
 @hypothesis.given(nested)
@@ -63,7 +81,11 @@ def test_what_is_packed_comes_out_the_same(value: Any) -> None:
 
 def test_tensors_keep_their_strides_and_arrays_stay_arrays() -> None:
     tensors: dict[str, torch.Tensor] = {}
-    value = {"a": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), "b": np.arange(4, dtype=np.uint32), "c": np.float64(0.1)}
+    value = {
+        "a": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "b": np.arange(4, dtype=np.uint32),
+        "c": np.float64(0.1),
+    }
     back = unpacked(json.loads(json.dumps(packed(value, tensors, "x"))), tensors)
     assert back["a"].stride() == value["a"].stride() and torch.equal(back["a"], value["a"])
     assert back["b"].dtype == np.uint32 and (back["b"] == value["b"]).all() and back["c"] == 0.1
@@ -76,6 +98,7 @@ def test_what_only_code_could_bring_back_is_refused() -> None:
 
 # Damage
 
+
 def every_file(checkpoint: RunCheckpoint) -> Iterator[Path]:
     return (checkpoint.path / name for name in (*FILES, "manifest.json"))
 
@@ -84,7 +107,9 @@ def test_one_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
     (checkpoint,) = made(tmp_path, 1)
     for path in every_file(checkpoint):
         whole = path.read_bytes()
-        bits = range(8 * len(whole)) if len(whole) < 400 else sorted(random.Random(0).sample(range(8 * len(whole)), 400))
+        bits = (
+            range(8 * len(whole)) if len(whole) < 400 else sorted(random.Random(0).sample(range(8 * len(whole)), 400))
+        )
         for bit in bits:
             flipped = bytearray(whole)
             flipped[bit // 8] ^= 1 << bit % 8
@@ -117,7 +142,9 @@ class Malicious:
         return (print, ("code was run",))
 
 
-def test_a_pickle_in_place_of_weights_is_refused_and_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pickle_in_place_of_weights_is_refused_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (checkpoint,) = made(tmp_path, 1)
     crafted = pickle.dumps(Malicious())
     for name in FILES:
@@ -125,7 +152,7 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(tmp_path: Path, cap
         for evil in (crafted, (8).to_bytes(8, "little") + crafted):
             (checkpoint.path / name).write_bytes(evil)
             assert damage(checkpoint)
-            with pytest.raises(UnreadableTensors):      # also where somebody made the manifest fit
+            with pytest.raises(UnreadableTensors):  # also where somebody made the manifest fit
                 checkpoint.weights() if name.startswith("weights") else checkpoint.state()
         (checkpoint.path / name).write_bytes(whole)
     torch.save({"w": Malicious()}, tmp_path / "evil.pt")
@@ -135,12 +162,18 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(tmp_path: Path, cap
     assert "code was run" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("header", [
-    {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 40]}}, {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
-    {"w": {"dtype": "F32", "shape": [1 << 60, 1 << 60], "data_offsets": [0, 8]}},
-    {"w": {"dtype": "code", "shape": [], "data_offsets": [0, 4]}},
-    {"w": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}, {"w": 3}, [1],
-])
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1 << 40]}},
+        {"w": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}},
+        {"w": {"dtype": "F32", "shape": [1 << 60, 1 << 60], "data_offsets": [0, 8]}},
+        {"w": {"dtype": "code", "shape": [], "data_offsets": [0, 4]}},
+        {"w": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}},
+        {"w": 3},
+        [1],
+    ],
+)
 def test_a_header_that_lies_is_refused(header: Any, tmp_path: Path) -> None:
     text = json.dumps(header).encode()
     (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + b"\0" * 8)
@@ -149,6 +182,7 @@ def test_a_header_that_lies_is_refused(header: Any, tmp_path: Path) -> None:
 
 
 # Keeping
+
 
 def test_the_last_and_the_best_are_kept(tmp_path: Path) -> None:
     made(tmp_path, 1, 2, 3, 4, 5)
@@ -201,7 +235,7 @@ def test_saving_by_time_takes_no_more_than_its_share(tmp_path: Path) -> None:
     saver = Saver(tmp_path, Cadence(seconds=10.0), lambda event: None, lambda: now)
     saver.pause = 1.0
     now = 130.0
-    assert not saver.due(5)            # one second in thirty is more than 3 %
+    assert not saver.due(5)  # one second in thirty is more than 3 %
     now = 134.0
     assert saver.due(5)
 
@@ -222,13 +256,22 @@ class Tied(nn.Module):
 
 
 def tied_job(optimizer: Any) -> Job:
-    return Job(model=Tied, data=lambda: ((torch.randn(4, 8), torch.randint(8, (4,))) for _ in range(20)), optimizer=optimizer)
+    return Job(
+        model=Tied, data=lambda: ((torch.randn(4, 8), torch.randint(8, (4,))) for _ in range(20)), optimizer=optimizer
+    )
 
 
-@pytest.mark.parametrize("optimizer", [
-    lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), torch.optim.Adafactor,
-    lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True), torch.optim.NAdam, torch.optim.RMSprop,
-])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+        torch.optim.Adafactor,
+        lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), amsgrad=True),
+        torch.optim.NAdam,
+        torch.optim.RMSprop,
+    ],
+)
 def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Path) -> None:
     job = tied_job(optimizer)
 
@@ -255,7 +298,10 @@ def test_a_run_put_back_goes_on_with_the_same_bits(optimizer: Any, tmp_path: Pat
     again = steps(other, other_feed)
     for _ in range(5):
         next(again)
-    assert all(torch.equal(a, b) for a, b in zip(run.model.state_dict().values(), other.model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(run.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    )
     assert other.model.seen == run.model.seen == 10 and other.model.out.weight is other.model.into.weight
 
 

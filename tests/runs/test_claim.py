@@ -1,4 +1,5 @@
 """Whose a run's folder is: a start that came to nothing claims none, and a mistake before the first step leaves no run behind."""
+
 from __future__ import annotations
 
 import os
@@ -33,9 +34,12 @@ def start(path: Path, width: int, *events: Event) -> None:
 
 
 @pytest.mark.parametrize("adopt", [False, True])
-@pytest.mark.parametrize("events", [(), (Planning(None),), (Planning(None), Failed("no")), (Begun(pid=1, steps=9, step=0, how=""),)])
+@pytest.mark.parametrize(
+    "events", [(), (Planning(None),), (Planning(None), Failed("no")), (Begun(pid=1, steps=9, step=0, how=""),)]
+)
 def test_a_folder_without_a_finished_step_is_taken_by_whoever_asks_for_something_else(
-        events: tuple[Event, ...], adopt: bool, tmp_path: Path) -> None:
+    events: tuple[Event, ...], adopt: bool, tmp_path: Path
+) -> None:
     start(tmp_path, 8, *events)
     held = asked(tmp_path, 16, adopt)
     assert held.changed and held.request.flags == {"width": 16} and not held.folder.read("plan.json")
@@ -77,7 +81,7 @@ def test_a_mistake_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
     start(tmp_path, 8, Planning(None), Failed("the job failed"))
     assert came_to_nothing(Mistake("no"), tmp_path / "run") and came_to_nothing(OverBudget("no"), tmp_path / "run")
     assert not came_to_nothing(RuntimeError("ours"), tmp_path / "run")
-    (tmp_path / "run" / "plan-next.json").touch()   # memory ran out, and a plan with more room is ready
+    (tmp_path / "run" / "plan-next.json").touch()  # memory ran out, and a plan with more room is ready
     assert not came_to_nothing(Mistake("no"), tmp_path / "run")
     (tmp_path / "run" / "moments.bin").touch()
     (tmp_path / "run" / "tensorboard").mkdir()
@@ -99,7 +103,7 @@ def test_a_script_that_fails_before_its_first_step_leaves_no_run(steps: int, tmp
 
     def loss(output: torch.Tensor, batch: Any) -> torch.Tensor:
         done.append(None)
-        return output.sum() if len(done) <= planned[0] + steps else output.nonsense   # type: ignore[attr-defined, no-any-return]
+        return output.sum() if len(done) <= planned[0] + steps else output.nonsense  # type: ignore[attr-defined, no-any-return]
 
     planned = [1 << 30]
     job = Job(model=lambda: nn.Linear(8, 2), data=[torch.ones(4, 8)], loss=loss, steps=5)
@@ -122,7 +126,10 @@ def test_a_job_that_can_not_be_made_leaves_nothing(tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_checkpoints_is_told_as_what_it_is(tmp_path: Path) -> None:
     start(tmp_path, 8)
     (tmp_path / "run" / "checkpoints").write_text("")
-    with pytest.raises(Mistake, match="run/checkpoints is a file, and a folder has to be there, for the run's checkpoints: move it away"):
+    with pytest.raises(
+        Mistake,
+        match="run/checkpoints is a file, and a folder has to be there, for the run's checkpoints: move it away",
+    ):
         asked(tmp_path, 8)
     (tmp_path / "run" / "checkpoints").unlink()
     os.symlink("nowhere", tmp_path / "run" / "checkpoints")

@@ -1,4 +1,5 @@
 """A run's folder that was damaged: whatever bit flips, whatever stands where a file should be, it is told or it does not matter."""
+
 from __future__ import annotations
 
 import json
@@ -55,7 +56,7 @@ def data():
 def job(width: int = 6, steps: int = 6) -> Job:
     return Job(model=lambda: nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)), data=data, steps=steps)
 """
-KEPT = ("run.json", "plan.json", "report.json", NAME)   # what every flipped bit of is told
+KEPT = ("run.json", "plan.json", "report.json", NAME)  # what every flipped bit of is told
 
 
 class Trained:
@@ -76,8 +77,11 @@ class Trained:
             for number, handler in before.items():
                 signal.signal(number, handler)
         told = report_of(self.path).as_json()
-        held.folder.write("report.json", {name: told[name] for name in ("losses", "predicted", "measured", "techniques")}
-                          | {"steps": 6, "shown": "", "weights_sha256": result.weights_sha256})
+        held.folder.write(
+            "report.json",
+            {name: told[name] for name in ("losses", "predicted", "measured", "techniques")}
+            | {"steps": 6, "shown": "", "weights_sha256": result.weights_sha256},
+        )
         (self.path / "report.html").write_text(page(report_of(self.path).as_json()))
         held.lock.release()
         self.files = sorted(path for path in self.path.rglob("*") if path.is_file())
@@ -128,7 +132,7 @@ def ended_if_it_hangs() -> Iterator[None]:
 
 
 def flipped(data: bytes, bit: int) -> bytes:
-    return data[:bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1:]
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
 def flip_and_look(run: Trained, count: int, out: Path) -> dict[str, int]:
@@ -146,7 +150,11 @@ def flip_and_look(run: Trained, count: int, out: Path) -> dict[str, int]:
             assert path.name not in ("run.json", "plan.json"), f"bit {bit} of {path.name} was not noticed"
             tally["older"] += told_of
         except Mistake as error:
-            assert path.name in ("run.json", "plan.json") and f"{path.name} is damaged" in str(error) and "--fresh" in str(error)
+            assert (
+                path.name in ("run.json", "plan.json")
+                and f"{path.name} is damaged" in str(error)
+                and "--fresh" in str(error)
+            )
             tally["refused"] += 1
         told = run.look(out)
         assert bool(told["damage"]) == (path.name in KEPT), f"bit {bit} of {path.name}"
@@ -155,8 +163,9 @@ def flip_and_look(run: Trained, count: int, out: Path) -> dict[str, int]:
     return tally
 
 
-def test_no_flipped_bit_of_a_run_leads_to_other_weights_or_an_error(trained: Trained, tmp_path: Path,
-                                                                    capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_flipped_bit_of_a_run_leads_to_other_weights_or_an_error(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert trained.before[1:] == ("step-00000006", False)
     tally = flip_and_look(trained, 250, tmp_path)
     assert min(tally.values()) > 0 and "report.json is damaged" in capsys.readouterr().err
@@ -183,6 +192,7 @@ def test_a_flipped_bit_of_streamed_weights_is_never_exported(tmp_path: Path) -> 
 
 
 # Sealed files
+
 
 def test_every_flipped_bit_of_a_sealed_file_is_found() -> None:
     data = {"chosen": {"techniques": [{"name": "Accumulate", "knobs": {"pieces": 2}}]}, "x": [1.5, None, "ü"]}
@@ -211,10 +221,13 @@ def test_a_run_of_the_version_before_goes_on_and_is_shown(trained: Trained, tmp_
     (tmp_path / "run" / NAME).write_text("".join(json.dumps(event) + "\n" for event in records(trained.path)))
     kept, trained.path = trained.path, tmp_path / "run"
     try:
-        assert trained.outlook() == trained.before and kept_report(Folder(trained.path)) == Folder(kept).read("report.json")
+        assert trained.outlook() == trained.before and kept_report(Folder(trained.path)) == Folder(kept).read(
+            "report.json"
+        )
         old, new = (report_of(path).as_json() for path in (trained.path, kept))
         assert {key: value for key, value in old.items() if key not in ("run", "now")} == {
-            key: value for key, value in new.items() if key not in ("run", "now")} and not old["damage"]
+            key: value for key, value in new.items() if key not in ("run", "now")
+        } and not old["damage"]
         text = (trained.path / "run.json").read_text()
         (trained.path / "run.json").write_text(text.replace('"source"', '"sourse"'))
         with pytest.raises(Mistake, match=r"run.json is damaged \('source' is missing"):
@@ -249,8 +262,11 @@ def test_deeply_nested_json_is_damage_like_any_other(trained: Trained, tmp_path:
 
 # Pipes, devices, folders
 
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_is_refused_without_waiting(kind: str, trained: Trained, tmp_path: Path, ended_if_it_hangs: None) -> None:
+def test_what_is_no_file_is_refused_without_waiting(
+    kind: str, trained: Trained, tmp_path: Path, ended_if_it_hangs: None
+) -> None:
     put = {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}
     for path in trained.files:
         aside = path.with_name("aside")
@@ -258,7 +274,11 @@ def test_what_is_no_file_is_refused_without_waiting(kind: str, trained: Trained,
         put[kind](path)
         try:
             asked, checkpoint, told_of = trained.outlook()
-            assert path.name in ("job.py", "report.json", "report.html", NAME) or told_of or "step-00000006" not in str(path)
+            assert (
+                path.name in ("job.py", "report.json", "report.html", NAME)
+                or told_of
+                or "step-00000006" not in str(path)
+            )
             assert asked == trained.before[0] and (checkpoint == trained.before[1] or told_of)
         except Mistake as error:
             assert path.name in ("run.json", "plan.json", "lock") and path.name in str(error)
@@ -272,6 +292,7 @@ def test_what_is_no_file_is_refused_without_waiting(kind: str, trained: Trained,
 
 
 # Events
+
 
 def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", done=20)
@@ -287,13 +308,22 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     assert damage and numbers == [number for number in range(1, 21) if number not in (4, 8)]
 
 
-@pytest.mark.parametrize("bad", [
-    {"event": "step", "time": 1.0}, {"event": "step", "time": 1.0, **step_fields(3), "loss": "low"}, {"event": "saved", "time": 1.0},
-    {"event": "begun", "time": 1.0, "step": 1}, {"event": "measured", "time": 1.0}, {"event": ["x"], "time": 1.0}, {"event": "warning"},
-    {"event": "step", "time": 1.0, **step_fields(3), "process": 1 << 70}, {"event": "step", "time": 1.0, **step_fields(3), "step": True},
-])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"event": "step", "time": 1.0},
+        {"event": "step", "time": 1.0, **step_fields(3), "loss": "low"},
+        {"event": "saved", "time": 1.0},
+        {"event": "begun", "time": 1.0, "step": 1},
+        {"event": "measured", "time": 1.0},
+        {"event": ["x"], "time": 1.0},
+        {"event": "warning"},
+        {"event": "step", "time": 1.0, **step_fields(3), "process": 1 << 70},
+        {"event": "step", "time": 1.0, **step_fields(3), "step": True},
+    ],
+)
 def test_an_event_that_lacks_what_its_kind_needs_is_skipped(bad: dict[str, Any], tmp_path: Path) -> None:
-    for line in (line_of(bad), json.dumps(bad).encode()):   # now, and by the version before
+    for line in (line_of(bad), json.dumps(bad).encode()):  # now, and by the version before
         (tmp_path / NAME).write_bytes(line_of({"event": "finished", "time": 2.0}) + b"\n" + line + b"\n")
         found = read(tmp_path)
         assert [event.kind for event in found.events] == ["finished"] and found.damaged == 1
@@ -305,8 +335,13 @@ def test_folding_on_gives_what_folding_all_at_once_gives(tmp_path: Path) -> None
     for _ in range(60):
         kind = draw.choice(["step", "step", "step", "step", "begun", "adopted", "measured", "saved"])
         number = draw.randrange(1, 30)
-        fields = {"step": step_fields(number) | draw.choice([{}, {"moved": 7, "sent": number}]), "measured": {"peak_bytes": number},
-                  "begun": {"step": number, "steps": 40}, "saved": {"step": number}, "adopted": {"differences": []}}[kind]
+        fields = {
+            "step": step_fields(number) | draw.choice([{}, {"moved": 7, "sent": number}]),
+            "measured": {"peak_bytes": number},
+            "begun": {"step": number, "steps": 40},
+            "saved": {"step": number},
+            "adopted": {"differences": []},
+        }[kind]
         append(path, [{"event": kind, "time": float(number), **fields}])
         now, before = report_of(path, on.read(path)).as_json(), report_of(path).as_json()
         assert now | {"now": 0} == before | {"now": 0}
@@ -316,10 +351,13 @@ def test_folding_on_gives_what_folding_all_at_once_gives(tmp_path: Path) -> None
                 steps = {one: loss for one, loss in steps.items() if one <= event["step"]}
             elif event["event"] == "step":
                 steps[event["step"]] = event["loss"]
-        assert dict(zip(on.steps.number, on.steps.loss, strict=True)) == steps and list(on.steps.number) == sorted(steps)
+        assert dict(zip(on.steps.number, on.steps.loss, strict=True)) == steps and list(on.steps.number) == sorted(
+            steps
+        )
 
 
 # Checkpoints
+
 
 def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
     """Change a file of a checkpoint so that all hashes fit."""
@@ -330,13 +368,22 @@ def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
     (checkpoint.path / "manifest.json").write_bytes(line + b"\n" + sha256(line).hexdigest().encode() + b"\n")
 
 
-@pytest.mark.parametrize(("name", "data"), [
-    ("state.json", b"{"), ("state.json", b"[" * 100_000), ("state.json", b'{"dict": []}'), ("state.json", b"3"),
-    ("state.json", b'{"dict": [["step", {"tensor": "not there"}]]}'), ("state.json", b'{"dict": 5}'), ("weights.safetensors", b"x" * 100),
-    ("state.safetensors", (5).to_bytes(8, "little") + b"[[[[["),
-])
-def test_a_checkpoint_that_hashes_well_and_cannot_be_unpacked_is_passed_over(name: str, data: bytes, trained: Trained,
-                                                                            tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("state.json", b"{"),
+        ("state.json", b"[" * 100_000),
+        ("state.json", b'{"dict": []}'),
+        ("state.json", b"3"),
+        ("state.json", b'{"dict": [["step", {"tensor": "not there"}]]}'),
+        ("state.json", b'{"dict": 5}'),
+        ("weights.safetensors", b"x" * 100),
+        ("state.safetensors", (5).to_bytes(8, "little") + b"[[[[["),
+    ],
+)
+def test_a_checkpoint_that_hashes_well_and_cannot_be_unpacked_is_passed_over(
+    name: str, data: bytes, trained: Trained, tmp_path: Path
+) -> None:
     shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints")
     *_, before, last = saved(tmp_path / "checkpoints")
     written_again(last, name, data)
@@ -354,13 +401,14 @@ def test_a_folder_that_only_looks_like_a_checkpoint_is_none(trained: Trained) ->
 
 # The plan that follows from what was measured
 
+
 def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained) -> None:
     following, whole = trained.path / "plan-next.json", (trained.path / "plan.json").read_bytes()
     following.write_bytes(whole.replace(b'"pieces": 2', b'"pieces": 3'))
     held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
-            settled_plan(Namespace(replan=True), None, held)   # type: ignore[arg-type]
+            settled_plan(Namespace(replan=True), None, held)  # type: ignore[arg-type]
     finally:
         held.lock.release()
         following.unlink()
@@ -369,8 +417,10 @@ def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained)
 
 # By the command
 
-def test_the_command_tells_of_damage_and_its_advice_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                         capfd: pytest.CaptureFixture[str]) -> None:
+
+def test_the_command_tells_of_damage_and_its_advice_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small.py").write_text(JOB)
     Plan((), 1 << 20, 1 << 29, 0.01).save(Path("saved.json"))

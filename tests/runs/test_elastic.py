@@ -1,4 +1,5 @@
 """A run goes on with any number of workers: the same losses, whatever the workers share and however many there are."""
+
 from __future__ import annotations
 
 import json
@@ -47,7 +48,10 @@ def losses(folder: Path, techniques: tuple[Technique, ...], workers: int, steps:
     return list(done.losses)
 
 
-@pytest.mark.parametrize("technique", [*(pytest.param(one, marks=pytest.mark.slow) for one in (DataParallel(), Shard(1), Shard(2))), Shard(3)])
+@pytest.mark.parametrize(
+    "technique",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in (DataParallel(), Shard(1), Shard(2))), Shard(3)],
+)
 def test_two_workers_then_one_then_three(technique: Technique, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
     alone = tmp_path / "alone"
@@ -55,14 +59,21 @@ def test_two_workers_then_one_then_three(technique: Technique, tmp_path: Path) -
         folder.mkdir(parents=True)
     (alone / "job.py").write_text(JOB)
     plain = losses(alone, (), 1, 9)
-    found = [loss for workers, steps in ((2, 3), (1, 6), (3, 9)) for loss in losses(tmp_path, (technique,), workers, steps)]
+    found = [
+        loss for workers, steps in ((2, 3), (1, 6), (3, 9)) for loss in losses(tmp_path, (technique,), workers, steps)
+    ]
     assert found == pytest.approx(plain, rel=1e-6) and len(found) == 9
-    begun = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"begun"' in line]
+    begun = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if '"begun"' in line
+    ]
     assert [(event["step"], event.get("world", 1)) for event in begun] == [(0, 2), (3, 1), (6, 3)]
 
 
-@pytest.mark.parametrize("stages", [
-    Pipeline(2, 3), pytest.param(Pipeline(2, 4, "zero-bubble", balance=(1, 2)), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "stages",
+    [Pipeline(2, 3), pytest.param(Pipeline(2, 4, "zero-bubble", balance=(1, 2)), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_two_stages_then_one_process_then_two_copies_of_two_stages(stages: Pipeline, tmp_path: Path) -> None:
     """The same losses as one process all the way, and weights that can be taken away."""
     alone = tmp_path / "alone"
@@ -70,10 +81,15 @@ def test_two_stages_then_one_process_then_two_copies_of_two_stages(stages: Pipel
         (folder / "run").mkdir(parents=True)
         (folder / "job.py").write_text(JOB)
     plain = losses(alone, (), 1, 9)
-    found = [loss for techniques, workers, steps in (((stages,), 2, 3), ((), 1, 6), ((stages, DataParallel()), 4, 9))
-             for loss in losses(tmp_path, techniques, workers, steps)]
+    found = [
+        loss
+        for techniques, workers, steps in (((stages,), 2, 3), ((), 1, 6), ((stages, DataParallel()), 4, 9))
+        for loss in losses(tmp_path, techniques, workers, steps)
+    ]
     assert found == pytest.approx(plain, rel=1e-5) and len(found) == 9
-    expected, weights = (TensorFile(export_weights(checkpoint_of(Folder(folder / "run"), None), folder / "weights.safetensors"))
-                         for folder in (alone, tmp_path))
+    expected, weights = (
+        TensorFile(export_weights(checkpoint_of(Folder(folder / "run"), None), folder / "weights.safetensors"))
+        for folder in (alone, tmp_path)
+    )
     assert sorted(expected) == sorted(weights)
     assert all(torch.allclose(weights[name], value, rtol=1e-4, atol=1e-5) for name, value in expected.items())

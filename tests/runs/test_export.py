@@ -1,4 +1,5 @@
 """What a run leaves behind is read by other people's tools as it is: strictly, and to the same bits."""
+
 from __future__ import annotations
 
 import json
@@ -20,8 +21,15 @@ from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-PLAN = {"chosen": {"techniques": [{"name": "FusedOptimizer", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
-                   "exact": True}}
+PLAN = {
+    "chosen": {
+        "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
+        "peak_bytes": 1 << 20,
+        "process_bytes": 1 << 29,
+        "step_seconds": 0.01,
+        "exact": True,
+    }
+}
 TIED = """
 import torch
 from torch import nn
@@ -71,7 +79,9 @@ def job() -> Job:
 
 
 def shoestring(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG)
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG
+    )
 
 
 def trained(place: Path, source: str) -> Any:
@@ -107,7 +117,11 @@ def test_a_checkpoint_that_does_not_say_what_is_no_weight_is_exported_by_the_nam
     model = loaded_job(tmp_path / "small.py", {}).model()
     export_weights(checkpoint, tmp_path / "by-model", names=weights_of_model(lambda: model))
     export_weights(checkpoint, tmp_path / "by-checkpoint")
-    assert load_file(tmp_path / "by-model").keys() == load_file(tmp_path / "by-checkpoint").keys() == model.state_dict().keys()
+    assert (
+        load_file(tmp_path / "by-model").keys()
+        == load_file(tmp_path / "by-checkpoint").keys()
+        == model.state_dict().keys()
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +129,9 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a job whose factory calls from_pretrained."""
     place = tmp_path_factory.mktemp("pretrained")
     torch.manual_seed(1)
-    config = transformers.BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50,
-                                     num_labels=2)
+    config = transformers.BertConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50, num_labels=2
+    )
     transformers.BertForSequenceClassification(config).save_pretrained(place / "base")
     (place / "base" / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     (place / "base" / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nword\n")
@@ -132,7 +147,9 @@ def test_a_model_that_was_made_by_from_pretrained_is_exported_and_gives_the_same
     ids = torch.arange(48).reshape(3, 16) % 50
     with torch.no_grad():
         assert torch.equal(model(input_ids=ids).logits, plain(input_ids=ids).logits)
-    assert (out / "vocab.txt").read_text() == (pretrained / "base" / "vocab.txt").read_text(), "its tokenizer goes along"
+    assert (out / "vocab.txt").read_text() == (pretrained / "base" / "vocab.txt").read_text(), (
+        "its tokenizer goes along"
+    )
     base = transformers.AutoModelForSequenceClassification.from_pretrained(pretrained / "base").state_dict()
     assert not torch.equal(base["classifier.weight"], model.state_dict()["classifier.weight"])
 
@@ -144,7 +161,9 @@ def test_a_model_of_transformers_inside_of_another_is_not_exported_for_from_pret
     assert "its part encoder is one (BertModel)" in done.stderr and not (tmp_path / "a" / "export-hf").exists()
 
 
-def test_a_run_whose_job_is_gone_is_exported_with_all_names_that_the_checkpoint_says_are_weights(tmp_path: Path) -> None:
+def test_a_run_whose_job_is_gone_is_exported_with_all_names_that_the_checkpoint_says_are_weights(
+    tmp_path: Path,
+) -> None:
     trained(tmp_path, TIED)
     shutil.rmtree(tmp_path / "a" / "job.py", ignore_errors=True)
     (tmp_path / "a" / "job.py").unlink()

@@ -1,4 +1,5 @@
 """A disk that is full: older checkpoints make room for newer ones, and a run is not finished before its last weights are saved."""
+
 from __future__ import annotations
 
 import errno
@@ -52,14 +53,17 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 
 def save(saver: Saver, number: int) -> None:
-    saver.losses = [float(number)]   # so the first is the best
-    saver.save(lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number}))   # 100 kB
+    saver.losses = [float(number)]  # so the first is the best
+    saver.save(lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number}))  # 100 kB
     saver.wait()
 
 
-@pytest.mark.parametrize(("room", "keeps"), [(450_000, 3), (350_000, 2), (250_000, 1)])   # as many as leave room for another one
-def test_on_a_full_disk_saving_goes_on_with_as_many_checkpoints_as_fit(room: int, keeps: int, tmp_path: Path, disk: Disk,
-                                                                      told: list[Event]) -> None:
+@pytest.mark.parametrize(
+    ("room", "keeps"), [(450_000, 3), (350_000, 2), (250_000, 1)]
+)  # as many as leave room for another one
+def test_on_a_full_disk_saving_goes_on_with_as_many_checkpoints_as_fit(
+    room: int, keeps: int, tmp_path: Path, disk: Disk, told: list[Event]
+) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 6):
         save(saver, number)
@@ -73,8 +77,9 @@ def test_on_a_full_disk_saving_goes_on_with_as_many_checkpoints_as_fit(room: int
     assert (1 in steps_of(tmp_path)) == (keeps > 1), "the best one goes last"
 
 
-def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(tmp_path: Path, disk: Disk,
-                                                                   told: list[Event]) -> None:
+def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(
+    tmp_path: Path, disk: Disk, told: list[Event]
+) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 4):
         save(saver, number)
@@ -84,14 +89,17 @@ def test_where_there_is_room_for_one_alone_it_stays_and_is_told_of(tmp_path: Pat
     assert steps_of(tmp_path) == [3]
     warnings = [event.text for event in told if isinstance(event, Warned)]
     assert len(warnings) == 5 and "that of step 2 was removed to make room for the next" in warnings[0]
-    assert "that of step 1 was removed" in warnings[1] and all("the checkpoints before it stay" in text for text in warnings[2:])
+    assert "that of step 1 was removed" in warnings[1] and all(
+        "the checkpoints before it stay" in text for text in warnings[2:]
+    )
     disk.room = 1 << 40
     save(saver, 9)
     assert steps_of(tmp_path) == [9]
 
 
-def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_path: Path, disk: Disk,
-                                                                        told: list[Event]) -> None:
+def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(
+    tmp_path: Path, disk: Disk, told: list[Event]
+) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     for number in range(1, 4):
         save(saver, number)
@@ -101,7 +109,9 @@ def test_a_damaged_checkpoint_is_not_what_everything_else_makes_room_for(tmp_pat
 
 
 def save_best(saver: Saver, number: int) -> None:
-    saver.save_best(lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number, "parts": {}}))
+    saver.save_best(
+        lambda: Snapshot(number, {"w": torch.full((25_000,), float(number))}, {}, {"step": number, "parts": {}})
+    )
     saver.wait()
 
 
@@ -112,7 +122,9 @@ def knowing(saver: Saver, number: int, best: int) -> None:
     saver.wait()
 
 
-def test_best_weights_that_do_not_fit_the_disk_cost_a_warning_and_those_before_stay(tmp_path: Path, disk: Disk, told: list[Event]) -> None:
+def test_best_weights_that_do_not_fit_the_disk_cost_a_warning_and_those_before_stay(
+    tmp_path: Path, disk: Disk, told: list[Event]
+) -> None:
     saver = Saver(tmp_path, Cadence(steps=1, keep=3), told.append)
     save_best(saver, 1)
     disk.room = 150_000
@@ -122,7 +134,9 @@ def test_best_weights_that_do_not_fit_the_disk_cost_a_warning_and_those_before_s
     assert "best in validation could not be saved (No space left on device): training goes on" in warning
 
 
-def test_best_weights_stay_as_long_as_a_checkpoint_knows_of_them_or_may_come_to(tmp_path: Path, told: list[Event]) -> None:
+def test_best_weights_stay_as_long_as_a_checkpoint_knows_of_them_or_may_come_to(
+    tmp_path: Path, told: list[Event]
+) -> None:
     def best() -> list[int]:
         return [one.step for one in saved(tmp_path, BEST)]
 
@@ -162,28 +176,44 @@ def data():
 def job() -> Job:
     return Job(model=lambda: nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 4)), data=data, steps=12)
 """
-PLAN = {"chosen": {"techniques": [], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01, "exact": True}}
+PLAN = {
+    "chosen": {"techniques": [], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01, "exact": True}
+}
 
 
-def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_same_command_saves_them(tmp_path: Path) -> None:
+def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_same_command_saves_them(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "small.py").write_text(JOB)
     (tmp_path / "saved.json").write_text(json.dumps(PLAN))
     (tmp_path / "full").touch()
 
     def shoestring(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
+        return subprocess.run(
+            [sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG
+        )
 
     words = ("train", "small.py", "--run", "a", "--plan", "saved.json", "--save-every", "4", "--json")
     first = shoestring(*words)
     assert first.returncode == 1 and not first.stdout, first.stderr
-    assert ("all 12 steps are done, but the weights after the last one could not be saved (File too large), and the last checkpoint is of "
-            "step 8: free some space and give the same command") in first.stderr
+    assert (
+        "all 12 steps are done, but the weights after the last one could not be saved (File too large), and the last checkpoint is of "
+        "step 8: free some space and give the same command"
+    ) in first.stderr
     lost = [event["loss"] for event in steps_in(records(tmp_path / "a"))]
-    assert len(lost) == 12 and records(tmp_path / "a")[-1]["event"] == "failed" and not (tmp_path / "a" / "report.json").exists()
+    assert (
+        len(lost) == 12
+        and records(tmp_path / "a")[-1]["event"] == "failed"
+        and not (tmp_path / "a" / "report.json").exists()
+    )
 
     old = shoestring("export", "a", "--to", "safetensors", "--json")
     told = json.loads(old.stdout)
-    assert old.returncode == 0 and told["step"] == 8 and "the run went on to step 12, which is not saved" in told["warning"]
+    assert (
+        old.returncode == 0
+        and told["step"] == 8
+        and "the run went on to step 12, which is not saved" in told["warning"]
+    )
     assert told["warning"] in old.stderr
 
     (tmp_path / "full").unlink()
@@ -197,8 +227,23 @@ def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_sam
 @pytest.mark.parametrize("use", ["Shard(stage=3)", "Asynchronous(kind='server')"])
 def test_a_group_whose_last_weights_could_not_be_saved_says_so_too(use: str, tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(JOB)
-    words = [sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a", "--devices", "2", "--use", use, "--inexact", "--json",
-             "--save-every", "4"]
+    words = [
+        sys.executable,
+        "-m",
+        "shoestring",
+        "train",
+        "small.py",
+        "--run",
+        "a",
+        "--devices",
+        "2",
+        "--use",
+        use,
+        "--inexact",
+        "--json",
+        "--save-every",
+        "4",
+    ]
     (tmp_path / "full").touch()
     first = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
     assert first.returncode == 1 and "could not be saved (File too large)" in first.stderr, first.stderr

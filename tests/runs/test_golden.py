@@ -1,4 +1,5 @@
 """Run folders of earlier versions: the stopped ones are gone on with to the same bits, the finished ones are shown and exported."""
+
 from __future__ import annotations
 
 import json
@@ -30,8 +31,13 @@ def trained(place: Path, version: str, kind: str) -> tuple[dict[str, Any], str]:
     """What the command answers on a copy of a run folder, and what it tells a person."""
     shutil.copy(GOLDEN / "job.py", place / "job.py")
     shutil.copytree(GOLDEN / version / kind, place / "run")
-    done = subprocess.run([sys.executable, "-m", "shoestring", "train", "job.py", "--run", "run", "--json"], cwd=place,
-                          capture_output=True, text=True, timeout=HUNG)
+    done = subprocess.run(
+        [sys.executable, "-m", "shoestring", "train", "job.py", "--run", "run", "--json"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 
@@ -48,7 +54,9 @@ def shape(value: Any) -> Any:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_stopped_run_of_an_earlier_version_ends_with_the_same_bits(version: str, tmp_path: Path) -> None:
     answer, _ = trained(tmp_path, version, "stopped")
-    assert answer["weights_sha256"] == (GOLDEN / version / "weights_sha256").read_text().strip() and answer["steps"] == 12
+    assert (
+        answer["weights_sha256"] == (GOLDEN / version / "weights_sha256").read_text().strip() and answer["steps"] == 12
+    )
     newest = json.loads((GOLDEN / VERSIONS[-1] / "answers.json").read_text())["train"]
     assert lost(newest, answer) == [], "what programs read of the answer is still there"
     assert shape(Folder(tmp_path / "run").read("report.json")) == shape(answer)
@@ -60,7 +68,12 @@ def test_a_finished_run_of_an_earlier_version_is_shown_and_exported(version: str
     folder = Folder(tmp_path / "run")
     report = report_of(folder.path)
     sha = (GOLDEN / version / "weights_sha256").read_text().strip()
-    assert report.state == "finished" and not report.damage and report.weights_sha256 == sha and report.step == report.steps == 12
+    assert (
+        report.state == "finished"
+        and not report.damage
+        and report.weights_sha256 == sha
+        and report.step == report.steps == 12
+    )
     assert report.job == "job" and report.exactness is not None and report.figures["peak_bytes"].off == 0.0
     assert sha in page(report.as_json())
     export_weights(checkpoint_of(folder, None), tmp_path / "weights.safetensors")

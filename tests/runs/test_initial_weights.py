@@ -1,4 +1,5 @@
 """A model begins from the weights of files, of all or of a part of them, and it is told what was taken; or it does not begin."""
+
 from __future__ import annotations
 
 import json
@@ -86,7 +87,9 @@ def stored(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("model", [Model, on_meta])
-def test_a_file_a_folder_several_files_and_an_index_give_the_same_weights(stored: Path, model: Callable[[], nn.Module]) -> None:
+def test_a_file_a_folder_several_files_and_an_index_give_the_same_weights(
+    stored: Path, model: Callable[[], nn.Module]
+) -> None:
     wanted = values()
     (stored / "parts").mkdir()
     names = list(wanted)
@@ -94,7 +97,11 @@ def test_a_file_a_folder_several_files_and_an_index_give_the_same_weights(stored
     save_file({name: wanted[name] for name in names[3:]}, stored / "parts" / "two.safetensors")
     several = [stored / "parts" / "one.safetensors", str(stored / "parts" / "two.safetensors")]
     index = stored / "parts" / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {name: "one.safetensors" if name in names[:3] else "two.safetensors" for name in names}}))
+    index.write_text(
+        json.dumps(
+            {"weight_map": {name: "one.safetensors" if name in names[:3] else "two.safetensors" for name in names}}
+        )
+    )
     whole = stored / "model.safetensors"
     for given in (whole, str(whole), stored, several, Weights(several), index, stored / "parts"):
         found = loaded(given, model)
@@ -104,24 +111,35 @@ def test_a_file_a_folder_several_files_and_an_index_give_the_same_weights(stored
 
 @pytest.mark.parametrize("model", [Model, on_meta])
 def test_a_new_head_stays_as_it_was_made(stored: Path, model: Callable[[], nn.Module]) -> None:
-    kept = {name: value for name, value in values().items() if name not in ("classifier.weight", "classifier.bias", "encoder.2.bias")}
+    kept = {
+        name: value
+        for name, value in values().items()
+        if name not in ("classifier.weight", "classifier.bias", "encoder.2.bias")
+    }
     save_file(kept | {"pooler.weight": torch.ones(2)}, stored / "model.safetensors")
     given = Weights(stored / "model.safetensors", new=("classifier.*", "encoder.2.bias"))
     found = loaded(given, model)
-    assert all(torch.equal(found[name], value) for name, value in kept.items()), "also the weight beside a bias that is new"
+    assert all(torch.equal(found[name], value) for name, value in kept.items()), (
+        "also the weight beside a bias that is new"
+    )
     assert all(value.isfinite().all() and not value.is_meta for value in found.values())
     if model is Model:
         random_state.seed(0)
         made = Model().state_dict()
         assert torch.equal(found["classifier.weight"], made["classifier.weight"])
-    assert note(given) == (f"5 weights are those of {stored}/model.safetensors; new: encoder.2.bias, classifier.weight, classifier.bias; "
-                           f"left in the files: pooler.*")
+    assert note(given) == (
+        f"5 weights are those of {stored}/model.safetensors; new: encoder.2.bias, classifier.weight, classifier.bias; "
+        f"left in the files: pooler.*"
+    )
 
 
 def test_what_is_missing_is_refused_with_what_to_write_and_that_works(stored: Path) -> None:
     kept = {name: value for name, value in values().items() if not name.startswith("classifier.")}
-    cases = {"": kept, "bert.": {f"bert.{name}": value for name, value in kept.items()},
-             "shorter": {name.removeprefix("encoder."): value for name, value in kept.items()}}
+    cases = {
+        "": kept,
+        "bert.": {f"bert.{name}": value for name, value in kept.items()},
+        "shorter": {name.removeprefix("encoder."): value for name, value in kept.items()},
+    }
     for tensors in cases.values():
         save_file(tensors, stored / "model.safetensors")
         said = refused(str(stored / "model.safetensors"))
@@ -166,15 +184,18 @@ def test_what_does_not_fit_is_refused(stored: Path) -> None:
     assert "can't be read" in refused(stored / "nowhere.safetensors")
     for wrong in ({"files": ()}, {"files": 3}, {"files": "a", "new": (1,)}):
         with pytest.raises(Mistake):
-            Weights(**wrong)   # type: ignore[arg-type]
+            Weights(**wrong)  # type: ignore[arg-type]
 
 
 def test_an_index_that_does_not_fit_its_files_is_refused(stored: Path) -> None:
     index = stored / "model.safetensors.index.json"
-    for text, said in (("[]", "is not an index"), ("{}", "is not an index"),
-                       ('{"weight_map": {"a": "gone.safetensors"}}', "is not beside it"),
-                       ('{"weight_map": {"a": "../model.safetensors"}}', "is not beside it"),
-                       ('{"weight_map": {"a": "model.safetensors"}}', "says that a is in model.safetensors, and it is not there")):
+    for text, said in (
+        ("[]", "is not an index"),
+        ("{}", "is not an index"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "is not beside it"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "is not beside it"),
+        ('{"weight_map": {"a": "model.safetensors"}}', "says that a is in model.safetensors, and it is not there"),
+    ):
         index.write_text(text)
         assert said in refused(stored), text
 
@@ -193,18 +214,31 @@ def test_a_pickle_is_refused_with_the_command_that_converts_it(stored: Path) -> 
 
 
 def test_a_script_is_warned_of_what_was_taken(stored: Path) -> None:
-    made = replace(job(Weights(stored, new="classifier.*"), lambda: Model(classes=5)), steps=1, data=lambda: [torch.ones(2, 4)] * 2,
-                   forward=lambda model, batch: model.classifier(batch), loss=lambda output, batch: output.sum())
-    with pytest.warns(UserWarning, match=r"6 weights are those of .*; new: classifier.weight, classifier.bias; left in the files: classif"):
+    made = replace(
+        job(Weights(stored, new="classifier.*"), lambda: Model(classes=5)),
+        steps=1,
+        data=lambda: [torch.ones(2, 4)] * 2,
+        forward=lambda model, batch: model.classifier(batch),
+        loss=lambda output, batch: output.sum(),
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"6 weights are those of .*; new: classifier.weight, classifier.bias; left in the files: classif",
+    ):
         list(shoestring.train(made))
 
 
 def test_what_was_taken_is_an_event_of_the_run_and_a_line_of_the_plan(tmp_path: Path) -> None:
-    save_file({"base.0.weight": torch.ones(4, 4), "base.0.bias": torch.ones(4), "old": torch.ones(1)}, tmp_path / "base.safetensors")
+    save_file(
+        {"base.0.weight": torch.ones(4, 4), "base.0.bias": torch.ones(4), "old": torch.ones(1)},
+        tmp_path / "base.safetensors",
+    )
     (tmp_path / "job.py").write_text(JOB)
 
     def command(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
+        return subprocess.run(
+            [sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG
+        )
 
     wanted = "2 weights are those of base.safetensors (base. there, no prefix in the model); new: 2.weight, 2.bias; left in the files: old"
     planned = command("plan", "job.py", "--use", "FusedOptimizer()", "--save", "plan.json")

@@ -3,6 +3,7 @@
 The job draws (dropout, data from the global generators), accumulates, recomputes and scales its loss in fp16, so everything that a
 checkpoint must hold is in play. The same with its state streamed from disk, which is half updated whenever it is killed in backward.
 """
+
 from __future__ import annotations
 
 import os
@@ -28,7 +29,9 @@ from tests.waiting import PASS_GATE, Gates, state_of, until
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 STEPS = 24
-JOB = PASS_GATE + """
+JOB = (
+    PASS_GATE
+    + """
 import itertools, os, random, signal
 import numpy, torch
 from torch import nn
@@ -69,9 +72,13 @@ def job(hold: str = "", steps: int = 24, flag: str = "", saving: str = "") -> Jo
                data=lambda: data(hold), forward=lambda model, batch: model(batch["x"]), steps=steps,
                loss=lambda output, batch: nn.functional.cross_entropy(output.float(), batch["y"]))
 """
+)
 PLANS = {
-    "in memory": [{"name": "Precision", "knobs": {"dtype": "fp16"}}, {"name": "Accumulate", "knobs": {"pieces": 2}},
-                  {"name": "Checkpoint", "knobs": {"every": 2}}],
+    "in memory": [
+        {"name": "Precision", "knobs": {"dtype": "fp16"}},
+        {"name": "Accumulate", "knobs": {"pieces": 2}},
+        {"name": "Checkpoint", "knobs": {"every": 2}},
+    ],
     "streamed": [{"name": "OffloadModel", "knobs": {}}],
 }
 
@@ -113,6 +120,7 @@ def killed_at(job: Path, folder: Path, step: int, number: int = signal.SIGKILL, 
     """Train until a step was told of, 0 for the beginning, then send the worker a signal. It can't do the step after the next before."""
     pid = 0
     with Gates(folder, step + 1) as gates:
+
         def look(event: Event) -> None:
             nonlocal pid
             pid = event.pid if isinstance(event, Begun) else pid
@@ -141,7 +149,9 @@ def test_killed_in_a_step(step: int, plan: str, job: Path, tmp_path: Path, expec
     assert [event["step"] for event in steps_in(records(tmp_path))] == list(range(1, STEPS + 1))
 
 
-def test_killed_in_backward_when_a_part_of_the_weights_is_updated(plan: str, job: Path, tmp_path: Path, expected: str) -> None:
+def test_killed_in_backward_when_a_part_of_the_weights_is_updated(
+    plan: str, job: Path, tmp_path: Path, expected: str
+) -> None:
     flag = str(tmp_path / "killed")
     with pytest.raises(Crashed, match="SIGKILL"):
         run_worker(task(job, tmp_path / "run", plan, flag=flag), {})
@@ -162,7 +172,10 @@ def test_killed_during_a_save(plan: str, job: Path, tmp_path: Path, expected: st
 def test_asked_to_stop_it_saves_first(number: int, job: Path, tmp_path: Path, undisturbed: str) -> None:
     result = killed_at(job, tmp_path, 7, number)
     last = records(tmp_path)[-1]
-    assert result.stopped == last["step"] >= 7 and ("SIGTERM" if number == signal.SIGTERM else "interrupted (Ctrl-C)") in last["text"]
+    assert (
+        result.stopped == last["step"] >= 7
+        and ("SIGTERM" if number == signal.SIGTERM else "interrupted (Ctrl-C)") in last["text"]
+    )
     assert (tmp_path / "checkpoints" / f"step-{last['step']:08}").exists()
     assert gone_on(job, tmp_path) == undisturbed
 
@@ -179,15 +192,19 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
-    code = (f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.training.execution.tasks import read_task\n"
-            "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
-            "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)")
+    code = (
+        f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.training.execution.tasks import read_task\n"
+        "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
+        "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)"
+    )
     with Gates(tmp_path, 6):
-        launcher = subprocess.Popen([sys.executable, "-c", code, written_task(task(job, tmp_path))], stderr=subprocess.DEVNULL)
+        launcher = subprocess.Popen(
+            [sys.executable, "-c", code, written_task(task(job, tmp_path))], stderr=subprocess.DEVNULL
+        )
         until(lambda: len(steps_in(records(tmp_path))) >= 4, "step 4")
         launcher.kill()
         launcher.wait()
-    until(lambda: holder(tmp_path) is None, "the worker's end")   # it has the lock as well, until it has saved
+    until(lambda: holder(tmp_path) is None, "the worker's end")  # it has the lock as well, until it has saved
     last = records(tmp_path)[-1]
     assert last["event"] == "stopped" and "launcher is gone" in last["text"] and last["step"] < STEPS
     assert gone_on(job, tmp_path) == undisturbed
@@ -198,13 +215,16 @@ def test_a_disk_that_is_full_for_a_while_costs_warnings_only(job: Path, tmp_path
     told: list[Event] = []
     pid = 0
     with Gates(tmp_path, 6, 15) as gates:
+
         def look(event: Event) -> None:
             nonlocal pid
             pid = event.pid if isinstance(event, Begun) else pid
             told.append(event)
             done = {one.step for one in told if isinstance(one, Stepped)}
-            for gate, most, ready in ((6, 20_000, 5 in done and any(isinstance(one, Saved) for one in told)),
-                                      (15, resource.RLIM_INFINITY, 14 in done)):
+            for gate, most, ready in (
+                (6, 20_000, 5 in done and any(isinstance(one, Saved) for one in told)),
+                (15, resource.RLIM_INFINITY, 14 in done),
+            ):
                 if ready and gate in gates.held:
                     resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
                     gates.open(gate)
@@ -226,7 +246,7 @@ def test_a_hundred_random_kills(plan: str, job: Path, tmp_path: Path, expected: 
         folder = tmp_path / str(runs)
         runs += 1
         for _ in range(8):
-            pid, left = 0, draw.randrange(1, 30)   # events
+            pid, left = 0, draw.randrange(1, 30)  # events
 
             def look(event: Event) -> None:
                 nonlocal pid, left

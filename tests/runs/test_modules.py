@@ -1,4 +1,5 @@
 """A run knows the local modules it was made of: one that changed is refused, by its name, wherever and whenever the job imports it."""
+
 from __future__ import annotations
 
 import os
@@ -40,8 +41,14 @@ def loss(output, batch):
 def job(width: int = 8, rate: float = RATE) -> Job:
     return Job(model=model, data=[], loss=loss)
 """,
-    "mod_settings.py": "RATE = 0.1\n", "mod_parts/__init__.py": "", "mod_parts/layers.py": "from .inner import DEPTH\n",
-    "mod_parts/inner.py": "DEPTH = 2\n", "mod_dynamic.py": "A = 1\n", "mod_lazy.py": "WIDTH = 4\n", "mod_late.py": "SCALE = 1\n"}
+    "mod_settings.py": "RATE = 0.1\n",
+    "mod_parts/__init__.py": "",
+    "mod_parts/layers.py": "from .inner import DEPTH\n",
+    "mod_parts/inner.py": "DEPTH = 2\n",
+    "mod_dynamic.py": "A = 1\n",
+    "mod_lazy.py": "WIDTH = 4\n",
+    "mod_late.py": "SCALE = 1\n",
+}
 AT_ONCE = {"mod_settings.py", "mod_parts/__init__.py", "mod_parts/layers.py", "mod_parts/inner.py", "mod_dynamic.py"}
 
 
@@ -101,19 +108,23 @@ def test_what_functions_import_is_noted_when_they_have_run(place: Path) -> None:
 @pytest.mark.parametrize("name", sorted({*AT_ONCE, "mod_late.py"}))
 def test_a_module_that_changed_is_refused_by_its_name_and_can_be_adopted(name: str, place: Path) -> None:
     folder = begun_with_a_step(place)
-    loaded_job(place / "job.py", {}).loss(__import__("torch").ones(1), None)   # so that mod_late is noted
+    loaded_job(place / "job.py", {}).loss(__import__("torch").ones(1), None)  # so that mod_late is noted
     note_modules(folder, place, True, print)
     with (place / name).open("a") as file:
         file.write("# changed\n")
-    with pytest.raises(Mistake, match=f"the module {name}, which the job imports, is not as it was when the run was begun.*--adopt"):
+    with pytest.raises(
+        Mistake, match=f"the module {name}, which the job imports, is not as it was when the run was begun.*--adopt"
+    ):
         begun(place)
     begun(place, adopt=True)
-    begun(place)   # the run is one of these modules now
+    begun(place)  # the run is one of these modules now
 
 
 def test_an_argument_whose_default_comes_from_elsewhere_is_told_with_both_values(place: Path) -> None:
     begun_with_a_step(place)
-    (place / "mod_settings.py").write_text("RATE = 0.20\n")   # longer: Python takes one of the same second and length for the old one
+    (place / "mod_settings.py").write_text(
+        "RATE = 0.20\n"
+    )  # longer: Python takes one of the same second and length for the old one
     with pytest.raises(Mistake, match=r"mod_settings\.py"):
         begun(place)
     held = begun(place, adopt=True)
@@ -149,13 +160,17 @@ def test_a_script_is_told_and_not_refused(place: Path) -> None:
     folder, told = begun_with_a_step(place), list[str]()
     (place / "mod_dynamic.py").write_text("A = 2\n")
     note_modules(folder, place, False, told.append, begins=True)
-    assert told == ["the module mod_dynamic.py, which the job imports, is not as it was when the run was begun: the run goes on with it as "
-                    "it is now"]
+    assert told == [
+        "the module mod_dynamic.py, which the job imports, is not as it was when the run was begun: the run goes on with it as "
+        "it is now"
+    ]
 
 
 def test_names_that_lead_elsewhere_are_not_looked_for(place: Path) -> None:
     (place.parent / "secret.py").write_text("")
-    assert modules_on_path(["../secret.py", str(place / "mod_lazy.py"), "job.txt", "mod_lazy.py"], place).keys() == {"mod_lazy.py"}
+    assert modules_on_path(["../secret.py", str(place / "mod_lazy.py"), "job.txt", "mod_lazy.py"], place).keys() == {
+        "mod_lazy.py"
+    }
 
 
 def test_a_run_of_a_version_that_did_not_note_them_goes_on(place: Path) -> None:
@@ -177,13 +192,15 @@ for step in shoestring.train(sys.argv[1], run=sys.argv[2], adopt=len(sys.argv) >
 def test_a_script_that_goes_on_with_a_job_file_is_refused_a_module_that_this_imports(place: Path) -> None:
     def script(*more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "script.py", "job.py", "a", *more]
-        return subprocess.run(command, cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT.parent)})
+        return subprocess.run(
+            command, cwd=place, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT.parent)}
+        )
 
     (place / "script.py").write_text(RUN)
     (place / "job.py").write_text(FILES["job.py"].replace("data=[]", "data=[__import__('torch').ones(2, 4)]"))
     assert (first := script()).returncode == 0, first.stderr
     (place / "mod_parts" / "inner.py").write_text("DEPTH = 3\n")
     assert "the module mod_parts/inner.py, which the job imports, is not as it was" in script().stderr
-    (place / "mod_late.py").write_text("SCALE = 2\n")   # a function imports it: the script is told
+    (place / "mod_late.py").write_text("SCALE = 2\n")  # a function imports it: the script is told
     adopted = script("adopt")
     assert adopted.returncode == 0 and "UserWarning: the module mod_late.py" in adopted.stderr, adopted.stderr

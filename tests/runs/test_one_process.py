@@ -1,4 +1,5 @@
 """One process at a time in a run's folder, whatever others do to it at the same moment; and what killed ones leave is never in the way."""
+
 from __future__ import annotations
 
 import os
@@ -55,8 +56,10 @@ while won < rounds:
 def test_of_two_processes_that_begin_anew_in_one_folder_one_at_a_time_has_it(tmp_path: Path) -> None:
     """At least 200 times, as fast as they can."""
     (tmp_path / "job.py").write_text("")
-    racers = [subprocess.Popen([sys.executable, "-c", RACER, str(tmp_path), str(ROUNDS)], stderr=subprocess.PIPE, text=True)
-              for _ in range(2)]
+    racers = [
+        subprocess.Popen([sys.executable, "-c", RACER, str(tmp_path), str(ROUNDS)], stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     (tmp_path / "go").touch()
     for racer in racers:
         _, said = racer.communicate(timeout=HUNG)
@@ -73,7 +76,9 @@ def begun(place: Path) -> OpenedRun:
     return opened(place / "run", asked(), (place / "job.py").read_bytes(), fresh=False, adopt=False)
 
 
-@pytest.mark.parametrize("kill", [0, 1, 2, 3])   # at the first, second ... moment at which something is about to reach the disk
+@pytest.mark.parametrize(
+    "kill", [0, 1, 2, 3]
+)  # at the first, second ... moment at which something is about to reach the disk
 def test_a_kill_while_a_run_is_begun_never_keeps_the_same_command_out(kill: int, tmp_path: Path) -> None:
     code = f"""
 import os, signal, sys
@@ -113,8 +118,10 @@ def test_a_draft_that_is_being_written_is_not_cleared_and_one_that_was_left_is(t
     left.write_text("half")
     with drafted(tmp_path / "plan.json") as draft:
         draft.write_text("mine")
-        code = ("import sys; from pathlib import Path; from shoestring.core.files import write_whole\n"
-                "write_whole(Path(sys.argv[1]), b'theirs')")
+        code = (
+            "import sys; from pathlib import Path; from shoestring.core.files import write_whole\n"
+            "write_whole(Path(sys.argv[1]), b'theirs')"
+        )
         other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "plan.json")])
         assert other.returncode == 0 and (tmp_path / "plan.json").read_text() == "theirs"
         assert draft.exists() and not left.exists()
@@ -147,41 +154,70 @@ def short_place() -> Iterator[Path]:
         yield Path(place)
 
 
-def test_temporary_folders_of_killed_processes_are_cleared_and_others_are_not(short_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folders_of_killed_processes_are_cleared_and_others_are_not(
+    short_place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(short_place))
-    killed = ("import os, signal, socket\nfrom shoestring.core.files import temporary_folder\nwith temporary_folder() as place:\n"
-              "    socket.socket(socket.AF_UNIX).bind(str(place / 'socket'))\n    os.kill(os.getpid(), signal.SIGKILL)")
-    assert subprocess.run([sys.executable, "-c", killed], env=os.environ | {"TMPDIR": str(short_place)}).returncode == -signal.SIGKILL
+    killed = (
+        "import os, signal, socket\nfrom shoestring.core.files import temporary_folder\nwith temporary_folder() as place:\n"
+        "    socket.socket(socket.AF_UNIX).bind(str(place / 'socket'))\n    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", killed], env=os.environ | {"TMPDIR": str(short_place)}).returncode
+        == -signal.SIGKILL
+    )
     assert len(list(short_place.iterdir())) == 1
     with temporary_folder() as first, temporary_folder() as second:
         assert set(short_place.iterdir()) == {first, second}
     assert not list(short_place.iterdir())
 
 
-def test_memory_that_a_killed_worker_left_is_cleared_and_that_of_others_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_a_killed_worker_left_is_cleared_and_that_of_others_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shared, "PLACES", (str(tmp_path),))
     (tmp_path / "shoestring-shared-left").write_bytes(bytes(64))
     (tmp_path / "other").touch()
     mine = shared.made(4096)
     assert mine is not None and os.path.getsize(mine[0]) == 4096
     theirs = shared.made(4096)
-    assert theirs is not None and {str(path) for path in tmp_path.iterdir()} == {mine[0], theirs[0], str(tmp_path / "other")}
+    assert theirs is not None and {str(path) for path in tmp_path.iterdir()} == {
+        mine[0],
+        theirs[0],
+        str(tmp_path / "other"),
+    }
     os.close(mine[1])
     os.close(theirs[1])
 
 
 @pytest.mark.slow
-def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_clear(tmp_path: Path, short_place: Path) -> None:
+def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_clear(
+    tmp_path: Path, short_place: Path
+) -> None:
     here, job = short_place, tmp_path / "job.py"
     job.write_text(JOB)
-    words = [sys.executable, "-m", "shoestring", "train", "job.py", "--devices", "2", "--use", "DataParallel()", "--run", "run"]
+    words = [
+        sys.executable,
+        "-m",
+        "shoestring",
+        "train",
+        "job.py",
+        "--devices",
+        "2",
+        "--use",
+        "DataParallel()",
+        "--run",
+        "run",
+    ]
     environment = os.environ | {"TMPDIR": str(here)}
     with Gates(tmp_path, 5):
-        launcher = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        launcher = subprocess.Popen(
+            words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         until(lambda: len(steps_in(records(tmp_path / "run"))) >= 2, "step 2")
         launcher.kill()
         launcher.wait()
-    left, = here.glob("shoestring-*")
+    (left,) = here.glob("shoestring-*")
     assert (left / "socket").exists()
     until(lambda: holder(tmp_path / "run") is None, "the workers' end")
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -189,7 +225,9 @@ def test_a_launcher_that_was_killed_leaves_nothing_that_the_next_group_does_not_
     assert not list(here.glob("shoestring-*"))
 
 
-def test_a_temporary_place_with_a_long_name_has_room_for_a_socket_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_place_with_a_long_name_has_room_for_a_socket_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / ("long" * 20)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -197,7 +235,9 @@ def test_a_temporary_place_with_a_long_name_has_room_for_a_socket_all_the_same(t
         one.bind(str(place / "socket"))
 
 
-JOB = PASS_GATE + """
+JOB = (
+    PASS_GATE
+    + """
 import itertools
 import torch
 from shoestring import Job
@@ -210,6 +250,7 @@ def data():
 def job() -> Job:
     return Job(model=lambda: torch.nn.Linear(4, 2), data=data, steps=20)
 """
+)
 
 
 def test_a_pipe_where_a_file_of_a_run_was_is_replaced_and_not_waited_for(tmp_path: Path) -> None:

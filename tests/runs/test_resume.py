@@ -1,4 +1,5 @@
 """A run's folder as a user meets it: resumed, refused, adopted, begun anew, planned again, exported."""
+
 from __future__ import annotations
 
 import csv
@@ -22,9 +23,11 @@ from tests.show.made_runs import append, made_run, step_fields
 from tests.waiting import HUNG, PASS_GATE, Gates, until
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
-REAL = sys.executable   # of a test whose worker can't listen yet, because it imports torch
+REAL = sys.executable  # of a test whose worker can't listen yet, because it imports torch
 
-JOB = PASS_GATE + """
+JOB = (
+    PASS_GATE
+    + """
 import itertools
 import torch
 from torch import nn
@@ -50,8 +53,16 @@ def data(hold):
 def job(width: int = 64, steps: int = 12, hold: str = "", greedy: int = 0) -> Job:
     return Job(model=lambda: Model(width, greedy), data=lambda: data(hold), steps=steps)
 """
-PLAN = {"chosen": {"techniques": [{"name": "FusedOptimizer", "knobs": {}}], "peak_bytes": 1 << 20, "process_bytes": 1 << 29, "step_seconds": 0.01,
-                   "exact": True}}
+)
+PLAN = {
+    "chosen": {
+        "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
+        "peak_bytes": 1 << 20,
+        "process_bytes": 1 << 29,
+        "step_seconds": 0.01,
+        "exact": True,
+    }
+}
 
 
 @pytest.fixture
@@ -62,7 +73,9 @@ def place(tmp_path: Path) -> Path:
 
 
 def shoestring(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG)
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", *map(str, words)], cwd=place, capture_output=True, text=True, timeout=HUNG
+    )
 
 
 def train(place: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -74,10 +87,19 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
     assert first.returncode == 0, first.stderr
     report = json.loads(first.stdout)
     assert {path.name for path in (place / "a").iterdir()} == {
-        "run.json", "job.py", "plan.json", "events.jsonl", "checkpoints", "report.json", "report.html", "lock", "modules.json"}
+        "run.json",
+        "job.py",
+        "plan.json",
+        "events.jsonl",
+        "checkpoints",
+        "report.json",
+        "report.html",
+        "lock",
+        "modules.json",
+    }
     assert json.loads((place / "a" / "run.json").read_text())["environment"]["torch"]
 
-    again = train(place, "--json")                                  # finished: nothing is trained again
+    again = train(place, "--json")  # finished: nothing is trained again
     assert again.returncode == 0 and json.loads(again.stdout) == report
 
     other = train(place, "--steps", 20)
@@ -101,10 +123,28 @@ def test_a_run_is_resumed_refused_adopted_and_begun_anew(place: Path) -> None:
 @pytest.mark.slow
 def test_an_adopted_run_that_is_killed_is_not_taken_for_finished(place: Path) -> None:
     assert train(place, "--plan", "saved.json").returncode == 0
-    words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--steps", "40", "--hold", ".", "--adopt", "--save-every", "4"]
+    words = [
+        "train",
+        "small.py",
+        "--run",
+        "a",
+        "--plan",
+        "saved.json",
+        "--steps",
+        "40",
+        "--hold",
+        ".",
+        "--adopt",
+        "--save-every",
+        "4",
+    ]
     with Gates(place, 20):
-        longer = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.DEVNULL,
-                                  stdout=subprocess.DEVNULL)
+        longer = subprocess.Popen(
+            [sys.executable, "-m", "shoestring", *words],
+            cwd=place,
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         until(lambda: len(steps_in(records(place / "a"))) >= 18, "step 18")
         longer.kill()
         longer.wait()
@@ -122,8 +162,9 @@ def catches(pid: int, number: int) -> bool:
 def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--hold", "."]
     with Gates(place, 1):
-        first = subprocess.Popen([REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                 text=True)
+        first = subprocess.Popen(
+            [REAL, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
         until(lambda: catches(first.pid, signal.SIGTERM), "the start of its worker")
         first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=HUNG)
@@ -133,13 +174,18 @@ def test_stopped_before_it_could_listen_it_says_so(place: Path) -> None:
 def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place: Path) -> None:
     words = ["train", "small.py", "--run", "a", "--plan", "saved.json", "--hold", ".", "--steps", "1000000"]
     with Gates(place, 3):
-        first = subprocess.Popen([sys.executable, "-m", "shoestring", *words], cwd=place, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                 text=True)
+        first = subprocess.Popen(
+            [sys.executable, "-m", "shoestring", *words],
+            cwd=place,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
         until(lambda: steps_in(records(place / "a")), "the first step")
         second = train(place)
         pid = holder(place / "a")
         assert second.returncode == 2 and f"in use by process {pid}" in second.stderr and pid is not None
-        first.send_signal(signal.SIGINT)                            # Ctrl-C: it saves and says how to go on
+        first.send_signal(signal.SIGINT)  # Ctrl-C: it saves and says how to go on
     _, said = first.communicate(timeout=HUNG)
     assert first.returncode == 130 and "the same command goes on from there" in said
     assert records(place / "a")[-1]["event"] == "stopped" and holder(place / "a") is None
@@ -148,8 +194,12 @@ def test_the_second_process_in_a_folder_is_refused_with_the_first_ones_pid(place
 
 @pytest.mark.slow
 def test_killed_during_the_plan_it_plans_again(place: Path) -> None:
-    first = subprocess.Popen([sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a"], cwd=place,
-                             stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "shoestring", "train", "small.py", "--run", "a"],
+        cwd=place,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     until(lambda: records(place / "a"), "the first event")
     first.kill()
     first.wait()
@@ -163,7 +213,11 @@ def test_memory_that_runs_out_leads_to_another_plan(place: Path) -> None:
     words = ("--greedy", 200, "--steps", 204)
     done = train(place, "--plan", "saved.json", *words)
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
-    assert "memory ran out" in done.stderr and "its checkpoint of step 200 is whole" in done.stderr and "--replan" in done.stderr
+    assert (
+        "memory ran out" in done.stderr
+        and "its checkpoint of step 200 is whole" in done.stderr
+        and "--replan" in done.stderr
+    )
     offered = json.loads((place / "a" / "plan-next.json").read_text())["chosen"]["techniques"]
     again = train(place, "--replan", *words)
     assert again.returncode == 0 and "going on after step 200" in again.stderr, again.stderr
@@ -178,14 +232,17 @@ def test_near_its_budget_a_run_says_so_before_it_dies(place: Path) -> None:
     assert [event["event"] for event in records(place / "a")].count("warning") == 1
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--fresh"], "name it with --run"),
-    (["--run", "a", "--fresh", "--adopt"], "give one of them"),
-    (["--run", "a", "--save-every", "soon"], "write a number of steps (50) or a time"),
-    (["--run", "a", "--keep", "0"], "at least one checkpoint"),
-    (["--run", "small.py"], "is not a run of shoestring"),
-    (["--run", "."], "is not a run of shoestring"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--fresh"], "name it with --run"),
+        (["--run", "a", "--fresh", "--adopt"], "give one of them"),
+        (["--run", "a", "--save-every", "soon"], "write a number of steps (50) or a time"),
+        (["--run", "a", "--keep", "0"], "at least one checkpoint"),
+        (["--run", "small.py"], "is not a run of shoestring"),
+        (["--run", "."], "is not a run of shoestring"),
+    ],
+)
 def test_a_mistake_about_runs_is_told_before_anything_is_written(words: list[str], said: str, place: Path) -> None:
     before = sorted(place.iterdir())
     done = shoestring(place, "train", "small.py", *words)
@@ -204,8 +261,11 @@ def test_exports(place: Path) -> None:
         rows = list(csv.DictReader(file))
     losses = json.loads((place / "a" / "export.json").read_text())["losses"]
     assert [float(row["loss"]) for row in rows] == losses and len(losses) == 12
-    for words, said in ((["--to", "csv"], "is there already"), (["--to", "hf", "--job", "small.py"], "not a model of transformers"),
-                        (["--to", "safetensors", "--step", "5", "--out", "x"], "no checkpoint of step 5; there are 4, 8, 12")):
+    for words, said in (
+        (["--to", "csv"], "is there already"),
+        (["--to", "hf", "--job", "small.py"], "not a model of transformers"),
+        (["--to", "safetensors", "--step", "5", "--out", "x"], "no checkpoint of step 5; there are 4, 8, 12"),
+    ):
         done = shoestring(place, "export", "a", *words)
         assert done.returncode == 2 and said in done.stderr
 
@@ -231,14 +291,16 @@ def test_a_transformers_model_is_exported_for_from_pretrained(place: Path) -> No
     assert done.returncode == 0, done.stderr
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(place / "out")
     weights = load_file(next((place / "a" / "checkpoints").glob("step-00000003/weights.safetensors")))
-    assert all(torch.equal(model.state_dict()[name], value) for name, value in weights.items() if name in model.state_dict())
+    assert all(
+        torch.equal(model.state_dict()[name], value) for name, value in weights.items() if name in model.state_dict()
+    )
     assert model.lm_head.weight is model.transformer.wte.weight
 
 
 def test_a_torn_line_and_a_full_disk_lose_events_and_nothing_else(tmp_path: Path) -> None:
     events = Events(tmp_path)
     events.add(Stepped(**step_fields(1)))
-    os.write(events.file, b'{"event": "step", "st')          # killed in the middle of a line
+    os.write(events.file, b'{"event": "step", "st')  # killed in the middle of a line
     events.close()
     Events(tmp_path).add(Stepped(**step_fields(2)))
     assert [event["step"] for event in records(tmp_path)] == [1, 2]
@@ -256,9 +318,16 @@ def test_the_first_steps_of_every_life_do_not_count_as_a_step_s_time(tmp_path: P
     path = made_run(tmp_path / "run")
 
     def went_on(first: int, *seconds: float) -> float:
-        append(path, [{"event": "begun", "time": 1e9, "pid": 1, "steps": 9, "step": first, "how": ""},
-                      *({"event": "step", "time": 1e9, **step_fields(first + number), "seconds": one}
-                        for number, one in enumerate(seconds, 1))])
+        append(
+            path,
+            [
+                {"event": "begun", "time": 1e9, "pid": 1, "steps": 9, "step": first, "how": ""},
+                *(
+                    {"event": "step", "time": 1e9, **step_fields(first + number), "seconds": one}
+                    for number, one in enumerate(seconds, 1)
+                ),
+            ],
+        )
         found: float = report_of(path).measured["step_seconds"]
         return found
 

@@ -1,5 +1,6 @@
 """Streamed runs whose gradients wait on disk: killed in the second pass they go on with the same bits; frozen weights and validation are
 as they are in memory, in the bytes that were predicted."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -71,7 +72,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def trained(job: Path, folder: Path, *techniques: dict[str, Any], steps: int = 6, flag: str = "", weights: str = "") -> TrainResult:
+def trained(
+    job: Path, folder: Path, *techniques: dict[str, Any], steps: int = 6, flag: str = "", weights: str = ""
+) -> TrainResult:
     folder.mkdir(exist_ok=True)
     return run_worker(train_task(job, steps, techniques, folder, {"steps": 2}, {"flag": flag}, weights), {})
 
@@ -88,7 +91,9 @@ def test_killed_in_the_second_pass_it_goes_on_with_the_same_bits(job: Path, undi
     with pytest.raises(Crashed, match="SIGKILL"):
         trained(job, tmp_path / "run", ACCUMULATE, STREAM, flag=str(tmp_path / "killed"))
     done = [event["step"] for event in steps_in(records(tmp_path / "run"))]
-    assert (tmp_path / "killed").exists() and len(done) == 3, "it was killed in the fourth update, half of which was done"
+    assert (tmp_path / "killed").exists() and len(done) == 3, (
+        "it was killed in the fourth update, half of which was done"
+    )
     result = trained(job, tmp_path / "run", ACCUMULATE, STREAM, flag=str(tmp_path / "killed"))
     checkpoint, damaged = newest_good(tmp_path / "run" / "checkpoints")
     assert result.steps == 6 and checkpoint is not None and not damaged
@@ -97,13 +102,16 @@ def test_killed_in_the_second_pass_it_goes_on_with_the_same_bits(job: Path, undi
     assert set(out) == set(expected) and all(torch.equal(out[name], expected[name]) for name in expected)
 
 
-def test_every_step_moves_what_was_predicted_and_validation_finds_what_it_finds_in_memory(job: Path, undisturbed: Path,
-                                                                                         tmp_path: Path) -> None:
+def test_every_step_moves_what_was_predicted_and_validation_finds_what_it_finds_in_memory(
+    job: Path, undisturbed: Path, tmp_path: Path
+) -> None:
     trained(job, tmp_path / "run", ACCUMULATE, STREAM)
     predicted = rehearse(loaded_job(job, {}), (Accumulate(2), OffloadModel()))
     moved = [event["moved"] for event in steps_in(records(tmp_path / "run"))]
     assert moved == [predicted.moved[0], *[predicted.moved[-1]] * 5]
     assert (tmp_path / "run" / "stream.bin").stat().st_size == predicted.stored
-    found, expected = ([event["metrics"] for event in records(folder) if event["event"] == "validated"]
-                       for folder in (tmp_path / "run", undisturbed))
+    found, expected = (
+        [event["metrics"] for event in records(folder) if event["event"] == "validated"]
+        for folder in (tmp_path / "run", undisturbed)
+    )
     assert found == expected and len(found) == 3

@@ -1,4 +1,5 @@
 """A file of a checkpoint that can't be read is named itself."""
+
 from __future__ import annotations
 
 import errno
@@ -15,10 +16,12 @@ from shoestring.runs.checkpoints import FILES, damage, draft, publish
 
 
 @pytest.mark.parametrize("unreadable", [*FILES, "manifest.json"])
-def test_the_file_that_can_not_be_read_is_the_one_that_is_blamed(unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_can_not_be_read_is_the_one_that_is_blamed(
+    unreadable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint, _ = publish(draft(tmp_path, 3, {"weight": torch.ones(4)}, {"step": 3}, {}))
     assert damage(checkpoint) == ""
-    broken = OSError(errno.EIO, os.strerror(errno.EIO))   # as a disk tells it: without the name of the file
+    broken = OSError(errno.EIO, os.strerror(errno.EIO))  # as a disk tells it: without the name of the file
     true_digest, true_read = hashlib.file_digest, checkpoints.read_regular
 
     def digest(file: Any, kind: str) -> Any:

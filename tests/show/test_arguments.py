@@ -1,4 +1,5 @@
 """The overview compares what runs were made with, not what somebody happened to type."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,14 @@ def row(path: Path, flags: dict[str, Any], arguments: dict[str, Any]) -> Any:
 
 
 def test_a_default_is_beside_the_value_that_another_run_was_given(tmp_path: Path) -> None:
-    drawn = str(overview([row(tmp_path / "a", {"lr": 0.01}, {"lr": 0.01, "width": 8}), row(tmp_path / "b", {}, {"lr": 0.001, "width": 8})]))
+    drawn = str(
+        overview(
+            [
+                row(tmp_path / "a", {"lr": 0.01}, {"lr": 0.01, "width": 8}),
+                row(tmp_path / "b", {}, {"lr": 0.001, "width": 8}),
+            ]
+        )
+    )
     assert "All runs have width 8." in drawn and "0.001" in drawn and "0.01" in drawn
 
 

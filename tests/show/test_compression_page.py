@@ -1,4 +1,5 @@
 """The page of a compressed model: predicted beside measured, the frontier with what was chosen of it, and every layer."""
+
 from __future__ import annotations
 
 import json
@@ -15,8 +16,14 @@ from shoestring.show.page.frontier import box_of, frontier
 from tests.show.test_page import well_nested
 
 NASTY = '<b>x</b><script>alert(1)</script> & "it" \ud800'
-PARTS = {"attention.self.query": (384, 384), "attention.self.key": (384, 384), "attention.self.value": (384, 384),
-         "attention.output.dense": (384, 384), "intermediate.dense": (1536, 384), "output.dense": (384, 1536)}
+PARTS = {
+    "attention.self.query": (384, 384),
+    "attention.self.key": (384, 384),
+    "attention.self.value": (384, 384),
+    "attention.output.dense": (384, 384),
+    "intermediate.dense": (1536, 384),
+    "output.dense": (384, 1536),
+}
 
 
 def made_layers() -> list[dict[str, Any]]:
@@ -26,30 +33,78 @@ def made_layers() -> list[dict[str, Any]]:
     found = []
     for place, (name, (rows, columns)) in enumerate(shapes.items()):
         bits = 4.25 if place % 3 else 6.25
-        found.append({"name": name, "technique": "Quantize", "form": "groups", "bits": bits, "bytes": int(rows * columns * bits / 8),
-                      "shape": [rows, columns], "damage": 2e-5 * (1 + place * 7 % 11) * (0.3 if bits > 5 else 1)})
-    return [*found, {"name": "embeddings.LayerNorm.weight", "technique": "", "form": "plain", "bits": 32.0, "bytes": 1536, "shape": [384],
-                     "damage": 0.0}]
+        found.append(
+            {
+                "name": name,
+                "technique": "Quantize",
+                "form": "groups",
+                "bits": bits,
+                "bytes": int(rows * columns * bits / 8),
+                "shape": [rows, columns],
+                "damage": 2e-5 * (1 + place * 7 % 11) * (0.3 if bits > 5 else 1),
+            }
+        )
+    return [
+        *found,
+        {
+            "name": "embeddings.LayerNorm.weight",
+            "technique": "",
+            "form": "plain",
+            "bits": 32.0,
+            "bytes": 1536,
+            "shape": [384],
+            "damage": 0.0,
+        },
+    ]
 
 
 def made_report(**more: Any) -> dict[str, Any]:
     sizes = [8.1e6 * (90.9 / 8.1) ** (place / 23) for place in range(24)]
     return {
-        "folder": "runs/minilm-compressed", "size_bytes": {"predicted": 15_780_312, "measured": 15_780_312},
+        "folder": "runs/minilm-compressed",
+        "size_bytes": {"predicted": 15_780_312, "measured": 15_780_312},
         "memory_bytes": {"predicted": 16_200_000, "measured": 16_200_000},
         "latency_ms": {"p50": {"predicted": 11.6, "measured": 12.0}, "p99": {"predicted": 14.4, "measured": 15.3}},
-        "fidelity": {"by": "cosine", "n": 1024, "output": "boxes", "mean": {"predicted": 0.99858, "measured": 0.9984},
-                     "outputs": [{"name": "boxes", "by": "r2", "why": "the loss calls l1_loss", "samples": 1024,
-                                  "mean": {"measured": 0.9984}, "worst": {"measured": 0.9907}}],
-                     "worst": {"predicted": 0.9921, "measured": 0.9907}},
-        "metric": {"accuracy": {"original": 0.9121, "predicted": 0.911, "measured": 0.9102, "n": 1024, "of": "samples",
-                                "standard_error": 0.0089, "interval": [0.891, 0.926]}},
-        "techniques": [{"name": "Quantize", "knobs": {"bits": None, "group": 64}, "why": "2 to 8 bits a weight, rounded by GPTQ"},
-                       {"name": "Half", "knobs": {}, "why": "norms and biases in 16 bits: no damage that can be seen"}],
-        "plain": {"size_bytes": 90_868_376, "latency_ms": {"p50": 41.3, "p99": 52.0}}, "layers": made_layers(),
+        "fidelity": {
+            "by": "cosine",
+            "n": 1024,
+            "output": "boxes",
+            "mean": {"predicted": 0.99858, "measured": 0.9984},
+            "outputs": [
+                {
+                    "name": "boxes",
+                    "by": "r2",
+                    "why": "the loss calls l1_loss",
+                    "samples": 1024,
+                    "mean": {"measured": 0.9984},
+                    "worst": {"measured": 0.9907},
+                }
+            ],
+            "worst": {"predicted": 0.9921, "measured": 0.9907},
+        },
+        "metric": {
+            "accuracy": {
+                "original": 0.9121,
+                "predicted": 0.911,
+                "measured": 0.9102,
+                "n": 1024,
+                "of": "samples",
+                "standard_error": 0.0089,
+                "interval": [0.891, 0.926],
+            }
+        },
+        "techniques": [
+            {"name": "Quantize", "knobs": {"bits": None, "group": 64}, "why": "2 to 8 bits a weight, rounded by GPTQ"},
+            {"name": "Half", "knobs": {}, "why": "norms and biases in 16 bits: no damage that can be seen"},
+        ],
+        "plain": {"size_bytes": 90_868_376, "latency_ms": {"p50": 41.3, "p99": 52.0}},
+        "layers": made_layers(),
         "frontier": [{"size_bytes": size, "damage": 0.06 * (8.1e6 / size) ** 5, "latency_ms": 12.0} for size in sizes],
         "notes": ["the job has no unlabelled texts: a quarter of the validation set was held back for calibration"],
-        "files": ["model.safetensors", "manifest.json"], "asked": {"size": 16_000_000, "quality": 0.998, "latency": 0.02}, **more}
+        "files": ["model.safetensors", "manifest.json"],
+        "asked": {"size": 16_000_000, "quality": 0.998, "latency": 0.02},
+        **more,
+    }
 
 
 def main_of(text: str) -> str:
@@ -67,20 +122,41 @@ def section(text: str, title: str) -> str:
 
 
 def test_a_full_report_says_everything() -> None:
-    text = compression_page(made_report(healed={"seconds": 598.0, "before": 0.962, "after": 0.9751}, warnings=["few samples"]))
+    text = compression_page(
+        made_report(healed={"seconds": 598.0, "before": 0.962, "after": 0.9751}, warnings=["few samples"])
+    )
     assert well_nested(text)
     words = words_of(text)
-    for said in ("15.8 MB of 90.9 MB, fidelity .9984, 12 ms an answer", "Compressed minilm-compressed", "size 16 MB", "keep .998",
-                 "latency 20 ms", "5.8x smaller", "3.4x faster", "worst .9907", "on 1,024 answers that nothing was chosen by",
-                 "Size on disk 15.8 MB 15.8 MB as predicted 90.9 MB", "An answer, 99 of 100 14.4 ms 15.3 ms 6.2 % above 52 ms",
-                 "Fidelity, mean .9986 .9984 damage 13 % above 1", "accuracy .9121 .9102 .891 to .926 1,024 samples",
-                 "boxes r2; the loss calls l1_loss .9984 .9907 1,024 samples",
-                 "chosen, predicted: 15.8 MB, damage .00142, 11.6 ms an answer", "measured: 15.8 MB, damage .0016, 12 ms an answer",
-                 "asked for: 16 MB, fidelity .998", "Quantize(bits=None, group=64)", "rounded by GPTQ", "39 weights, by the damage",
-                 "_embeddings.weight 30522 \N{MULTIPLICATION SIGN} 384 Quantize groups 6.25 9.16 MB", "as it is 32 1.54 kB 0",
-                 "fidelity .9620 before, .9751 after", "Warning few samples", "a quarter of the validation set", "model.safetensors"):
+    for said in (
+        "15.8 MB of 90.9 MB, fidelity .9984, 12 ms an answer",
+        "Compressed minilm-compressed",
+        "size 16 MB",
+        "keep .998",
+        "latency 20 ms",
+        "5.8x smaller",
+        "3.4x faster",
+        "worst .9907",
+        "on 1,024 answers that nothing was chosen by",
+        "Size on disk 15.8 MB 15.8 MB as predicted 90.9 MB",
+        "An answer, 99 of 100 14.4 ms 15.3 ms 6.2 % above 52 ms",
+        "Fidelity, mean .9986 .9984 damage 13 % above 1",
+        "accuracy .9121 .9102 .891 to .926 1,024 samples",
+        "boxes r2; the loss calls l1_loss .9984 .9907 1,024 samples",
+        "chosen, predicted: 15.8 MB, damage .00142, 11.6 ms an answer",
+        "measured: 15.8 MB, damage .0016, 12 ms an answer",
+        "asked for: 16 MB, fidelity .998",
+        "Quantize(bits=None, group=64)",
+        "rounded by GPTQ",
+        "39 weights, by the damage",
+        "_embeddings.weight 30522 \N{MULTIPLICATION SIGN} 384 Quantize groups 6.25 9.16 MB",
+        "as it is 32 1.54 kB 0",
+        "fidelity .9620 before, .9751 after",
+        "Warning few samples",
+        "a quarter of the validation set",
+        "model.safetensors",
+    ):
         assert said in words, said
-    assert "asked for." not in words   # nothing was missed
+    assert "asked for." not in words  # nothing was missed
 
 
 def test_sections_come_in_the_order_in_which_one_asks() -> None:
@@ -96,34 +172,60 @@ def test_nothing_is_fetched_and_no_script_or_style_is_allowed_but_its_own() -> N
 
 
 def test_names_can_not_be_markup() -> None:
-    report = made_report(folder=NASTY, notes=[NASTY], warnings=[NASTY], files=[NASTY], missed=[NASTY], asked={NASTY: NASTY},
-                         metric={NASTY: {"measured": 1.0}}, techniques=[{"name": NASTY, "knobs": {NASTY: NASTY}, "why": NASTY}],
-                         layers=[{"name": NASTY, "technique": NASTY, "form": NASTY, "shape": [NASTY], "bits": NASTY}])
+    report = made_report(
+        folder=NASTY,
+        notes=[NASTY],
+        warnings=[NASTY],
+        files=[NASTY],
+        missed=[NASTY],
+        asked={NASTY: NASTY},
+        metric={NASTY: {"measured": 1.0}},
+        techniques=[{"name": NASTY, "knobs": {NASTY: NASTY}, "why": NASTY}],
+        layers=[{"name": NASTY, "technique": NASTY, "form": NASTY, "shape": [NASTY], "bits": NASTY}],
+    )
     text = compression_page(report)
     text.encode()
     assert well_nested(text) and "<b>x" not in text and "<script>alert" not in text and text.count("&lt;b&gt;x") >= 12
 
 
-@pytest.mark.parametrize(("asked", "said"), [
-    ({"size": 15_000_000}, "It takes 15,780,312 bytes, and 15,000,000 were asked for."),
-    ({"quality": 0.999}, "Fidelity, measured on unseen data, is .9984, and .999 was asked for."),
-    ({"latency": 0.015}, "An answer took 15.3 ms when it was measured, and 15 ms was asked for."),
-    ({"latency": 0.011, "percentile": 0.5}, "An answer took 12 ms when it was measured, and 11 ms was asked for.")])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"size": 15_000_000}, "It takes 15,780,312 bytes, and 15,000,000 were asked for."),
+        ({"quality": 0.999}, "Fidelity, measured on unseen data, is .9984, and .999 was asked for."),
+        ({"latency": 0.015}, "An answer took 15.3 ms when it was measured, and 15 ms was asked for."),
+        ({"latency": 0.011, "percentile": 0.5}, "An answer took 12 ms when it was measured, and 11 ms was asked for."),
+    ],
+)
 def test_what_was_asked_for_and_missed_is_told(asked: dict[str, float], said: str) -> None:
     words = words_of(compression_page(made_report(asked=asked)))
     assert said in words and "Not what was asked for" in words
-    assert "Not what was asked for" not in words_of(compression_page(made_report(asked={"latency": 0.013, "percentile": 0.5})))
+    assert "Not what was asked for" not in words_of(
+        compression_page(made_report(asked={"latency": 0.013, "percentile": 0.5}))
+    )
 
 
 def test_what_was_not_measured_is_not_said_to_be() -> None:
-    report = made_report(size_bytes={"predicted": 5e6}, fidelity={"mean": {"predicted": 0.99}}, latency_ms={}, metric={}, memory_bytes=None)
+    report = made_report(
+        size_bytes={"predicted": 5e6},
+        fidelity={"mean": {"predicted": 0.99}},
+        latency_ms={},
+        metric={},
+        memory_bytes=None,
+    )
     words = words_of(compression_page(report))
     assert "Predicted, not measured: 5.00 MB of 90.9 MB, fidelity .9900" in words and "Compressed minilm" not in words
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The way to everything in a report, of lists the first entry alone."""
-    below = list(value.items()) if isinstance(value, dict) else list(enumerate(value[:1])) if isinstance(value, list) else []
+    below = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value[:1]))
+        if isinstance(value, list)
+        else []
+    )
     return [path] * bool(path) + [way for key, one in below for way in leaves(one, (*path, key))]
 
 
@@ -142,7 +244,9 @@ def test_any_one_thing_may_be_odd(odd: object) -> None:
         inside[path[-1]] = odd
         text = compression_page(report)
         assert well_nested(main_of(text)) and len(text) < 60_000, path
-        assert not re.search(r"\b(nan|None|\d{30,})\b", section(text, "Predicted and measured") + section(text, "The frontier")), path
+        assert not re.search(
+            r"\b(nan|None|\d{30,})\b", section(text, "Predicted and measured") + section(text, "The frontier")
+        ), path
 
 
 @pytest.mark.parametrize("key", sorted(made_report()))
@@ -158,10 +262,24 @@ def test_an_empty_report_makes_a_page() -> None:
 
 
 def test_of_many_layers_the_most_damaged_are_shown_and_the_rest_counted() -> None:
-    layers = [{"name": f"layer.{place}" + "&" * 500, "technique": "Quantize", "form": "groups", "bits": 4.2, "bytes": 1000,
-               "shape": [10, 200], "damage": place / 1e6 if place != 7 else None} for place in range(5000)]
-    report = made_report(layers=layers, notes=["&" * 10_000] * 500, frontier=made_report()["frontier"] * 500,
-                         metric={f"{place}" + "&" * 500: {"measured": 1.0} for place in range(500)})
+    layers = [
+        {
+            "name": f"layer.{place}" + "&" * 500,
+            "technique": "Quantize",
+            "form": "groups",
+            "bits": 4.2,
+            "bytes": 1000,
+            "shape": [10, 200],
+            "damage": place / 1e6 if place != 7 else None,
+        }
+        for place in range(5000)
+    ]
+    report = made_report(
+        layers=layers,
+        notes=["&" * 10_000] * 500,
+        frontier=made_report()["frontier"] * 500,
+        metric={f"{place}" + "&" * 500: {"measured": 1.0} for place in range(500)},
+    )
     text = compression_page(report)
     assert len(text.encode()) < 250_000
     found = [int(place) for place in re.findall(r">layer\.(\d+)", text)]
@@ -184,12 +302,22 @@ def test_points_are_where_their_logarithms_say() -> None:
     drawn = frontier(made_report(asked={}))
     assert drawn is not None and drawn.rows_name == "damage (1 - fidelity)" and drawn.columns_name == "size in MB"
     xs, ys = zip(*(one.place for one in drawn.dots), strict=True)
-    assert len(xs) == 24 and list(xs) == sorted(xs) and list(ys) == sorted(ys)   # more bytes, less damage: further down
+    assert len(xs) == 24 and list(xs) == sorted(xs) and list(ys) == sorted(ys)  # more bytes, less damage: further down
     steps = [(right - left, low - high) for left, right, high, low in zip(xs, xs[1:], ys, ys[1:], strict=False)]
-    assert all(abs(x - steps[0][0]) < 0.3 and abs(y - steps[0][1]) < 0.3 for x, y in steps)   # a power law is a straight line
-    assert [mark.text for mark in drawn.columns] == ["10", "20", "50", "100"] and "Both scales are logarithmic" in drawn.note
+    assert all(
+        abs(x - steps[0][0]) < 0.3 and abs(y - steps[0][1]) < 0.3 for x, y in steps
+    )  # a power law is a straight line
+    assert [mark.text for mark in drawn.columns] == [
+        "10",
+        "20",
+        "50",
+        "100",
+    ] and "Both scales are logarithmic" in drawn.note
     places = dict(drawn.markers)
-    assert places["measured"].place[0] == places["predicted"].place[0] and places["measured"].place[1] < places["predicted"].place[1]
+    assert (
+        places["measured"].place[0] == places["predicted"].place[0]
+        and places["measured"].place[1] < places["predicted"].place[1]
+    )
 
 
 def test_sizes_that_are_near_each_other_are_on_an_even_scale() -> None:
@@ -221,7 +349,9 @@ def test_what_was_asked_for_is_a_line_and_what_was_not_is_none() -> None:
 
 
 def test_points_that_are_no_numbers_are_left_out_and_told() -> None:
-    drawn = frontier({"frontier": [{"size_bytes": 1e6, "damage": 0.1}, {"size_bytes": nan, "damage": 0.1}, {"size_bytes": 10**400}]})
+    drawn = frontier(
+        {"frontier": [{"size_bytes": 1e6, "damage": 0.1}, {"size_bytes": nan, "damage": 0.1}, {"size_bytes": 10**400}]}
+    )
     assert drawn is not None and len(drawn.dots) == 1 and "2 of its points are no numbers and left out" in drawn.note
     assert frontier({"frontier": [{"size_bytes": nan, "damage": 0.1}]}) is None
 
@@ -229,13 +359,26 @@ def test_points_that_are_no_numbers_are_left_out_and_told() -> None:
 @pytest.mark.parametrize("measured", [0.5, 0.9, 0.97, 0.99, 0.998, 0.9984, 0.99858, 0.9999, 1.0])
 @pytest.mark.parametrize("size", [8.1e6, 15.8e6, 90e6])
 def test_words_lie_inside_and_over_no_others_wherever_the_points_are(measured: float, size: float) -> None:
-    for asked in ({}, {"size": size * 1.01}, {"quality": measured}, {"size": size, "quality": 0.998}, {"size": 4e6, "quality": 0.9999}):
-        drawn = frontier(made_report(size_bytes={"predicted": size, "measured": size * 0.999}, asked=asked,
-                                     fidelity={"mean": {"predicted": 0.99858, "measured": measured}}))
+    for asked in (
+        {},
+        {"size": size * 1.01},
+        {"quality": measured},
+        {"size": size, "quality": 0.998},
+        {"size": 4e6, "quality": 0.9999},
+    ):
+        drawn = frontier(
+            made_report(
+                size_bytes={"predicted": size, "measured": size * 0.999},
+                asked=asked,
+                fidelity={"mean": {"predicted": 0.99858, "measured": measured}},
+            )
+        )
         assert drawn is not None
         boxes = [box_of(word.text, word.x, word.y, word.anchor) for word in drawn.words]
         assert {word.text for word in drawn.words} >= {"measured", "predicted"}
         for place, (left, top, right, bottom) in enumerate(boxes):
             assert left >= LEFT - 1 and right <= RIGHT + 5 and bottom <= BOTTOM + 1
-            assert not any(left < other[2] - 0.2 and other[0] < right - 0.2 and top < other[3] - 0.2 and other[1] < bottom - 0.2
-                           for other in boxes[place + 1:])
+            assert not any(
+                left < other[2] - 0.2 and other[0] < right - 0.2 and top < other[3] - 0.2 and other[1] < bottom - 0.2
+                for other in boxes[place + 1 :]
+            )

@@ -1,4 +1,5 @@
 """A model that is cut, as people see it: which stage holds what, who computes when, measured under predicted."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,13 +19,25 @@ from shoestring.show.timeline import cut_text
 from shoestring.training.plan import staging_in
 from tests.show.made_runs import MIB, PLAN, made_run
 
-WORKS = [[["F", 0, 0, 0.0, 1.0], ["F", 1, 0, 1.0, 2.0], ["B", 0, 0, 4.0, 6.0], ["B", 1, 0, 7.0, 9.0]],
-         [["F", 0, 1, 1.0, 2.0], ["B", 0, 1, 2.0, 4.0], ["F", 1, 1, 4.0, 5.0], ["B", 1, 1, 5.0, 7.0]]]
+WORKS = [
+    [["F", 0, 0, 0.0, 1.0], ["F", 1, 0, 1.0, 2.0], ["B", 0, 0, 4.0, 6.0], ["B", 1, 0, 7.0, 9.0]],
+    [["F", 0, 1, 1.0, 2.0], ["B", 0, 1, 2.0, 4.0], ["F", 1, 1, 4.0, 5.0], ["B", 1, 1, 5.0, 7.0]],
+]
 SLOW = [[[*work[:3], 2 * work[3], 2 * work[4]] for work in own] for own in WORKS]
 CHOSEN: dict[str, Any] = {
-    "mesh": {"data": 2, "stage": 2, "tensor": 1}, "cut": [3, 5], "cut_blocks": [["a.0", "a.1", "a.2"], ["b.0", "b.1", "b.2", "b.3", "b.4"]],
-    "schedule": "1f1b", "pieces": 2, "bubble": 1 / 3, "cut_why": "8 blocks are cut 3+5; because", "timeline": WORKS,
-    "ranks": [{"ranks": [0, 2], "peak_bytes": 30 * MIB, "sent_bytes": 1.0}, {"ranks": [1, 3], "peak_bytes": 50 * MIB, "sent_bytes": 1.0}]}
+    "mesh": {"data": 2, "stage": 2, "tensor": 1},
+    "cut": [3, 5],
+    "cut_blocks": [["a.0", "a.1", "a.2"], ["b.0", "b.1", "b.2", "b.3", "b.4"]],
+    "schedule": "1f1b",
+    "pieces": 2,
+    "bubble": 1 / 3,
+    "cut_why": "8 blocks are cut 3+5; because",
+    "timeline": WORKS,
+    "ranks": [
+        {"ranks": [0, 2], "peak_bytes": 30 * MIB, "sent_bytes": 1.0},
+        {"ranks": [1, 3], "peak_bytes": 50 * MIB, "sent_bytes": 1.0},
+    ],
+}
 
 
 def test_a_plan_says_mesh_cut_and_draws_the_schedule() -> None:
@@ -32,14 +45,18 @@ def test_a_plan_says_mesh_cut_and_draws_the_schedule() -> None:
     assert lines[0] == "mesh: 2 copies of the model x 2 stages (data 2, stage 2, tensor 1)"
     assert lines[1].strip() == "8 blocks are cut 3+5; because"
     assert [line.split() for line in lines[5:7]] == [
-        ["0", "3", "a.0", "to", "a.2", "30.0", "MiB"], ["1", "5", "b.0", "to", "b.4", "50.0", "MiB"]]
+        ["0", "3", "a.0", "to", "a.2", "30.0", "MiB"],
+        ["1", "5", "b.0", "to", "b.4", "50.0", "MiB"],
+    ]
     assert "predicted: 9 s, 33 % idle" in lines and not any("measured" in line for line in lines)
     drawn = [line for line in lines if line.startswith("stage ") and ("F" in line)]
     assert drawn[0].startswith("stage 0  F0") and drawn[1].startswith("stage 1  ··")
 
 
 def test_a_plan_without_stages_says_its_mesh_alone_and_one_worker_nothing() -> None:
-    assert rendered(standing({"mesh": {"data": 4, "stage": 1, "tensor": 1}}, Screen(90)), Screen(90)).startswith("mesh: 4 copies")
+    assert rendered(standing({"mesh": {"data": 4, "stage": 1, "tensor": 1}}, Screen(90)), Screen(90)).startswith(
+        "mesh: 4 copies"
+    )
     assert standing({}, Screen(90)) == []
 
 
@@ -64,29 +81,49 @@ def run(tmp_path: Path) -> Path:
 def test_the_report_has_measured_beside_predicted_as_soon_as_it_is_told(run: Path) -> None:
     before = report_of(run).cut()
     assert before["bubble"] == {"predicted": 1 / 3, "measured": None} and before["timeline"]["measured"] is None
-    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4)))   # type: ignore[union-attr]
+    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4)))  # type: ignore[union-attr]
     found = report_of(run).as_json()
     assert found["mesh"] == CHOSEN["mesh"] and found["cut"] == [3, 5] and found["schedule"] == "1f1b"
     assert found["bubble"] == {"predicted": 1 / 3, "measured": 0.4}
     assert found["timeline"] == {"predicted": WORKS, "measured": SLOW, "step": 9, "steps": 7, "one_clock": True}
     cut = cut_in(found)
     assert cut is not None and [(row.predicted, row.measured) for row in cut.rows] == [(30 * MIB, 3), (50 * MIB, 4)]
-    assert "the measured picture is of step 9; workers waited for 40 % of a step, the median of 7 steps" in cut_text(cut).splitlines()
+    assert (
+        "the measured picture is of step 9; workers waited for 40 % of a step, the median of 7 steps"
+        in cut_text(cut).splitlines()
+    )
 
 
 def test_the_page_shows_the_picture_and_what_every_stage_holds(run: Path) -> None:
-    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4), machines=True))   # type: ignore[union-attr]
+    note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4), machines=True))  # type: ignore[union-attr]
     shown = page(report_of(run).as_json())
-    section = shown[shown.index("Who computes when"):]
+    section = shown[shown.index("Who computes when") :]
     assert "Predicted: 9 s, 33 % idle" in section and "Measured: 18 s, 33 % idle" in section
-    assert "Stage 1" in section and "5: b.0 to b.4" in section and "50.0 MiB" in section and "no clock in common" in section
+    assert (
+        "Stage 1" in section
+        and "5: b.0 to b.4" in section
+        and "50.0 MiB" in section
+        and "no clock in common" in section
+    )
     assert "Who computes when" not in page(PLAN), "a model that is not cut has no such section"
 
 
-@pytest.mark.parametrize("wrong", [
-    {"mesh": None}, {"mesh": {"stage": 0}}, {"cut": None}, {"cut": ["x"]}, {"timeline": [[["F", 0]]]}, {"bubble": {}},
-    {"timeline": {"predicted": 3}},
-    {"ranks": [3]}, {"cut_blocks": 7}, {"pieces": None}, {"timeline": {"predicted": [[["Q", 0, 0, 0.0, 1.0]]]}}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mesh": None},
+        {"mesh": {"stage": 0}},
+        {"cut": None},
+        {"cut": ["x"]},
+        {"timeline": [[["F", 0]]]},
+        {"bubble": {}},
+        {"timeline": {"predicted": 3}},
+        {"ranks": [3]},
+        {"cut_blocks": 7},
+        {"pieces": None},
+        {"timeline": {"predicted": [[["Q", 0, 0, 0.0, 1.0]]]}},
+    ],
+)
 def test_a_page_is_drawn_without_what_can_not_be_read(wrong: dict[str, Any]) -> None:
     assert stages(CHOSEN | wrong) == "" or "Who computes when" in stages(CHOSEN | wrong)
     assert page(CHOSEN | wrong).startswith("<!doctype html>")

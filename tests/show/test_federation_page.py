@@ -1,4 +1,5 @@
 """The page of a federated run: rounds in place of steps, who took part, bytes, privacy, A/B tables, and who is missing."""
+
 from __future__ import annotations
 
 import json
@@ -21,48 +22,142 @@ from tests.show.test_page import full, well_nested
 
 NASTY = '<b>x</b> & "it"'
 ROWS: list[dict[str, Any]] = [
-    {"metric": "accuracy", "group": "all", "one": 0.8812, "other": 0.9011, "delta_percent": 2.26, "low": 1.1, "high": 3.4, "devices": 1000,
-     "verdict": "better"},
-    {"metric": "accuracy", "group": NASTY, "one": 0.8912, "other": 0.8711, "delta_percent": -2.2, "low": -4.4, "high": -0.4,
-     "devices": 212, "verdict": "worse"},
-    {"metric": "loss", "group": "moon", "one": None, "other": None, "delta_percent": None, "low": None, "high": None, "devices": None,
-     "verdict": "too few devices"}]
+    {
+        "metric": "accuracy",
+        "group": "all",
+        "one": 0.8812,
+        "other": 0.9011,
+        "delta_percent": 2.26,
+        "low": 1.1,
+        "high": 3.4,
+        "devices": 1000,
+        "verdict": "better",
+    },
+    {
+        "metric": "accuracy",
+        "group": NASTY,
+        "one": 0.8912,
+        "other": 0.8711,
+        "delta_percent": -2.2,
+        "low": -4.4,
+        "high": -0.4,
+        "devices": 212,
+        "verdict": "worse",
+    },
+    {
+        "metric": "loss",
+        "group": "moon",
+        "one": None,
+        "other": None,
+        "delta_percent": None,
+        "low": None,
+        "high": None,
+        "devices": None,
+        "verdict": "too few devices",
+    },
+]
 
 
 def round_fields(number: int, names: list[str], of: int = 10) -> dict[str, Any]:
     """A round of ten devices: one is missing in every second, one is turned away in every fifth."""
-    missing, rejected = [names[number % len(names)]] * (number % 2), [[names[-1], "3 values are not numbers"]] * (number % 5 == 0)
+    missing, rejected = (
+        [names[number % len(names)]] * (number % 2),
+        [[names[-1], "3 values are not numbers"]] * (number % 5 == 0),
+    )
     took = of - len(missing) - len(rejected)
-    return {"step": number, "participants": took, "samples": 20.0 * took, "up": 1000 * took, "senders": took, "down": 4000 * of,
-            "ordered": of, "missing": len(missing), "missing_names": missing, "rejected": rejected}
+    return {
+        "step": number,
+        "participants": took,
+        "samples": 20.0 * took,
+        "up": 1000 * took,
+        "senders": took,
+        "down": 4000 * of,
+        "ordered": of,
+        "missing": len(missing),
+        "missing_names": missing,
+        "rejected": rejected,
+    }
 
 
-def federated_run(path: Path, done: int = 20, rounds: int = 40, epsilon: float | None = None, names: list[str] | None = None,
-                  end: dict[str, Any] | None = None, report: dict[str, Any] | None = None) -> Path:
+def federated_run(
+    path: Path,
+    done: int = 20,
+    rounds: int = 40,
+    epsilon: float | None = None,
+    names: list[str] | None = None,
+    end: dict[str, Any] | None = None,
+    report: dict[str, Any] | None = None,
+) -> Path:
     """The folder of a federated run after so many rounds. It spends a twentieth of epsilon 2 in a round."""
     path.mkdir(parents=True)
     folder, names = Folder(path), names or [f"writer-{place}" for place in range(30)]
-    folder.write("run.json", {"job": "jobs/digits.py", "flags": {"lr": 0.05}, "federated": {
-        "rounds": rounds, "clients": 30, "per_round": 10, "upload": 2000, "download": None, "epsilon": epsilon,
-        "delta": 1e-6 if epsilon else None}})
-    folder.write("plan.json", {
-        "predicted": {"up_bytes": 1000, "down_bytes": 4000, "round_seconds": 0.5, "total_seconds": 20.0}, "techniques": [],
-        "plain": {"up_bytes": 4000, "down_bytes": 4000, "round_seconds": 0.4, "total_seconds": 16.0}})
+    folder.write(
+        "run.json",
+        {
+            "job": "jobs/digits.py",
+            "flags": {"lr": 0.05},
+            "federated": {
+                "rounds": rounds,
+                "clients": 30,
+                "per_round": 10,
+                "upload": 2000,
+                "download": None,
+                "epsilon": epsilon,
+                "delta": 1e-6 if epsilon else None,
+            },
+        },
+    )
+    folder.write(
+        "plan.json",
+        {
+            "predicted": {"up_bytes": 1000, "down_bytes": 4000, "round_seconds": 0.5, "total_seconds": 20.0},
+            "techniques": [],
+            "plain": {"up_bytes": 4000, "down_bytes": 4000, "round_seconds": 0.4, "total_seconds": 16.0},
+        },
+    )
     begun = moments_ago(done + 6)
-    events: list[dict[str, Any]] = [{"event": "planning", "time": begun},
-                                    {"event": "begun", "time": begun + 5, "pid": 1, "steps": rounds, "step": 0}]
+    events: list[dict[str, Any]] = [
+        {"event": "planning", "time": begun},
+        {"event": "begun", "time": begun + 5, "pid": 1, "steps": rounds, "step": 0},
+    ]
     for number in range(1, done + 1):
         told: dict[str, Any] = {"event": "round", "time": begun + 5 + number, **round_fields(number, names)}
         told |= {"epsilon": 0.1 * number} if epsilon else {}
         if number % 10 == 0:
             told |= {"before": {"accuracy": 0.8 + number / 1000}, "after": {"accuracy": 0.9 + number / 1000}}
-        events += [{"event": "step", "time": begun + 5 + number, "step": number, "loss": 2 * exp(-number / 10), "seconds": 0.5,
-                    "process": 300 * MIB, "most": 300 * MIB}, told]
+        events += [
+            {
+                "event": "step",
+                "time": begun + 5 + number,
+                "step": number,
+                "loss": 2 * exp(-number / 10),
+                "seconds": 0.5,
+                "process": 300 * MIB,
+                "most": 300 * MIB,
+            },
+            told,
+        ]
         if number % 10 == 0:
-            events += [{"event": "validated", "time": begun + 5 + number, "step": number, "metrics": {"loss": 1 / number, "accuracy": 0.7},
-                        "best": True},
-                       {"event": "saved", "time": begun + 5 + number, "step": number, "checkpoint": f"step-{number}", "bytes": 4000}]
-    append(path, events + ([{"event": "finished", "time": begun + 5 + done, "step": done, **end}] if end is not None else []))
+            events += [
+                {
+                    "event": "validated",
+                    "time": begun + 5 + number,
+                    "step": number,
+                    "metrics": {"loss": 1 / number, "accuracy": 0.7},
+                    "best": True,
+                },
+                {
+                    "event": "saved",
+                    "time": begun + 5 + number,
+                    "step": number,
+                    "checkpoint": f"step-{number}",
+                    "bytes": 4000,
+                },
+            ]
+    append(
+        path,
+        events + ([{"event": "finished", "time": begun + 5 + done, "step": done, **end}] if end is not None else []),
+    )
     if report is not None:
         folder.write("report.json", report)
     return path
@@ -93,17 +188,28 @@ def test_every_section_has_the_numbers_of_the_rounds(tmp_path: Path) -> None:
     up, down = chart(text, "traffic")["lines"]
     assert up["y"] == [1000 * sum(took[:number]) for number in range(1, 21)] and down["y"][-1] == 20 * 40_000
     private = chart(text, "epsilon")
-    assert private["budget"] == 4.0 and private["lines"][0]["y"] == pytest.approx([0.1 * number for number in range(1, 21)])
+    assert private["budget"] == 4.0 and private["lines"][0]["y"] == pytest.approx(
+        [0.1 * number for number in range(1, 21)]
+    )
     before, after = chart(text, "devices accuracy")["lines"]
     assert (before["x"], before["y"], after["y"]) == ([10, 20], [0.81, 0.82], [0.91, 0.92])
     words = words_of(text)
-    for said in ("Trained 20 rounds, each with 10 of 30 clients; epsilon 2.000 of 4 is spent.", "Participants 9 of 10 in the last round",
-                 f"Sent up {sum(took) / 1.024:.0f} KiB 781 KiB down", "Missing 10 times 4 turned away", "Epsilon 2.000 of 4, delta 1e-6",
-                 "Epsilon 2.000 of 4 is spent at delta 1e-6, 2.000 is left.",
-                 "A device sends 1,000 B a round, of 1.95 KiB that it may. A device is given 3.91 KiB a round.",
-                 "On what devices hold out: 0.8200 before, 0.9200 after their own work", "4 updates could not be used",
-                 "writer-29 3 values are not numbers 20", "Up, a device 1,000 B 1,000 B as predicted 3.91 KiB",
-                 "per round 10", "upload 1.95 KiB", "The plain round, no technique."):
+    for said in (
+        "Trained 20 rounds, each with 10 of 30 clients; epsilon 2.000 of 4 is spent.",
+        "Participants 9 of 10 in the last round",
+        f"Sent up {sum(took) / 1.024:.0f} KiB 781 KiB down",
+        "Missing 10 times 4 turned away",
+        "Epsilon 2.000 of 4, delta 1e-6",
+        "Epsilon 2.000 of 4 is spent at delta 1e-6, 2.000 is left.",
+        "A device sends 1,000 B a round, of 1.95 KiB that it may. A device is given 3.91 KiB a round.",
+        "On what devices hold out: 0.8200 before, 0.9200 after their own work",
+        "4 updates could not be used",
+        "writer-29 3 values are not numbers 20",
+        "Up, a device 1,000 B 1,000 B as predicted 3.91 KiB",
+        "per round 10",
+        "upload 1.95 KiB",
+        "The plain round, no technique.",
+    ):
         assert said in words, said
 
 
@@ -114,12 +220,15 @@ def test_a_federated_run_counts_rounds_and_never_steps(tmp_path: Path, state: st
     if state == "failed":
         append(path, [{"event": "failed", "time": moments_ago(0), "text": "the disk is full"}])
     lock = Lock(path) if state in ("training", "planning") else None
-    told = told_of(path) | {"text": ""}   # the report's own words
+    told = told_of(path) | {"text": ""}  # the report's own words
     if lock:
         lock.release()
     text = page(told | {"losses": [*told["losses"], nan]}) if state == "failed" else page(told)
     assert not re.search(r"\bsteps?\b", words_of(text).lower())
-    assert {json.loads(unescape(one))["across"] for one in re.findall(r'data-chart="([^"]*)"', text)} <= {"round", "time"}
+    assert {json.loads(unescape(one))["across"] for one in re.findall(r'data-chart="([^"]*)"', text)} <= {
+        "round",
+        "time",
+    }
 
 
 def test_the_headline_and_the_progress_are_in_rounds(tmp_path: Path) -> None:
@@ -128,16 +237,27 @@ def test_the_headline_and_the_progress_are_in_rounds(tmp_path: Path) -> None:
     told = told_of(path)
     lock.release()
     words = words_of(page(told))
-    for said in ("Round 25 of 40, about", "Saved up to round 20; 5 rounds have come since.", "2 rounds/s 500 ms, the median round",
-                 "best, round 20", "Training begins, 40 rounds to do"):
+    for said in (
+        "Round 25 of 40, about",
+        "Saved up to round 20; 5 rounds have come since.",
+        "2 rounds/s 500 ms, the median round",
+        "best, round 20",
+        "Training begins, 40 rounds to do",
+    ):
         assert said in words, said
     assert title(told) == "Training 62 % · digits · shoestring"
-    assert "All rounds 20 s \N{EN DASH} \N{EN DASH} 16 s" in words   # what all rounds take is measured when they are over
+    assert (
+        "All rounds 20 s \N{EN DASH} \N{EN DASH} 16 s" in words
+    )  # what all rounds take is measured when they are over
 
 
-@pytest.mark.parametrize(("budget", "spent", "over"), [(4.0, "epsilon 2.000 of 4 is spent", False),
-                                                       (1.5, "epsilon 2.000 is spent, above the budget of 1.5", True)])
-def test_a_run_over_its_epsilon_is_red_and_one_inside_is_not(tmp_path: Path, budget: float, spent: str, over: bool) -> None:
+@pytest.mark.parametrize(
+    ("budget", "spent", "over"),
+    [(4.0, "epsilon 2.000 of 4 is spent", False), (1.5, "epsilon 2.000 is spent, above the budget of 1.5", True)],
+)
+def test_a_run_over_its_epsilon_is_red_and_one_inside_is_not(
+    tmp_path: Path, budget: float, spent: str, over: bool
+) -> None:
     text = content(told_of(federated_run(tmp_path / "run", epsilon=budget, end={"ended": "epsilon is spent"})))
     assert f"Trained 20 of 40 rounds: {spent}." in words_of(text) and "Ended early" in text
     assert ('<span class="over">2.000</span>' in text) == over
@@ -155,19 +275,33 @@ def test_an_epsilon_without_a_budget_has_no_limit(tmp_path: Path) -> None:
 def test_names_are_text_and_never_markup_and_many_are_told_by_their_number(tmp_path: Path) -> None:
     names = [f"{NASTY} {place} {'y' * (300 * (place % 2))}" for place in range(40)]
     told = told_of(federated_run(tmp_path / "run", done=40, names=names))
-    told["federated"] |= {"before": [{"round": 1, NASTY: 0.5}], "turned_away": [{"round": 3, "name": NASTY, "why": NASTY}]}
+    told["federated"] |= {
+        "before": [{"round": 1, NASTY: 0.5}],
+        "turned_away": [{"round": 3, "name": NASTY, "why": NASTY}],
+    }
     text = page(told | {"comparisons": [{"title": NASTY, "rows": ROWS}]})
     said = text.split("<main>")[1].split("</main>")[0]
     assert well_nested(text) and "<b>x" not in said and "y" * 100 not in said
-    assert said.count("&lt;b&gt;x&lt;/b&gt;") > 12 and "and 8 more" in said   # the report names twenty
+    assert said.count("&lt;b&gt;x&lt;/b&gt;") > 12 and "and 8 more" in said  # the report names twenty
 
 
 def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path) -> None:
-    text = page(told_of(federated_run(tmp_path / "run", end={}, report={"comparisons": [{"title": "A against B", "rows": ROWS}]})))
+    text = page(
+        told_of(
+            federated_run(tmp_path / "run", end={}, report={"comparisons": [{"title": "A against B", "rows": ROWS}]})
+        )
+    )
     section = text.split("A against B</h2>")[1].split("</section>")[0]
     words = words_of(section)
-    for said in ("accuracy all 0.8812 0.9011 +2.26 % +1.10 to +3.40", "1,000 better", "-2.20 % -4.40 to -0.40", "212 worse",
-                 "moon \N{EN DASH} \N{EN DASH} \N{EN DASH}", "too few devices", "reach to 4.4 % on either side"):
+    for said in (
+        "accuracy all 0.8812 0.9011 +2.26 % +1.10 to +3.40",
+        "1,000 better",
+        "-2.20 % -4.40 to -0.40",
+        "212 worse",
+        "moon \N{EN DASH} \N{EN DASH} \N{EN DASH}",
+        "too few devices",
+        "reach to 4.4 % on either side",
+    ):
         assert said in words, said
     # zero is in the middle of 200, and the widest end, -4.4 %, at the edge of the scale, 6 from that of the picture
     bars = re.findall(r'<rect class="tone-(\w+) pale" x="([\d.]+)" y="6" width="([\d.]+)"', section)
@@ -176,13 +310,31 @@ def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path
 
 def test_a_wide_interval_of_a_small_group_leaves_the_others_their_width() -> None:
     rows = [{"metric": "loss", "delta_percent": 1.0, "low": -1.0, "high": 3.0} for _ in range(5)]
-    text = content({"comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}]})
+    text = content(
+        {"comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}]}
+    )
     bars = [(float(x), float(width)) for x, width in re.findall(r'pale" x="([\d.]+)" y="6" width="([\d.]+)"', text)]
-    assert bars[:5] == [(89.6, 41.8)] * 5 and bars[5] == (0.0, 200.0)   # cut at the picture's edges, without its estimate
+    assert bars[:5] == [(89.6, 41.8)] * 5 and bars[5] == (
+        0.0,
+        200.0,
+    )  # cut at the picture's edges, without its estimate
     assert text.count('class="at ') == 5
 
 
-DAMAGES: list[Any] = [None, {}, [], "text", 7, nan, [None], ["x", 3], [{}], [{"round": None, "name": 5}], [nan, inf, -1], [[1, 2]]]
+DAMAGES: list[Any] = [
+    None,
+    {},
+    [],
+    "text",
+    7,
+    nan,
+    [None],
+    ["x", 3],
+    [{}],
+    [{"round": None, "name": 5}],
+    [nan, inf, -1],
+    [[1, 2]],
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=repr)
@@ -190,54 +342,98 @@ def test_a_damaged_key_never_takes_the_page_down(tmp_path: Path, damage: Any) ->
     whole = told_of(federated_run(tmp_path / "run", epsilon=4.0))
     whole["comparisons"] = [{"title": "A against B", "rows": ROWS}]
     for key in whole["federated"]:
-        for told in ({**whole["federated"], key: damage}, {name: value for name, value in whole["federated"].items() if name != key}):
+        for told in (
+            {**whole["federated"], key: damage},
+            {name: value for name, value in whole["federated"].items() if name != key},
+        ):
             assert well_nested(page({**whole, "federated": told})) and curves({**whole, "federated": told})
     asked = dict.fromkeys(whole["federated"]["asked"], damage)
-    stories = [{**whole, "federated": damage}, {**whole, "comparisons": damage},
-               {**whole, "comparisons": [{"title": damage, "rows": damage}]},
-               {**whole, "comparisons": [{"rows": [dict.fromkeys(ROWS[0], damage)]}]}, {"federated": {}}, {"federated": damage},
-               {**whole, "federated": {**whole["federated"], "asked": asked}}]
+    stories = [
+        {**whole, "federated": damage},
+        {**whole, "comparisons": damage},
+        {**whole, "comparisons": [{"title": damage, "rows": damage}]},
+        {**whole, "comparisons": [{"rows": [dict.fromkeys(ROWS[0], damage)]}]},
+        {"federated": {}},
+        {"federated": damage},
+        {**whole, "federated": {**whole["federated"], "asked": asked}},
+    ]
     for story in stories:
         assert well_nested(page(story)) and well_nested(overview([summary(story, "one"), summary(whole, "two")]))
 
 
 def test_columns_of_different_lengths_are_shown_as_far_as_they_go() -> None:
-    text = content({"federated": {"round": [1, 2], "participants": [5, 6, 7], "up": [1], "down": [], "epsilon": [None, 0.5]}})
+    text = content(
+        {"federated": {"round": [1, 2], "participants": [5, 6, 7], "up": [1], "down": [], "epsilon": [None, 0.5]}}
+    )
     assert chart(text, "participants")["lines"][0]["x"] == [1, 2, 3] and chart(text, "traffic")["lines"][0]["y"] == [1]
     assert chart(text, "epsilon")["lines"][0]["y"] == [None, 0.5]
 
 
 def test_a_page_stays_small_however_many_rounds_and_rows() -> None:
     many, text = 20_000, "<&>" * 5_000
-    counts = {name: [7] * many for name in ("participants", "missing", "rejected", "up", "down", "epsilon", "simulated")}
-    told = {"asked": dict.fromkeys("abcdefgh", text), "round": list(range(1, many + 1)), **counts, "bytes_up": 7 * many,
-            "before": [{"round": number, **{f"{place}{text}": 0.5 for place in range(20)}} for number in range(1, 500)],
-            "away": [{"name": text, "rounds": 3}] * 500, "turned_away": [{"round": 3, "name": text, "why": text}] * 500}
-    row = {"metric": text, "group": text, "verdict": text, "low": -1.0, "high": 2.0, "delta_percent": 0.5, "one": 1.0, "other": 2.0}
-    story = {"state": "training", "step": many, "steps": many, "losses": [1.0] * many, "federated": told,
-             "comparisons": [{"title": text, "rows": [row] * 50}] * 20}
+    counts = {
+        name: [7] * many for name in ("participants", "missing", "rejected", "up", "down", "epsilon", "simulated")
+    }
+    told = {
+        "asked": dict.fromkeys("abcdefgh", text),
+        "round": list(range(1, many + 1)),
+        **counts,
+        "bytes_up": 7 * many,
+        "before": [{"round": number, **{f"{place}{text}": 0.5 for place in range(20)}} for number in range(1, 500)],
+        "away": [{"name": text, "rounds": 3}] * 500,
+        "turned_away": [{"round": 3, "name": text, "why": text}] * 500,
+    }
+    row = {
+        "metric": text,
+        "group": text,
+        "verdict": text,
+        "low": -1.0,
+        "high": 2.0,
+        "delta_percent": 0.5,
+        "one": 1.0,
+        "other": 2.0,
+    }
+    story = {
+        "state": "training",
+        "step": many,
+        "steps": many,
+        "losses": [1.0] * many,
+        "federated": told,
+        "comparisons": [{"title": text, "rows": [row] * 50}] * 20,
+    }
     assert len(page(story).encode()) < 200_000
-    assert page(story).count("<td data-name=\"First\">") == 60
+    assert page(story).count('<td data-name="First">') == 60
 
 
 def test_a_training_has_no_trace_of_a_federation(tmp_path: Path) -> None:
     for story in (full(), told_of(made_run(tmp_path / "run", done=60, per_epoch=20))):
         text = page(story)
-        assert not re.search(r"\brounds?\b", words_of(text).replace("rounds of the data", "")) and FEDERATED not in text and STYLE in text
+        assert (
+            not re.search(r"\brounds?\b", words_of(text).replace("rounds of the data", ""))
+            and FEDERATED not in text
+            and STYLE in text
+        )
         assert "participants" not in curves(story)
 
 
 def test_an_overview_tells_rounds_and_steps_apart(tmp_path: Path) -> None:
-    private, plain = (summary(told_of(federated_run(tmp_path / name, epsilon=epsilon, end={}, rounds=20)), name)
-                      for name, epsilon in (("private", 1.5), ("plain", None)))
+    private, plain = (
+        summary(told_of(federated_run(tmp_path / name, epsilon=epsilon, end={}, rounds=20)), name)
+        for name, epsilon in (("private", 1.5), ("plain", None))
+    )
     both = overview([private, plain])
     assert chart(both, "runs")["across"] == "round" and "20 rounds" in both
     heads = re.findall(r'<th scope="col" data-name="([^"]*)"', both)
-    assert heads[-5:] == ["Participants", "Bytes up", "Epsilon spent", "Memory", "Trained"] and {"epsilon", "Techniques"} <= set(heads)
+    assert heads[-5:] == ["Participants", "Bytes up", "Epsilon spent", "Memory", "Trained"] and {
+        "epsilon",
+        "Techniques",
+    } <= set(heads)
     assert re.findall(r'class="over">([^<]*)<', both) == ["2.000"]
     mixed = overview([private, summary(told_of(made_run(tmp_path / "gpt", done=30)), "gpt")])
     heads = re.findall(r'<th scope="col" data-name="([^"]*)"', mixed)
-    assert chart(mixed, "runs")["across"] == "step or round" and {"Bytes up", "Predicted", "Measured", "Budget"} <= set(heads)
+    assert chart(mixed, "runs")["across"] == "step or round" and {"Bytes up", "Predicted", "Measured", "Budget"} <= set(
+        heads
+    )
 
 
 def test_the_lines_of_a_federated_run_can_be_overlaid(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 """The report page: whole, small, self-contained, and safe with whatever the report says."""
+
 from __future__ import annotations
 
 from html.parser import HTMLParser
@@ -21,28 +22,60 @@ def full() -> dict[str, Any]:
     forward = [[f"forward layers.{layer}", (90 + 14 * layer) * MIB] for layer in layers]
     backward = [[f"backward layers.{layer}", (130 + 13 * layer) * MIB] for layer in reversed(layers)]
     return {
-        "job": "gpt", "flags": {"width": 320, "layers": 8}, "run": "runs/20261115-gpt", "steps": 40,
+        "job": "gpt",
+        "flags": {"width": 320, "layers": 8},
+        "run": "runs/20261115-gpt",
+        "steps": 40,
         "losses": [2.3 + 3.2 * exp(-step / 12) + 0.05 * (step % 3) for step in range(40)],
         "budget": {"memory": 600 * MIB},
         "predicted": {"peak_bytes": 226 * MIB, "process_bytes": 548 * MIB, "step_seconds": 0.84},
-        "measured": {"peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91,
-                     "parts": {"activations": 88 * MIB, "parameters": 41 * MIB, "optimizer": 62 * MIB, "gradients": 21 * MIB,
-                               "temporaries": 8 * MIB, "inputs": 1 * MIB, "buffers": 0}},
+        "measured": {
+            "peak_bytes": 221 * MIB,
+            "process_bytes": 531 * MIB,
+            "step_seconds": 0.91,
+            "parts": {
+                "activations": 88 * MIB,
+                "parameters": 41 * MIB,
+                "optimizer": 62 * MIB,
+                "gradients": 21 * MIB,
+                "temporaries": 8 * MIB,
+                "inputs": 1 * MIB,
+                "buffers": 0,
+            },
+        },
         "plain": {"peak_bytes": 890 * MIB, "process_bytes": 1229 * MIB, "step_seconds": 0.66},
         "techniques": [
             {"name": "Checkpoint", "knobs": {"every": 2}, "why": "activations are computed again instead of kept"},
-            {"name": "Accumulate", "knobs": {"pieces": 2}, "why": "half the batch at a time, one update"}],
+            {"name": "Accumulate", "knobs": {"pieces": 2}, "why": "half the batch at a time, one update"},
+        ],
         "blocks": [*forward, *backward, ["update", 128 * MIB]],
         "runners_up": [
             {"text": "Accumulate(pieces=4)", "process_bytes": 571 * MIB, "step_seconds": 1.02, "lost": "12% slower"},
-            {"text": "Checkpoint(every=1) + Accumulate(pieces=2)", "process_bytes": 498 * MIB, "step_seconds": 0.97,
-             "lost": "7% slower, and the memory it saves isn't needed"},
-            {"text": "Offload(optimizer)", "process_bytes": 640 * MIB, "step_seconds": 0.8, "lost": "40 MiB above the budget"}],
-        "weights_sha256": "ab12" * 16, "exact": True,
+            {
+                "text": "Checkpoint(every=1) + Accumulate(pieces=2)",
+                "process_bytes": 498 * MIB,
+                "step_seconds": 0.97,
+                "lost": "7% slower, and the memory it saves isn't needed",
+            },
+            {
+                "text": "Offload(optimizer)",
+                "process_bytes": 640 * MIB,
+                "step_seconds": 0.8,
+                "lost": "40 MiB above the budget",
+            },
+        ],
+        "weights_sha256": "ab12" * 16,
+        "exact": True,
         "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east.",
         "sure": "one anchor step was measured, the rest is counted from its tensors",
-        "state_of_techniques": {"pushes": {"corrected": True, "staleness": {"0": 60, "1": 20, "10": 20}, "applied": {"1": 70, "2": 30},
-                                           "dropped": {"2": 4}}},
+        "state_of_techniques": {
+            "pushes": {
+                "corrected": True,
+                "staleness": {"0": 60, "1": 20, "10": 20},
+                "applied": {"1": 70, "2": 30},
+                "dropped": {"2": 4},
+            }
+        },
         "samples_process": [[0.5 * tick, min(531, 240 + 30 * tick) * MIB - (tick % 2) * 9 * MIB] for tick in range(80)],
     }
 
@@ -74,13 +107,28 @@ def well_nested(text: str) -> bool:
 def test_a_full_report_shows_every_section() -> None:
     text = page(full()).replace("&nbsp;", " ")
     assert well_nested(text)
-    for words in ("Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.", "width 320", "8.3 % above",
-                  "3.1 % below", "69.0 MiB left", "Memory through one step", "budget 600 MiB",
-                  "What the peak is made of", "Loss", "Memory while training", "Checkpoint(every=2)",
-                  "computed again", "12% slower", "&lt;window&gt;",
-                  "runs/20261115-gpt", "ab12ab12", "anchor step",
-                  "100 gradients moved the weights, computed on weights that were 2.2 versions old on average and 10 at most. "
-                  "The correction was on: the rate of a step was divided", "<td>30</td><td>4</td>"):
+    for words in (
+        "Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.",
+        "width 320",
+        "8.3 % above",
+        "3.1 % below",
+        "69.0 MiB left",
+        "Memory through one step",
+        "budget 600 MiB",
+        "What the peak is made of",
+        "Loss",
+        "Memory while training",
+        "Checkpoint(every=2)",
+        "computed again",
+        "12% slower",
+        "&lt;window&gt;",
+        "runs/20261115-gpt",
+        "ab12ab12",
+        "anchor step",
+        "100 gradients moved the weights, computed on weights that were 2.2 versions old on average and 10 at most. "
+        "The correction was on: the rate of a step was divided",
+        "<td>30</td><td>4</td>",
+    ):
         assert words in text, words
 
 
@@ -104,10 +152,20 @@ def test_any_one_thing_may_be_missing(key: str, nothing: str) -> None:
 
 def test_whatever_the_report_says_is_text_and_never_markup() -> None:
     evil = '<script>"x"</script>'
-    report = {**full(), "job": evil, "flags": {evil: evil}, "run": evil, "shown": evil, "sure": evil, "weights_sha256": evil,
-              "techniques": [{"name": evil, "knobs": {evil: evil}, "why": evil}], "metrics": [{"step": 1, evil: 0.5}],
-              "blocks": [[evil, 5], [f"forward {evil}", 6]],
-              "runners_up": [{"text": evil, "lost": evil}], "measured": {"parts": {evil: 7}}}
+    report = {
+        **full(),
+        "job": evil,
+        "flags": {evil: evil},
+        "run": evil,
+        "shown": evil,
+        "sure": evil,
+        "weights_sha256": evil,
+        "techniques": [{"name": evil, "knobs": {evil: evil}, "why": evil}],
+        "metrics": [{"step": 1, evil: 0.5}],
+        "blocks": [[evil, 5], [f"forward {evil}", 6]],
+        "runners_up": [{"text": evil, "lost": evil}],
+        "measured": {"parts": {evil: 7}},
+    }
     text = page(report)
     said = text.split("<main>")[1].split("</main>")[0]
     assert "<script" not in said and "&lt;script&gt;" in said and text.count("<script") == 1
@@ -115,17 +173,29 @@ def test_whatever_the_report_says_is_text_and_never_markup() -> None:
     assert well_nested(text)
 
 
-@pytest.mark.parametrize("told", [
-    None, [], {"pushes": 3}, {"pushes": {"staleness": {"a": 1, "2": "b", "3": None}}},
-    {"pushes": {"staleness": {"0": 5}, "applied": 7, "corrected": ["<b>"]}}, {"other": {"staleness": {"0": 1}}}])
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        [],
+        {"pushes": 3},
+        {"pushes": {"staleness": {"a": 1, "2": "b", "3": None}}},
+        {"pushes": {"staleness": {"0": 5}, "applied": 7, "corrected": ["<b>"]}},
+        {"other": {"staleness": {"0": 1}}},
+    ],
+)
 def test_odd_words_about_gradients_do_no_harm(told: Any) -> None:
     text = page({"state_of_techniques": told})
-    assert well_nested(text) and "<b>" not in text.replace("<b>5</b>", "").split("<main>")[1].replace("<b>training run</b>", "")
+    assert well_nested(text) and "<b>" not in text.replace("<b>5</b>", "").split("<main>")[1].replace(
+        "<b>training run</b>", ""
+    )
 
 
 def test_many_ages_of_gradients_become_one_row_and_the_correction_is_told() -> None:
     told = {"staleness": {str(age): 2 for age in range(900)}, "applied": {"1": 1800}}
-    off, drop = (page({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}) for corrected in (False, None))
+    off, drop = (
+        page({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}) for corrected in (False, None)
+    )
     assert "<span>12 or more</span><b>1,776</b>" in off and off.count("<rect") == 13
     assert "The correction was off" in off and "came too late were dropped" in drop
 
@@ -161,13 +231,26 @@ def test_odd_loss_curves_are_drawn(losses: list[float]) -> None:
 
 
 def test_the_page_of_a_long_run_stays_under_150_kb() -> None:
-    long = {**full(), "losses": [5.0] * 100_000, "shown": "word & " * 50_000, "runners_up": full()["runners_up"] * 100,
-            "blocks": [[f"{phase} layers.{layer}", MIB] for phase in ("forward", "backward") for layer in range(500)],
-            "samples_process": [[0.1 * tick, 5 * MIB] for tick in range(50_000)]}
-    steps = {"rates": [1e-3] * 5000, "norms": [1 / step for step in range(1, 5001)], "seconds": [0.123456] * 5000,
-             "losses": [3 + 1 / step for step in range(1, 5001)], "borders": [[50 * epoch, epoch] for epoch in range(1, 101)],
-             "metrics": [{"step": 50 * epoch, "epoch": epoch, "loss": 1 / epoch, "accuracy": 1 - 1 / epoch} for epoch in range(1, 101)],
-             "best": {"step": 5000, "epoch": 100, "loss": 0.01, "accuracy": 0.99}}
+    long = {
+        **full(),
+        "losses": [5.0] * 100_000,
+        "shown": "word & " * 50_000,
+        "runners_up": full()["runners_up"] * 100,
+        "blocks": [[f"{phase} layers.{layer}", MIB] for phase in ("forward", "backward") for layer in range(500)],
+        "samples_process": [[0.1 * tick, 5 * MIB] for tick in range(50_000)],
+    }
+    steps = {
+        "rates": [1e-3] * 5000,
+        "norms": [1 / step for step in range(1, 5001)],
+        "seconds": [0.123456] * 5000,
+        "losses": [3 + 1 / step for step in range(1, 5001)],
+        "borders": [[50 * epoch, epoch] for epoch in range(1, 101)],
+        "metrics": [
+            {"step": 50 * epoch, "epoch": epoch, "loss": 1 / epoch, "accuracy": 1 - 1 / epoch}
+            for epoch in range(1, 101)
+        ],
+        "best": {"step": 5000, "epoch": 100, "loss": 0.01, "accuracy": 0.99},
+    }
     assert len(page(full()).encode()) < 60_000
     assert len(page({**full(), **steps}).encode()) < 150_000
     assert len(page(long).encode()) < 110_000
@@ -178,12 +261,16 @@ def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
         return Markup("<section>\n<h2>Rounds</h2>\n<p>{}</p>\n</section>").format(report["job"])
 
     text = page({"job": "<b>gpt</b>"}, more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""])
-    assert well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt&lt;/b&gt;</p>" in text and "&lt;i&gt;not markup" in text
+    assert (
+        well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt&lt;/b&gt;</p>" in text and "&lt;i&gt;not markup" in text
+    )
 
 
 def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [EntryPoint("hello", "tests.show.test_page:greeting", "shoestring.sections"),
-               EntryPoint("broken", "nothing_like_it", "shoestring.sections")]
+    entries = [
+        EntryPoint("hello", "tests.show.test_page:greeting", "shoestring.sections"),
+        EntryPoint("broken", "nothing_like_it", "shoestring.sections"),
+    ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
     from_packages.cache_clear()
     try:
@@ -202,7 +289,10 @@ def test_every_figure_that_was_predicted_and_measured_is_compared() -> None:
     report = full()
     report["predicted"]["traffic_bytes"], report["measured"]["traffic_bytes"] = 5 * MIB, 5 * MIB
     text = page(report)
-    assert '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>as predicted</td>' in text and "Sent, a step" not in text
+    assert (
+        '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>as predicted</td>' in text
+        and "Sent, a step" not in text
+    )
 
 
 def test_a_typed_report_is_read_by_the_same_keys() -> None:
@@ -222,15 +312,29 @@ def test_nothing_is_fetched_from_anywhere() -> None:
 
 def told(state: str, **more: Any) -> dict[str, Any]:
     """The story of a run that began and did 120 of 400 steps; all of them if it is finished."""
-    return {**full(), "name": "gpt-1", "state": state, "step": 400 if state == "finished" else 120, "steps": 400,
-            "seconds": [0.5] * 120, "begun": 1.6e9,
-            "last": 1.6e9 + 70, "now": 1.6e9 + 80, "checkpoints": [{"step": 50, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 30},
-                                                                     {"step": 100, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 60}],
-            "events": [{"event": "planning", "time": 1.6e9, "memory": 600 * MIB},
-                       {"event": "begun", "time": 1.6e9 + 5, "pid": 1, "steps": 400, "step": 0, "how": "data from the job"},
-                       {"event": "saved", "time": 1.6e9 + 30, "step": 50, "bytes": MIB, "seconds": 0.1},
-                       {"event": "warning", "time": 1.6e9 + 40, "text": "the disk is <nearly> full"},
-                       {"event": "saved", "time": 1.6e9 + 60, "step": 100, "bytes": MIB, "seconds": 0.1}], **more}
+    return {
+        **full(),
+        "name": "gpt-1",
+        "state": state,
+        "step": 400 if state == "finished" else 120,
+        "steps": 400,
+        "seconds": [0.5] * 120,
+        "begun": 1.6e9,
+        "last": 1.6e9 + 70,
+        "now": 1.6e9 + 80,
+        "checkpoints": [
+            {"step": 50, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 30},
+            {"step": 100, "bytes": MIB, "seconds": 0.1, "time": 1.6e9 + 60},
+        ],
+        "events": [
+            {"event": "planning", "time": 1.6e9, "memory": 600 * MIB},
+            {"event": "begun", "time": 1.6e9 + 5, "pid": 1, "steps": 400, "step": 0, "how": "data from the job"},
+            {"event": "saved", "time": 1.6e9 + 30, "step": 50, "bytes": MIB, "seconds": 0.1},
+            {"event": "warning", "time": 1.6e9 + 40, "text": "the disk is <nearly> full"},
+            {"event": "saved", "time": 1.6e9 + 60, "step": 100, "bytes": MIB, "seconds": 0.1},
+        ],
+        **more,
+    }
 
 
 def plain_text(text: str) -> str:
@@ -248,7 +352,9 @@ HEADLINES = {
 
 
 @pytest.mark.parametrize("more", [{"plain": {"process_bytes": 520 * MIB}}, {"techniques": []}])
-def test_plain_training_is_not_said_to_have_needed_less_or_what_it_needed_where_it_was_plain(more: dict[str, Any]) -> None:
+def test_plain_training_is_not_said_to_have_needed_less_or_what_it_needed_where_it_was_plain(
+    more: dict[str, Any],
+) -> None:
     text = plain_text(page(told("finished") | more))
     assert "Trained 400 steps inside 600 MiB." in text and "would have needed" not in text
 
@@ -263,9 +369,17 @@ def test_the_headline_says_where_the_run_stands(state: str) -> None:
 
 def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
     text = plain_text(content(told("training")))
-    for words in ("30 %", "Saved up to step 100; 20 steps have come since.", "1.1 steps/s", "910 ms, the median step", "about 2 min",
-                  "65 s so far",
-                  "531 MiB", "of 600 MiB", 'data-title="Training 30 % · gpt · shoestring"'):
+    for words in (
+        "30 %",
+        "Saved up to step 100; 20 steps have come since.",
+        "1.1 steps/s",
+        "910 ms, the median step",
+        "about 2 min",
+        "65 s so far",
+        "531 MiB",
+        "of 600 MiB",
+        'data-title="Training 30 % · gpt · shoestring"',
+    ):
         assert words in text, words
 
 
@@ -277,9 +391,16 @@ def test_a_dead_run_says_why_and_when_it_was_last_heard_of() -> None:
 
 def test_events_are_told_newest_first_and_warnings_are_marked() -> None:
     text = plain_text(content(told("training"))).split("What happened")[1]
-    order = [text.index(words) for words in ("Saved a checkpoint at step 100", "<b>Warning</b> The disk is &lt;nearly&gt; full",
-                                             "Saved a checkpoint at step 50", "Training begins, 400 steps to do. Data from the job",
-                                             "Planning for 600 MiB")]
+    order = [
+        text.index(words)
+        for words in (
+            "Saved a checkpoint at step 100",
+            "<b>Warning</b> The disk is &lt;nearly&gt; full",
+            "Saved a checkpoint at step 50",
+            "Training begins, 400 steps to do. Data from the job",
+            "Planning for 600 MiB",
+        )
+    ]
     assert order == sorted(order)
     assert '<li class="warned">' in text
 
@@ -291,8 +412,18 @@ def test_checkpoints_in_a_row_are_told_as_one_event() -> None:
     assert "1,000 checkpoints saved, 1,000 of them are on disk now" in text
 
 
-@pytest.mark.parametrize("event", [{}, {"event": None}, {"event": "new kind", "text": 5}, {"event": "saved", "time": "noon", "step": "x"},
-                                   {"event": "begun", "time": 1e30}, {"event": "adopted", "differences": None}, {"event": "failed"}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {},
+        {"event": None},
+        {"event": "new kind", "text": 5},
+        {"event": "saved", "time": "noon", "step": "x"},
+        {"event": "begun", "time": 1e30},
+        {"event": "adopted", "differences": None},
+        {"event": "failed"},
+    ],
+)
 def test_events_of_any_shape_are_told(event: dict[str, Any]) -> None:
     assert well_nested(page({"state": "training", "events": [event], "checkpoints": [event]}))
 
@@ -322,15 +453,30 @@ def test_text_that_cannot_be_written_is_replaced() -> None:
 def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
     steps = 100_000
     huge = told(
-        "failed", text=text, job=text, run=text, shown=text, sure=text, weights_sha256=text,
+        "failed",
+        text=text,
+        job=text,
+        run=text,
+        shown=text,
+        sure=text,
+        weights_sha256=text,
         losses=[1 / step for step in range(1, steps + 1)],
-        seconds=[0.1] * steps, step=steps, steps=steps, samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
-        flags={f"{place}{text}": text for place in range(100)}, techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
-        runners_up=[{"text": text, "lost": text}] * 50, events=[{"event": "warning", "time": 1.6e9, "text": text} for _ in range(500)],
-        checkpoints=[{"step": 5, "time": 1.6e9}] * 500, blocks=[[f"{place}{text}", MIB] for place in range(900)],
+        seconds=[0.1] * steps,
+        step=steps,
+        steps=steps,
+        samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
+        flags={f"{place}{text}": text for place in range(100)},
+        techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
+        runners_up=[{"text": text, "lost": text}] * 50,
+        events=[{"event": "warning", "time": 1.6e9, "text": text} for _ in range(500)],
+        checkpoints=[{"step": 5, "time": 1.6e9}] * 500,
+        blocks=[[f"{place}{text}", MIB] for place in range(900)],
         measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}},
-        metrics=[{"step": step, **{f"{place}{text}": step / 7 for place in range(20)}} for step in range(1, 501)], best={"step": 7},
-        rates=[1 / step for step in range(1, steps + 1)], norms=[1 / step for step in range(1, steps + 1)])
+        metrics=[{"step": step, **{f"{place}{text}": step / 7 for place in range(20)}} for step in range(1, 501)],
+        best={"step": 7},
+        rates=[1 / step for step in range(1, steps + 1)],
+        norms=[1 / step for step in range(1, steps + 1)],
+    )
     assert len(page(huge).encode()) < 150_000 and len(curves(huge)) < 150_000
     assert len(overview([summary(huge, "one"), summary({"flags": {text: text}}, "two")]).encode()) < 60_000
 
@@ -339,7 +485,14 @@ def test_an_overview_has_a_row_for_each_run_that_leads_to_it() -> None:
     story = told("training")
     text = overview([summary(story, "a/b <c>"), summary({"state": "died"}, "second")])
     assert well_nested(text)
-    for words in ("2 runs", "1 training, 1 died", 'href="/run/a%2Fb%20%3Cc%3E"', "a/b &lt;c&gt;", "1 warning", 'href="/run/second"'):
+    for words in (
+        "2 runs",
+        "1 training, 1 died",
+        'href="/run/a%2Fb%20%3Cc%3E"',
+        "a/b &lt;c&gt;",
+        "1 warning",
+        'href="/run/second"',
+    ):
         assert words in text, words
 
 
@@ -352,10 +505,17 @@ def raising(error: BaseException) -> str:
     raise error
 
 
-@pytest.mark.parametrize(("section", "told"), [
-    (lambda entries: None, "it gave a NoneType, not text"), (lambda entries: 3, "it gave a int, not text"),
-    (lambda entries: raising(KeyError("x")), "KeyError"), (lambda entries: raising(SystemExit(3)), "SystemExit: 3"),
-    (lambda entries: raising(Unsayable()), "Unsayable"), ("no function", "TypeError")])
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        (lambda entries: None, "it gave a NoneType, not text"),
+        (lambda entries: 3, "it gave a int, not text"),
+        (lambda entries: raising(KeyError("x")), "KeyError"),
+        (lambda entries: raising(SystemExit(3)), "SystemExit: 3"),
+        (lambda entries: raising(Unsayable()), "Unsayable"),
+        ("no function", "TypeError"),
+    ],
+)
 def test_a_section_that_gives_no_text_or_raises_is_told_in_its_place(section: Any, told: str) -> None:
     found = page({"job": "gpt"}, [guarded("theirs", lambda: section)])
     assert "theirs can&#39;t be shown" in found and told in found and "</html>" in found

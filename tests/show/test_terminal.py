@@ -1,4 +1,5 @@
 """What a terminal of a given width shows: whole names on a pipe, no line too long on a screen, the same words on both."""
+
 from __future__ import annotations
 
 import json
@@ -20,20 +21,45 @@ from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.precision import Precision
 
 MIB = 1 << 20
-KNOBS = [{"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}}, {"name": "OffloadOptimizer", "knobs": {"moments": "8bit"}}]
+KNOBS = [
+    {"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}},
+    {"name": "OffloadOptimizer", "knobs": {"moments": "8bit"}},
+]
 
 
 def plan(techniques: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {"techniques": techniques, "peak_bytes": 221 * MIB, "process_bytes": 531 * MIB, "step_seconds": 0.91, "exactness": "same bits",
-            "traffic_bytes": 3.0 * MIB, "disk_bytes_per_second": 9e8, "stored_bytes": 62 * MIB, "sent_bytes": 2048.0, "world": 2,
-            "where": "backward of layers.3", "parts": {"activations": 88 * MIB, "optimizer": 62 * MIB, "crumbs": 1},
-            "sure": "one real step was measured, the rest is counted from its tensors", **more}
+    return {
+        "techniques": techniques,
+        "peak_bytes": 221 * MIB,
+        "process_bytes": 531 * MIB,
+        "step_seconds": 0.91,
+        "exactness": "same bits",
+        "traffic_bytes": 3.0 * MIB,
+        "disk_bytes_per_second": 9e8,
+        "stored_bytes": 62 * MIB,
+        "sent_bytes": 2048.0,
+        "world": 2,
+        "where": "backward of layers.3",
+        "parts": {"activations": 88 * MIB, "optimizer": 62 * MIB, "crumbs": 1},
+        "sure": "one real step was measured, the rest is counted from its tensors",
+        **more,
+    }
 
 
 def outcome() -> dict[str, Any]:
-    return {"memory": 600 * MIB, "chosen": plan(KNOBS), "plain": plan([]), "tried": 1234, "fitting": 56, "seconds": 3.2,
-            "runners_up": [plan(KNOBS[:1], lost="12% slower, and the memory it saves isn't needed")], "more_memory": [plan(KNOBS[1:])],
-            "refused": [{"technique": "OffloadActivations()", "reason": "the disk is too small for what it would put there"}]}
+    return {
+        "memory": 600 * MIB,
+        "chosen": plan(KNOBS),
+        "plain": plan([]),
+        "tried": 1234,
+        "fitting": 56,
+        "seconds": 3.2,
+        "runners_up": [plan(KNOBS[:1], lost="12% slower, and the memory it saves isn't needed")],
+        "more_memory": [plan(KNOBS[1:])],
+        "refused": [
+            {"technique": "OffloadActivations()", "reason": "the disk is too small for what it would put there"}
+        ],
+    }
 
 
 WHY = {"Checkpoint": "activations are computed again instead of kept"}
@@ -47,7 +73,9 @@ def test_on_a_pipe_no_line_is_wrapped_and_nothing_is_coloured() -> None:
     row = next(line for line in lines if line.startswith(name) and "chosen" in line)
     assert row.split("  ")[1:] and row.endswith("chosen, same bits") and "221 MiB" in row and "910 ms" in row
     assert "to and from the disk: 3.00 MiB a step, at 858 MiB/s as measured on this machine" in lines
-    assert "   531 MiB" not in lines and any(line.startswith("  531 MiB  910 ms a step with OffloadOptimizer") for line in lines)
+    assert "   531 MiB" not in lines and any(
+        line.startswith("  531 MiB  910 ms a step with OffloadOptimizer") for line in lines
+    )
     assert "  activations  88.0 MiB  ██████████████░░░░░░░░░░" in lines and not any("crumbs" in line for line in lines)
     assert lines[-1] == "how sure: one real step was measured, the rest is counted from its tensors"
     assert "\x1b" not in "".join(lines) and all(line == line.rstrip() for line in lines)
@@ -57,7 +85,9 @@ def test_on_a_pipe_no_line_is_wrapped_and_nothing_is_coloured() -> None:
 def test_a_screen_shows_the_same_words_and_no_line_is_too_long(width: int) -> None:
     wrapped = plan_text(outcome(), WHY, Screen(width))
     assert max(map(len, wrapped.splitlines())) <= width
-    assert sorted("".join(wrapped.replace("-", "").split())) == sorted("".join(plan_text(outcome(), WHY).replace("-", "").split()))
+    assert sorted("".join(wrapped.replace("-", "").split())) == sorted(
+        "".join(plan_text(outcome(), WHY).replace("-", "").split())
+    )
     for figure in ("221 MiB", "531 MiB", "910 ms"):
         assert wrapped.count(figure) >= 3
 
@@ -70,7 +100,9 @@ def test_a_narrow_screen_keeps_names_whole() -> None:
 
 
 def test_colours_are_only_added_where_they_are_wanted() -> None:
-    assert "\x1b[" in plan_text(outcome(), WHY, Screen(120, colour=True)) and "\x1b" not in plan_text(outcome(), WHY, Screen(120))
+    assert "\x1b[" in plan_text(outcome(), WHY, Screen(120, colour=True)) and "\x1b" not in plan_text(
+        outcome(), WHY, Screen(120)
+    )
 
 
 class Terminal(StringIO):
@@ -81,7 +113,9 @@ class Terminal(StringIO):
         raise OSError
 
 
-@pytest.mark.parametrize(("variable", "value", "colour"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)])
+@pytest.mark.parametrize(
+    ("variable", "value", "colour"), [("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)]
+)
 def test_colours_can_be_declined(variable: str, value: str, colour: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv(variable, value)
@@ -93,20 +127,37 @@ def test_markup_in_a_name_is_text() -> None:
 
 
 def test_predicted_stands_beside_measured_figure_by_figure() -> None:
-    predicted = {"peak_bytes": 20_480, "process_bytes": 110 * MIB, "step_seconds": 1.0, "traffic_bytes": 0.0, "sent_bytes": 8.0}
+    predicted = {
+        "peak_bytes": 20_480,
+        "process_bytes": 110 * MIB,
+        "step_seconds": 1.0,
+        "traffic_bytes": 0.0,
+        "sent_bytes": 8.0,
+    }
     measured = {"peak_bytes": 20_472, "process_bytes": 100 * MIB, "traffic_bytes": 5.0, "sent_bytes": 8.0}
     lines = beside(compared(predicted, measured)).splitlines()
     assert [" ".join(line.split()) for line in lines if "--" not in line] == [
-        "predicted measured which is", "tensors 20.0 KiB 20.0 KiB 8 bytes below", "process 110 MiB 100 MiB 9.1 % below",
-        "a step 1 s not known", "sent, a step 8 B 8 B as predicted"]
+        "predicted measured which is",
+        "tensors 20.0 KiB 20.0 KiB 8 bytes below",
+        "process 110 MiB 100 MiB 9.1 % below",
+        "a step 1 s not known",
+        "sent, a step 8 B 8 B as predicted",
+    ]
 
 
 FULL = ProgressLine(7, 4000, 2.345, 531 * MIB, 600 * MIB, 3600.0, 2, 3, 1e-3, {"loss": 2.5, "accuracy": 0.91})
 
 
-@pytest.mark.parametrize(("width", "words"), [
-    (20, ["7/4000"]), (40, ["7/4000", "loss 2.345"]), (60, ["7/4000, epoch 2 of 3", "loss 2.345", "1 h 0 min left"]),
-    (110, ["epoch 2 of 3", "accuracy 0.910", "531 MiB", "1 h 0 min left"]), (160, ["rate 0.001", "531 MiB of 600 MiB"])])
+@pytest.mark.parametrize(
+    ("width", "words"),
+    [
+        (20, ["7/4000"]),
+        (40, ["7/4000", "loss 2.345"]),
+        (60, ["7/4000, epoch 2 of 3", "loss 2.345", "1 h 0 min left"]),
+        (110, ["epoch 2 of 3", "accuracy 0.910", "531 MiB", "1 h 0 min left"]),
+        (160, ["rate 0.001", "531 MiB of 600 MiB"]),
+    ],
+)
 def test_the_progress_line_fits_and_tells_the_most_important(width: int, words: list[str]) -> None:
     line = progress(FULL, Screen(width))
     assert len(line) < width and all(word in line for word in words), line
@@ -118,8 +169,19 @@ def test_a_total_that_nobody_knows_is_not_invented() -> None:
     assert line.startswith("step 17, epoch 2 of 3  loss 2.500") and "left" not in line and "/" not in line
 
 
-@pytest.mark.parametrize("technique", [Checkpoint(every=2), Checkpoint(groups=-1), FusedOptimizer(), OffloadOptimizer(), OffloadOptimizer("host"),
-                                       Precision("bf16", "bf16"), LocalSteps(h=2, outer=0.7)], ids=text)
+@pytest.mark.parametrize(
+    "technique",
+    [
+        Checkpoint(every=2),
+        Checkpoint(groups=-1),
+        FusedOptimizer(),
+        OffloadOptimizer(),
+        OffloadOptimizer("host"),
+        Precision("bf16", "bf16"),
+        LocalSteps(h=2, outer=0.7),
+    ],
+    ids=text,
+)
 def test_a_technique_is_spelt_the_same_from_its_json(technique: Any) -> None:
     assert technique_text(json.loads(json.dumps(described(technique)))) == text(technique)
 
@@ -132,7 +194,11 @@ def test_defaults_are_those_of_the_classes() -> None:
 
     found: dict[str, list[object]] = {}
     for kind in (*CATALOGUE, *FEDERATED, *COMPRESS):
-        knobs = fields(kind)   # type: ignore[arg-type]
-        found.setdefault(kind.__name__, []).append((frozenset(one.name for one in knobs),
-                                                    {one.name: one.default for one in knobs if one.default is not MISSING}))
+        knobs = fields(kind)  # type: ignore[arg-type]
+        found.setdefault(kind.__name__, []).append(
+            (
+                frozenset(one.name for one in knobs),
+                {one.name: one.default for one in knobs if one.default is not MISSING},
+            )
+        )
     assert found == defaults()

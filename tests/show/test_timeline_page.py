@@ -1,4 +1,5 @@
 """The timeline of a pipeline as SVG: what is in it, read back from the markup."""
+
 from __future__ import annotations
 
 import re
@@ -13,7 +14,7 @@ from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Time
 from tests.show.test_timeline import measured, predicted
 
 CASES = [("naive", 3, 2), ("gpipe", 4, 8), ("1f1b", 3, 5), ("1f1b", 4, 30), ("zero-bubble", 4, 8), ("1f1b", 2, 500)]
-Boxes = dict[float, list[tuple[float, float, str]]]   # y -> (left, right, classes), in order
+Boxes = dict[float, list[tuple[float, float, str]]]  # y -> (left, right, classes), in order
 
 
 def boxes_in(markup: str) -> Boxes:
@@ -53,11 +54,27 @@ def test_the_red_part_of_the_picture_is_the_idle_share(case: tuple[str, int, int
 def test_every_action_is_a_box_with_its_piece_and_tells_what_it_is() -> None:
     markup = timeline_svg(predicted("1f1b", 2, 3))
     assert [[classes for *_, classes in row] for row in boxes_in(markup).values()] == [
-        [f"box {tone}" for tone in ("tone-forward", "tone-forward", "tone-alert idle", "tone-backward", "tone-forward", "tone-backward",
-                                    "tone-alert idle", "tone-backward")],
-        [f"box {tone}" for tone in ("tone-alert idle", *("tone-forward", "tone-backward") * 3, "tone-alert idle")]]
-    assert sorted(word for word in words_in(markup) if word.isdigit()) == sorted("0" + 4 * "012")   # and where the axis begins
-    assert "backward of piece 2, 10 s to 12 s" in words_in(markup, "title") and "idle, 2 s to 4 s" in words_in(markup, "title")
+        [
+            f"box {tone}"
+            for tone in (
+                "tone-forward",
+                "tone-forward",
+                "tone-alert idle",
+                "tone-backward",
+                "tone-forward",
+                "tone-backward",
+                "tone-alert idle",
+                "tone-backward",
+            )
+        ],
+        [f"box {tone}" for tone in ("tone-alert idle", *("tone-forward", "tone-backward") * 3, "tone-alert idle")],
+    ]
+    assert sorted(word for word in words_in(markup) if word.isdigit()) == sorted(
+        "0" + 4 * "012"
+    )  # and where the axis begins
+    assert "backward of piece 2, 10 s to 12 s" in words_in(markup, "title") and "idle, 2 s to 4 s" in words_in(
+        markup, "title"
+    )
     assert words_in(markup, "title")[0] == "Timeline of 2 stages. Predicted: 12 s, 25 % idle"
 
 
@@ -67,7 +84,9 @@ def test_the_measured_timeline_is_below_the_predicted_one_on_the_same_axis() -> 
     rows = list(boxes_in(markup).values())
     long = [max(span.end for own in one for span in own) for one in both]
     assert [word for word in words_in(markup) if "idle" in word] == [
-        "Predicted: 18 s, 33 % idle", f"Measured: {long[1]:.3g} s, {100 * idle_share(both[1]):.0f} % idle"]
+        "Predicted: 18 s, 33 % idle",
+        f"Measured: {long[1]:.3g} s, {100 * idle_share(both[1]):.0f} % idle",
+    ]
     assert len(rows) == 6 and rows[3][-1][1] == pytest.approx(RIGHT, abs=0.1)
     assert (rows[0][-1][1] - LEFT) / (RIGHT - LEFT) == pytest.approx(long[0] / long[1], abs=1e-3)
 
@@ -76,8 +95,12 @@ def test_halves_of_a_backward_and_chunks_of_a_worker_look_different() -> None:
     drawn = boxes_in(timeline_svg(predicted("zero-bubble", 2, 4)))
     assert {"box tone-backward", "box tone-update"} < {classes for row in drawn.values() for *_, classes in row}
     for word in ("backward to inputs", "backward to weights"):
-        assert word in timeline_svg(predicted("zero-bubble", 2, 4)) and word not in timeline_svg(predicted("1f1b", 2, 4))
-    assert "tone-forward later" in timeline_svg(predicted("interleaved", 2, 4, 2)) and "later" not in timeline_svg(predicted("1f1b", 2, 4))
+        assert word in timeline_svg(predicted("zero-bubble", 2, 4)) and word not in timeline_svg(
+            predicted("1f1b", 2, 4)
+        )
+    assert "tone-forward later" in timeline_svg(predicted("interleaved", 2, 4, 2)) and "later" not in timeline_svg(
+        predicted("1f1b", 2, 4)
+    )
 
 
 @pytest.mark.parametrize(("stages", "pieces"), [(2, 8), (4, 8), (8, 16), (8, 40), (3, 2000), (64, 64)])
@@ -85,7 +108,9 @@ def test_a_picture_stays_small_and_inside_its_frame(stages: int, pieces: int) ->
     markup = timeline_svg(predicted("1f1b", stages, pieces), measured("1f1b", stages, pieces))
     assert len(markup.encode()) < 60_000
     rows = boxes_in(markup)
-    assert len(rows) == 2 * min(stages, MOST_ROWS) and all(right <= WIDTH for row in rows.values() for _, right, _ in row)
+    assert len(rows) == 2 * min(stages, MOST_ROWS) and all(
+        right <= WIDTH for row in rows.values() for _, right, _ in row
+    )
     assert ("8 of 64 stages are drawn" in markup) == (stages == 64)
 
 

@@ -1,4 +1,5 @@
 """Watching runs: what is served, to whom, and how soon news and deaths show."""
+
 from __future__ import annotations
 
 import subprocess
@@ -52,7 +53,7 @@ def pushed(stream: HTTPResponse) -> Iterator[str]:
     lines: list[str] = []
     while line := stream.readline().decode():
         if line.startswith("data: "):
-            lines.append(line[len("data: "):])
+            lines.append(line[len("data: ") :])
         elif line == "\n" and lines:
             yield "".join(lines).replace("&nbsp;", " ")
             lines = []
@@ -74,7 +75,12 @@ def test_one_run_is_shown_at_once(run: Path) -> None:
             text = text_of(server, place)
             assert "Step 120 of 400" in text and "EventSource" in text and "All runs" not in text
         assert text_of(server, "/healthz") == "ok\n"
-        assert asked(server, "/run/other").status == asked(server, "/events?run=other").status == asked(server, "/x").status == 404
+        assert (
+            asked(server, "/run/other").status
+            == asked(server, "/events?run=other").status
+            == asked(server, "/x").status
+            == 404
+        )
         assert asked(server, "/run/..%2F..%2Fetc%2Fpasswd").status == 404
 
 
@@ -84,7 +90,7 @@ def test_news_are_pushed(run: Path) -> None:
         assert "Step 120 of 400" in next(pages)
         add(run, "step", **step_fields(121))
         add(run, "warning", text="the <disk> is nearly full")
-        fresh = next(page for page in pages if "nearly full" in page)   # it may look between the two
+        fresh = next(page for page in pages if "nearly full" in page)  # it may look between the two
         assert "Step 121 of 400" in fresh and "The &lt;disk&gt; is nearly full" in fresh
 
 
@@ -112,7 +118,13 @@ def test_a_folder_of_runs_means_all_of_them_and_those_to_come(run: Path) -> None
     (run.parent / "not a run").mkdir()
     with served(run.parent) as server:
         text = text_of(server)
-        for words in ("2 runs", "1 training, 1 died", 'href="/run/gpt-1"', 'href="/run/second%20%3Crun%3E"', "second &lt;run&gt;"):
+        for words in (
+            "2 runs",
+            "1 training, 1 died",
+            'href="/run/gpt-1"',
+            'href="/run/second%20%3Crun%3E"',
+            "second &lt;run&gt;",
+        ):
             assert words in text, words
         assert "All runs" in text_of(server, "/run/second%20%3Crun%3E")
         pages = pushed(asked(server, "/events"))
@@ -182,7 +194,15 @@ def test_every_answer_is_strict(run: Path, path: str) -> None:
 def test_whatever_a_run_says_is_text_and_never_markup(run: Path) -> None:
     evil = '<script>"x"</script>'
     Folder(run).write("run.json", {"job": evil, "flags": {evil: evil}, "memory": evil})
-    fields = {"time": 1.0, "text": evil, "how": evil, "step": evil, "checkpoint": evil, "steps": 5, "differences": [evil]}
+    fields = {
+        "time": 1.0,
+        "text": evil,
+        "how": evil,
+        "step": evil,
+        "checkpoint": evil,
+        "steps": 5,
+        "differences": [evil],
+    }
     append(run, [{"event": kind, **fields} for kind in ("warning", "adopted", evil, "failed")])
     with served(run) as server:
         text = text_of(server).split("<main>")[1].split("</main>")[0]
@@ -279,12 +299,14 @@ def test_tabs_share_what_is_drawn(run: Path, monkeypatch: pytest.MonkeyPatch) ->
     with served(run) as server:
         streams = [pushed(asked(server, "/events")) for _ in range(4)]
         assert len({next(stream) for stream in streams}) == 1
-        assert [followed.count for followed in server.watch.runs.values()] == [1]   # type: ignore[attr-defined]
+        assert [followed.count for followed in server.watch.runs.values()] == [1]  # type: ignore[attr-defined]
 
 
 def test_serve_says_where_and_ends_when_interrupted(run: Path) -> None:
-    program = ("import sys; from pathlib import Path; from shoestring.show.watch import serve; "
-               "serve([Path(sys.argv[1])], ready=lambda url: print(url, flush=True)); print('torch' in sys.modules)")
+    program = (
+        "import sys; from pathlib import Path; from shoestring.show.watch import serve; "
+        "serve([Path(sys.argv[1])], ready=lambda url: print(url, flush=True)); print('torch' in sys.modules)"
+    )
     child = subprocess.Popen([sys.executable, "-c", program, str(run)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline().startswith("http://127.0.0.1:")

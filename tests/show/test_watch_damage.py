@@ -1,4 +1,5 @@
 """Watching runs of which one is broken, slow or hostile: the others are shown, and the terminal stays quiet."""
+
 from __future__ import annotations
 
 import os
@@ -17,10 +18,16 @@ from tests.show.test_watch import asked, served, text_of
 from tests.waiting import HUNG, until
 
 
-@pytest.mark.parametrize(("name", "words"), [
-    ("plan.json", "plan.json is a pipe, not a file"), ("report.json", "report.json is a pipe, not a file"), ("lock", "step 5 of 400"),
-    (NAME, "events.jsonl is a pipe, not a file"), ("run.json", None),
-])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plan.json", "plan.json is a pipe, not a file"),
+        ("report.json", "report.json is a pipe, not a file"),
+        ("lock", "step 5 of 400"),
+        (NAME, "events.jsonl is a pipe, not a file"),
+        ("run.json", None),
+    ],
+)
 def test_a_pipe_in_one_run_does_not_keep_the_others_waiting(name: str, words: str | None, tmp_path: Path) -> None:
     made_run(tmp_path / "runs" / "good", done=7)
     bad = made_run(tmp_path / "runs" / "bad", done=5)
@@ -32,7 +39,7 @@ def test_a_pipe_in_one_run_does_not_keep_the_others_waiting(name: str, words: st
         for followed in server.watch.runs.values():
             followed.looked = followed.due = -1e9
         assert "step 7 of 400" in text_of(server, "/run/good")
-        if words is None:   # what has no run.json is no run
+        if words is None:  # what has no run.json is no run
             assert asked(server, "/run/bad").status == 404 and "step 7 of 400" in text_of(server)
         else:
             assert words in text_of(server, "/run/bad") and "2 runs" in text_of(server)
@@ -52,7 +59,9 @@ def test_a_run_that_takes_for_ever_to_read_holds_up_nobody(tmp_path: Path, monke
     monkeypatch.setattr("shoestring.show.watch.follow.Followed", Stuck)
     monkeypatch.setattr("shoestring.show.watch.follow.PATIENCE", 0.2)
     with served(tmp_path / "runs") as server:
-        until(lambda: "step 7 of 400" in text_of(server, "/run/good"), "the first look at it")   # which may take longer here
+        until(
+            lambda: "step 7 of 400" in text_of(server, "/run/good"), "the first look at it"
+        )  # which may take longer here
         for _ in range(3):
             assert "step 7 of 400" in text_of(server, "/run/good")
             assert "2 runs" in text_of(server)
@@ -63,7 +72,7 @@ def test_a_run_that_takes_for_ever_to_read_holds_up_nobody(tmp_path: Path, monke
 
 def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_run(tmp_path / "runs" / "good", done=7)
-    made_run(tmp_path / "runs" / os.fsdecode(b"caf\xe9"), done=5)   # a name that is not UTF-8
+    made_run(tmp_path / "runs" / os.fsdecode(b"caf\xe9"), done=5)  # a name that is not UTF-8
     bad = made_run(tmp_path / "runs" / "bad", done=5)
 
     def told(path: Path, history: History) -> Report:
@@ -80,7 +89,9 @@ def test_whatever_a_run_does_to_the_page_the_others_are_shown(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("line", ["GET http://[/ HTTP/1.1", "GET //[ HTTP/1.1", "GET http://[::1/run/x HTTP/1.1"])
-def test_an_address_that_is_none_is_answered_and_makes_no_noise(line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_address_that_is_none_is_answered_and_makes_no_noise(
+    line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     with served(made_run(tmp_path / "run", done=3)) as server:
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as connection:
             connection.sendall(f"{line}\r\nHost: localhost\r\n\r\n".encode())

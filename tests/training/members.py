@@ -1,4 +1,5 @@
 """Groups of real processes that train one job, forked from one that has imported everything."""
+
 from __future__ import annotations
 
 import json
@@ -23,17 +24,36 @@ from tests.tasks import train_task
 from tests.waiting import HUNG
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload([
-    "torch.distributed", "shoestring.processes.worker", "shoestring.training.evidence.rehearse", "shoestring.training.plan",
-    "shoestring.training.execution.training", "shoestring.training.links.process_link", "shoestring.jobfile", "torch._dynamo"])
+CONTEXT.set_forkserver_preload(
+    [
+        "torch.distributed",
+        "shoestring.processes.worker",
+        "shoestring.training.evidence.rehearse",
+        "shoestring.training.plan",
+        "shoestring.training.execution.training",
+        "shoestring.training.links.process_link",
+        "shoestring.jobfile",
+        "torch._dynamo",
+    ]
+)
 
 
 class Group:
     """Processes that do one task."""
 
-    def __init__(self, place: Path, world: int, job: Path, techniques: Sequence[Technique], steps: int, folder: str = "",
-                 cadence: Mapping[str, int] | None = None, flags: Mapping[str, Any] | None = None, weights: str = "",
-                 speeds: Speeds | None = None) -> None:
+    def __init__(
+        self,
+        place: Path,
+        world: int,
+        job: Path,
+        techniques: Sequence[Technique],
+        steps: int,
+        folder: str = "",
+        cadence: Mapping[str, int] | None = None,
+        flags: Mapping[str, Any] | None = None,
+        weights: str = "",
+        speeds: Speeds | None = None,
+    ) -> None:
         place.mkdir(exist_ok=True)
         self.place = place
         for old in self.errors():
@@ -41,7 +61,10 @@ class Group:
         asked = train_task(job, steps, map(described, techniques), folder, cadence, flags, weights)
         task = replace(asked, position=Position(speeds=speeds))
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.processes = [CONTEXT.Process(target=member, args=(rank, world, self.store.port, task, str(place))) for rank in range(world)]
+        self.processes = [
+            CONTEXT.Process(target=member, args=(rank, world, self.store.port, task, str(place)))
+            for rank in range(world)
+        ]
         for process in self.processes:
             process.start()
 
@@ -75,8 +98,13 @@ def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> Non
     torch.set_num_threads(1)
     link = None
     if world > 1:
-        distributed.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=world,
-                                       timeout=timedelta(seconds=HUNG / 2))
+        distributed.init_process_group(
+            "gloo",
+            store=TCPStore("127.0.0.1", port, is_master=False),
+            rank=rank,
+            world_size=world,
+            timeout=timedelta(seconds=HUNG / 2),
+        )
         link = joined(rank, world, speeds=task.position.speeds)
     try:
         Path(place, f"result-{rank}.json").write_text(json.dumps(to_json(train(task, lambda event: None, link))))

@@ -1,4 +1,5 @@
 """Applying a technique makes another run: that which it was given, its job and its links stay as they were."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,8 +24,15 @@ from shoestring.training.technique import mesh_sizes
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.models import job, seeded
 
-REQUIRED: dict[type[Technique], dict[str, Any]] = {Accumulate: {"pieces": 2}}   # knobs without a default
-MORE = (Asynchronous("hogwild"), CompressGradients("topk"), CompressGradients("powersgd"), LocalSteps(outer=0.7), Shard(1), Shard(3))
+REQUIRED: dict[type[Technique], dict[str, Any]] = {Accumulate: {"pieces": 2}}  # knobs without a default
+MORE = (
+    Asynchronous("hogwild"),
+    CompressGradients("topk"),
+    CompressGradients("powersgd"),
+    LocalSteps(outer=0.7),
+    Shard(1),
+    Shard(3),
+)
 
 
 def snapshot(value: Any) -> dict[str, Any]:

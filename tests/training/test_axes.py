@@ -2,6 +2,7 @@
 
 The hardware is described, so no process is started: what is measured here is arithmetic and rehearsals.
 """
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -45,13 +46,20 @@ def small(batch: int = 8) -> Job:
 
 def hardware(devices: int) -> Hardware:
     """Devices that are not here, with a link whose bytes and messages cost little."""
-    return Hardware(device="cuda", memory=1 << 30, flops=1e10, base=0.0, described=True, links={str(devices): (1e-10, 1e-6, 0.0)})
+    return Hardware(
+        device="cuda", memory=1 << 30, flops=1e10, base=0.0, described=True, links={str(devices): (1e-10, 1e-6, 0.0)}
+    )
 
 
 @cache
 def planner(devices: int, batch: int = 8) -> Planner:
     """With techniques that can be rehearsed fast."""
-    return Planner(small(batch), hardware(devices), devices=devices, catalogue=(Pipeline, Accumulate, Checkpoint, FusedOptimizer, DataParallel))
+    return Planner(
+        small(batch),
+        hardware(devices),
+        devices=devices,
+        catalogue=(Pipeline, Accumulate, Checkpoint, FusedOptimizer, DataParallel),
+    )
 
 
 @cache
@@ -70,24 +78,36 @@ def test_where_data_parallel_does_not_fit_a_pipeline_is_found_and_explained() ->
     assert any(isinstance(one, Pipeline) for one in chosen.techniques)
     assert dict(chosen.mesh) == {"data": 1, "stage": 2, "tensor": 1}
     assert chosen.staging is not None and sum(chosen.staging.cut) == 4
-    assert "4 blocks are cut" in chosen.staging.why and "idle for" in chosen.staging.why and "DataParallel() needs" in chosen.staging.why
+    assert (
+        "4 blocks are cut" in chosen.staging.why
+        and "idle for" in chosen.staging.why
+        and "DataParallel() needs" in chosen.staging.why
+    )
 
 
 def test_the_peak_of_a_plan_is_that_of_the_stage_that_needs_most_and_every_stage_has_its_own() -> None:
     plan = planned(2, Pipeline(2, 4, balance=(1, 3)))
     sizes = mesh_sizes(plan.techniques, 2)
-    logs = [rehearse(replace(small(), mesh=imagined_mesh(sizes, rank)), plan.techniques, on_device=True)
-            for rank in range(2)]
+    logs = [
+        rehearse(replace(small(), mesh=imagined_mesh(sizes, rank)), plan.techniques, on_device=True)
+        for rank in range(2)
+    ]
     assert [one.ranks for one in plan.ranks] == [(0,), (1,)]
     assert [one.peak_bytes for one in plan.ranks] == [peak(log).bytes for log in logs]
     assert plan.peak_bytes == max(one.peak_bytes for one in plan.ranks)
-    assert plan.sent_bytes == plan.ranks[0].sent_bytes > 4 * 2 * 32 * 64 * 4   # what crosses the cut, of all pieces
+    assert plan.sent_bytes == plan.ranks[0].sent_bytes > 4 * 2 * 32 * 64 * 4  # what crosses the cut, of all pieces
 
 
-@pytest.mark.parametrize("techniques", [
-    (Pipeline(2, 4),), (Pipeline(2, 8, "zero-bubble"),), (Pipeline(2, 4, "interleaved", chunks=2),), (Pipeline(2, 4, balance=(3, 1)),),
-    (Pipeline(2, 8), Checkpoint(every=1)),
-])
+@pytest.mark.parametrize(
+    "techniques",
+    [
+        (Pipeline(2, 4),),
+        (Pipeline(2, 8, "zero-bubble"),),
+        (Pipeline(2, 4, "interleaved", chunks=2),),
+        (Pipeline(2, 4, balance=(3, 1)),),
+        (Pipeline(2, 8), Checkpoint(every=1)),
+    ],
+)
 def test_the_ledger_of_a_pipeline_is_close_to_its_rehearsal(techniques: tuple[Technique, ...]) -> None:
     """So that the ranking is worth something; weights that are elsewhere are not counted in either."""
     one = asked_for(techniques, planner(2).ledger())
@@ -106,7 +126,7 @@ def test_on_four_workers_stages_and_copies_are_chosen_together() -> None:
     every = list(combinations(planner(4).ledger(), planner(4).catalogue, Exactness.ROUNDING))
     stages = {next((one.stages for one in found.techniques if isinstance(one, Pipeline)), 1) for found in every}
     assert stages == {1, 2, 4} and len(every) < 5000
-    for found in every:   # copies of the model are united, and lone copies are not
+    for found in every:  # copies of the model are united, and lone copies are not
         lines = next((one.stages for one in found.techniques if isinstance(one, Pipeline)), 1)
         assert any(one.unites == "data" for one in found.techniques) == (lines < 4)
         assert found.known["world"] == 4
@@ -132,21 +152,34 @@ def test_where_nothing_fits_the_least_that_works_is_told_with_all_its_stages() -
 def test_a_plan_with_a_cut_is_the_same_after_a_file(tmp_path: Path) -> None:
     plan = outcome(2, 2.8).chosen
     told = plan.as_json()
-    assert told["mesh"] == {"data": 1, "stage": 2, "tensor": 1} and told["schedule"] in ("1f1b", "gpipe", "interleaved", "zero-bubble")
+    assert told["mesh"] == {"data": 1, "stage": 2, "tensor": 1} and told["schedule"] in (
+        "1f1b",
+        "gpipe",
+        "interleaved",
+        "zero-bubble",
+    )
     assert sum(told["cut"]) == 4 and 0 < told["bubble"] < 1
     again = plan_in({"shoestring": 2, "chosen": plan.as_file()}, tmp_path)
     assert again.mesh == plan.mesh and again.ranks == plan.ranks and again.techniques == plan.techniques
     assert again.staging is not None and plan.staging is not None and again.staging.timeline == plan.staging.timeline
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").mesh == plan.mesh
-    older = {key: value for key, value in plan.as_file().items() if key not in ("mesh", "cut", "schedule", "bubble", "timeline")}
+    older = {
+        key: value
+        for key, value in plan.as_file().items()
+        if key not in ("mesh", "cut", "schedule", "bubble", "timeline")
+    }
     assert plan_in({"shoestring": 2, "chosen": older}, tmp_path).staging is None
 
 
 def test_the_timeline_of_a_plan_is_that_of_its_schedule_and_its_idle_share_the_formulas() -> None:
-    even = Ledger(tuple(Block(f"b{number}", forward=1.0, backward=2.0, gradient=8.0) for number in range(8)), batch=4,
-                  at_zero_batch=tuple(Block(f"b{number}", gradient=8.0) for number in range(8)),
-                  standing=StandingBytes(parameters=64.0), workers=Workers(2, samples=16, own=8))
+    even = Ledger(
+        tuple(Block(f"b{number}", forward=1.0, backward=2.0, gradient=8.0) for number in range(8)),
+        batch=4,
+        at_zero_batch=tuple(Block(f"b{number}", gradient=8.0) for number in range(8)),
+        standing=StandingBytes(parameters=64.0),
+        workers=Workers(2, samples=16, own=8),
+    )
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("naive", 1), ("zero-bubble", 1), ("interleaved", 2)):
         pipe = piped(even, 2, 4, schedule, chunks)
         told = pipe.staging(pipe.largest())
@@ -155,7 +188,9 @@ def test_the_timeline_of_a_plan_is_that_of_its_schedule_and_its_idle_share_the_f
         assert pipe.largest().seconds == pytest.approx(pipe.step)
 
 
-@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("naive", 1)])
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), ("interleaved", 2), ("naive", 1)]
+)
 def test_a_schedule_is_played_as_it_is_timed(schedule: str, chunks: int) -> None:
     stages, pieces, carried = 3, 5, 0.25
     spent = tuple((1.0 + number % 3, 2.0 + number % 2) for number in range(stages * chunks))
@@ -169,7 +204,12 @@ def test_a_schedule_is_played_as_it_is_timed(schedule: str, chunks: int) -> None
 
 
 def test_workers_of_a_mesh_are_alike_if_they_hold_the_same_and_train_on_as_much() -> None:
-    assert kinds_of_workers(small(batch=3), {"data": 2, "stage": 2, "tensor": 1}, serves=False) == [(0,), (1,), (2,), (3,)]
+    assert kinds_of_workers(small(batch=3), {"data": 2, "stage": 2, "tensor": 1}, serves=False) == [
+        (0,),
+        (1,),
+        (2,),
+        (3,),
+    ]
     assert kinds_of_workers(small(batch=4), {"data": 2, "stage": 2, "tensor": 1}, serves=False) == [(0, 2), (1, 3)]
 
 

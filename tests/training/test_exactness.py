@@ -1,4 +1,5 @@
 """One word for each level of exactness, everywhere; and the level that is asked for is the one that is planned for."""
+
 from __future__ import annotations
 
 import json
@@ -38,13 +39,15 @@ from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
-PAPER = Hardware(described=True, memory=1 << 40, base=0)   # where the predicted process follows from the tensors alone
+PAPER = Hardware(described=True, memory=1 << 40, base=0)  # where the predicted process follows from the tensors alone
 
 
 def wide(dropout: float) -> Any:
     """A chain whose activations are most of its memory."""
     inputs, targets = rows()
-    return replace(job("chain"), model=lambda: Chain(dropout), data=lambda: [(inputs.repeat(64, 1), targets.repeat(64))] * 4)
+    return replace(
+        job("chain"), model=lambda: Chain(dropout), data=lambda: [(inputs.repeat(64, 1), targets.repeat(64))] * 4
+    )
 
 
 @cache
@@ -55,7 +58,9 @@ def measured(dropout: float) -> tuple[Planner, Ledger, int]:
     return made, ledger, made.decided(ledger, None, (FusedOptimizer(),)).chosen.process_bytes
 
 
-def planned(share: float, exact: str | None = None, dropout: float = 0.2, forced: tuple[Technique, ...] | None = None) -> Outcome:
+def planned(
+    share: float, exact: str | None = None, dropout: float = 0.2, forced: tuple[Technique, ...] | None = None
+) -> Outcome:
     """What is planned for a share of the bytes that FusedOptimizer alone needs."""
     made, ledger, needs = measured(dropout)
     made.exact = exact
@@ -64,25 +69,35 @@ def planned(share: float, exact: str | None = None, dropout: float = 0.2, forced
 
 def test_what_is_to_rounding_is_taken_where_it_fits_and_other_draws_are_said_in_the_first_line_where_not() -> None:
     enough, little = planned(1.0), planned(0.5)
-    assert enough.chosen.exactness <= Exactness.ROUNDING and not any(isinstance(one, Accumulate) for one in enough.chosen.techniques)
+    assert enough.chosen.exactness <= Exactness.ROUNDING and not any(
+        isinstance(one, Accumulate) for one in enough.chosen.techniques
+    )
     assert ("Accumulate", "other draws for this model: --exact draws allows it") in enough.refused
     assert little.chosen.exactness is Exactness.DRAWS and isinstance(little.chosen.techniques[0], Accumulate)
     assert plan_text(little.as_json(), {}).splitlines()[0].endswith(f", other draws: {little.chosen}")
-    assert plan_text(enough.as_json(), {}).splitlines()[0].endswith(f", {enough.chosen.exactness.word}: {enough.chosen}")
+    assert (
+        plan_text(enough.as_json(), {}).splitlines()[0].endswith(f", {enough.chosen.exactness.word}: {enough.chosen}")
+    )
 
 
-def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusal_says_what_a_further_one_buys() -> None:
+def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusal_says_what_a_further_one_buys() -> (
+    None
+):
     assert planned(100.0, "bits").chosen.techniques == ()
     assert planned(0.5, "draws").chosen.exactness is Exactness.DRAWS
     for exact in ("bits", "rounding"):
-        with pytest.raises(OverBudget, match=r"; --exact draws \(other draws\) allows Accumulate.*; --inexact allows what is changed"):
+        with pytest.raises(
+            OverBudget, match=r"; --exact draws \(other draws\) allows Accumulate.*; --inexact allows what is changed"
+        ):
             planned(0.5, exact)
     with pytest.raises(OverBudget, match=r"--exact rounding \(to rounding\) allows Accumulate"):
         planned(0.5, "bits", dropout=0.0)
 
 
 def test_techniques_that_the_user_wrote_are_held_to_the_level_that_the_user_asked_for() -> None:
-    with pytest.raises(Mistake, match=r"Accumulate\(pieces=2\) is other draws for this job .*--exact rounding allows to rounding"):
+    with pytest.raises(
+        Mistake, match=r"Accumulate\(pieces=2\) is other draws for this job .*--exact rounding allows to rounding"
+    ):
         planned(1.0, "rounding", forced=(Accumulate(2),))
     assert planned(1.0, forced=(Accumulate(2),)).chosen.exactness is Exactness.DRAWS
     with pytest.raises(Mistake, match='exact="bits" asks for same bits and inexact=True allows changed'):
@@ -92,12 +107,16 @@ def test_techniques_that_the_user_wrote_are_held_to_the_level_that_the_user_aske
 
 
 def test_a_group_can_not_have_the_same_bits_and_says_why() -> None:
-    with pytest.raises(Mistake, match="2 workers add up in another order than one: what a group trains is to rounding at best"):
+    with pytest.raises(
+        Mistake, match="2 workers add up in another order than one: what a group trains is to rounding at best"
+    ):
         shoestring.plan(wide(0.0), devices=2, exact="bits")
 
 
 def test_a_group_that_would_change_what_is_trained_is_refused_with_the_reason() -> None:
-    with pytest.raises(Mistake, match=r"2 workers .* \(batch norm looks at all samples .*\) to what is changed.*--inexact"):
+    with pytest.raises(
+        Mistake, match=r"2 workers .* \(batch norm looks at all samples .*\) to what is changed.*--inexact"
+    ):
         Planner(job("u-net"), PAPER, devices=2).outcome(None)
     dropping = Planner(job("dropout chain"), PAPER, devices=2).outcome(None)
     assert dropping.chosen.exactness is dropping.plain.exactness is Exactness.DRAWS
@@ -105,7 +124,9 @@ def test_a_group_that_would_change_what_is_trained_is_refused_with_the_reason() 
 
 def test_fit_plans_for_the_level_that_is_asked_for() -> None:
     model, batch = Chain(), rows()
-    fitted = shoestring.fit(model, lambda output, given: torch.nn.functional.cross_entropy(output, given[1]), [batch] * 2, exact="bits")
+    fitted = shoestring.fit(
+        model, lambda output, given: torch.nn.functional.cross_entropy(output, given[1]), [batch] * 2, exact="bits"
+    )
     assert fitted.outcome.chosen.exactness is Exactness.BITS
 
 
@@ -119,12 +140,22 @@ def test_a_plan_carries_its_level_to_json_page_and_back(level: Exactness, tmp_pa
 
 
 @pytest.mark.parametrize("level", Exactness)
-def test_terminal_page_and_verify_say_the_same_words_of_a_plan(level: Exactness, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_page_and_verify_say_the_same_words_of_a_plan(
+    level: Exactness, capsys: pytest.CaptureFixture[str]
+) -> None:
     outcome = Outcome(Plan((FusedOptimizer(),), 1, 1, 1.0, level), Plan(), (), 1, 1, 1.0, 1, (), ())
     terminal, page = plan_text(outcome.as_json(), {}), plan_section({"techniques": [], **outcome.chosen.as_json()})
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
-    show({"exactness": level.word, "verdicts": [verdict("FusedOptimizer()", level, found(1.0, 2.0), found(1.0, 2.0))], "losses": [],
-          "predicted": figures, "measured": figures}, 5)
+    show(
+        {
+            "exactness": level.word,
+            "verdicts": [verdict("FusedOptimizer()", level, found(1.0, 2.0), found(1.0, 2.0))],
+            "losses": [],
+            "predicted": figures,
+            "measured": figures,
+        },
+        5,
+    )
     for text in (terminal, page.replace(level.word.capitalize(), level.word), capsys.readouterr().out):
         assert f"{level.word}: {level.meaning}" in text
         assert not [other for other in Exactness if other is not level and other.meaning in text]
@@ -135,7 +166,9 @@ def test_fused_states_what_is_measured_of_it() -> None:
     assert not equal and 0 < most < 1e-4 and FusedOptimizer().exactness(Ledger(())) is Exactness.ROUNDING
 
 
-def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_that_they_can_mean(tmp_path: Path) -> None:
+def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_that_they_can_mean(
+    tmp_path: Path,
+) -> None:
     for old, level in ((True, Exactness.ROUNDING), (False, Exactness.CHANGED)):
         saved = {name: value for name, value in Plan().as_json().items() if name != "exactness"} | {"exact": old}
         (tmp_path / "plan.json").write_text(json.dumps({"chosen": saved}))
@@ -148,14 +181,18 @@ def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_
 
 
 def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
-    none, bits, draws, inexact = (Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "draws"}, {"inexact": True}))   # type: ignore[arg-type]
+    none, bits, draws, inexact = (
+        Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "draws"}, {"inexact": True})
+    )  # type: ignore[arg-type]
     assert differences(bits, none) == [] and differences(bits, draws) == ["--exact changed: bits before, now draws"]
     assert differences(none, bits) == ["--exact changed: not given before, now bits"]
     assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
     assert settled(none, bits) == bits and settled(none, inexact) == inexact
 
 
-def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Plan((FusedOptimizer(),), 1, 1, 1.0, Exactness.ROUNDING).save(tmp_path / "plan.json")
     for command in ("plan", "verify"):
         assert run([command, "digits", "--plan", str(tmp_path / "plan.json"), "--exact", "bits"]) == 2
@@ -172,24 +209,52 @@ def found(weights: float, loss: float) -> TrainedWeights:
     return TrainedWeights(TrainResult(losses=(loss,)), {"w": torch.tensor([weights])})
 
 
-@pytest.mark.parametrize(("level", "weights", "loss", "kept"), [
-    (Exactness.BITS, 1.0, 2.0, True), (Exactness.BITS, 1.0 + 1e-6, 2.0, False),
-    (Exactness.ROUNDING, 1.0 + 1e-6, 2.0 + 1e-5, True), (Exactness.ROUNDING, 1.0, 2.0 + 1e-3, False),
-    (Exactness.DRAWS, 5.0, 5.0, None), (Exactness.CHANGED, 5.0, 5.0, None)])
+@pytest.mark.parametrize(
+    ("level", "weights", "loss", "kept"),
+    [
+        (Exactness.BITS, 1.0, 2.0, True),
+        (Exactness.BITS, 1.0 + 1e-6, 2.0, False),
+        (Exactness.ROUNDING, 1.0 + 1e-6, 2.0 + 1e-5, True),
+        (Exactness.ROUNDING, 1.0, 2.0 + 1e-3, False),
+        (Exactness.DRAWS, 5.0, 5.0, None),
+        (Exactness.CHANGED, 5.0, 5.0, None),
+    ],
+)
 def test_a_verdict_is_about_what_was_stated(level: Exactness, weights: float, loss: float, kept: bool | None) -> None:
     told = verdict("X()", level, found(1.0, 2.0), found(weights, loss))
     assert told["kept"] is kept and told["stated"] == level.word
 
 
-@pytest.mark.parametrize(("kept", "code", "word"), [(True, 0, "kept"), (False, 1, "NOT KEPT"), (None, 0, "not checked")])
+@pytest.mark.parametrize(
+    ("kept", "code", "word"), [(True, 0, "kept"), (False, 1, "NOT KEPT"), (None, 0, "not checked")]
+)
 def test_verify_ends_with_1_when_a_statement_is_not_kept(
-        kept: bool | None, code: int, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str]) -> None:
+    kept: bool | None,
+    code: int,
+    word: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
-    verdict = {"technique": "FusedOptimizer()", "bit_equal": False, "largest_difference": 0.5, "loss_difference": 0.5, "stated": "to rounding",
-               "kept": kept}
-    monkeypatch.setattr("shoestring.training.execution.verification.verified", lambda *given: {
-        "kept": kept is not False, "verdicts": [verdict], "predicted": figures, "measured": figures, "losses": [(1.0, 1.5)]})
+    verdict = {
+        "technique": "FusedOptimizer()",
+        "bit_equal": False,
+        "largest_difference": 0.5,
+        "loss_difference": 0.5,
+        "stated": "to rounding",
+        "kept": kept,
+    }
+    monkeypatch.setattr(
+        "shoestring.training.execution.verification.verified",
+        lambda *given: {
+            "kept": kept is not False,
+            "verdicts": [verdict],
+            "predicted": figures,
+            "measured": figures,
+            "losses": [(1.0, 1.5)],
+        },
+    )
     Plan((FusedOptimizer(),), 1, 1, 1.0, Exactness.ROUNDING).save(tmp_path / "plan.json")
     words = ["verify", "digits", "--plan", str(tmp_path / "plan.json")]
     assert run(words) == code and word in capsys.readouterr().out
@@ -218,8 +283,13 @@ def job() -> Job:
 def test_verify_says_of_a_model_that_trains_otherwise_every_time_that_the_statement_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(UNSEEDED)
     Plan((Allocator("huge"),), 1, 1, 1.0).save(tmp_path / "plan.json")
-    done = subprocess.run([sys.executable, "-m", "shoestring", "verify", "job.py", "--plan", "plan.json", "--json"], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=HUNG)
+    done = subprocess.run(
+        [sys.executable, "-m", "shoestring", "verify", "job.py", "--plan", "plan.json", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HUNG,
+    )
     assert done.returncode == 1, done.stderr
     report = json.loads(done.stdout)
     assert not report["kept"] and [one["kept"] for one in report["verdicts"]] == [False]

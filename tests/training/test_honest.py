@@ -1,4 +1,5 @@
 """Honest: the rehearsed peak is the measured one, to the byte in float32 and within 0.1 % in mixed precision."""
+
 from __future__ import annotations
 
 import pytest
@@ -32,10 +33,25 @@ MIXED: tuple[tuple[Technique, ...], ...] = (
 )
 
 
-SLOW = ("albert", "bart", "bert", "convnext", "deberta", "gemma", "mamba", "rwkv", "swin", "torch encoder", "wav2vec2", "whisper")
+SLOW = (
+    "albert",
+    "bart",
+    "bert",
+    "convnext",
+    "deberta",
+    "gemma",
+    "mamba",
+    "rwkv",
+    "swin",
+    "torch encoder",
+    "wav2vec2",
+    "whisper",
+)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MODELS]
+)
 def test_the_rehearsed_peak_is_the_measured_one_to_the_byte(name: str) -> None:
     made = job(name)
     for plan in PLANS:

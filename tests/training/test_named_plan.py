@@ -1,4 +1,5 @@
 """Every way to name techniques goes through one door: what conflicts, is refused for the job or is further than allowed does not pass."""
+
 from __future__ import annotations
 
 import json
@@ -31,8 +32,13 @@ from shoestring.training.technique import TrainingTechnique
 
 def made_job(clip: float = 0.0) -> Job:
     data = [(torch.ones(4, 4) * number, torch.zeros(4, 4)) for number in range(1, 4)]
-    return Job(model=lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3))),
-               data=lambda: data, loss=lambda output, batch: (output - batch[1]).square().mean(), steps=2, clip=clip)
+    return Job(
+        model=lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)) for _ in range(3))),
+        data=lambda: data,
+        loss=lambda output, batch: (output - batch[1]).square().mean(),
+        steps=2,
+        clip=clip,
+    )
 
 
 DOORS: dict[str, Callable[[Job, tuple[TrainingTechnique, ...]], Any]] = {
@@ -55,7 +61,9 @@ def test_techniques_that_conflict_are_refused(door: str) -> None:
         DOORS[door](made_job(), (StepInBackward(), Accumulate(2)))
 
 
-def test_a_plan_for_another_job_is_checked_for_this_one_and_one_for_this_is_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_another_job_is_checked_for_this_one_and_one_for_this_is_not_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = made_job()
     outcome = shoestring.plan(job, use=[StepInBackward()])
     with pytest.raises(Mistake, match="clips gradients"):
@@ -117,7 +125,9 @@ def test_what_has_no_effect_in_a_process_that_runs_is_told(file: Path) -> None:
 
 @pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("devices", "reason"), [(1, "clips gradients"), (2, "can't be combined")])
-def test_a_plan_for_another_job_is_checked_where_a_run_is_kept(devices: int, reason: str, file: Path, tmp_path: Path) -> None:
+def test_a_plan_for_another_job_is_checked_where_a_run_is_kept(
+    devices: int, reason: str, file: Path, tmp_path: Path
+) -> None:
     plan = Plan((StepInBackward(), *([DataParallel()] if devices > 1 else [])), world=devices)
     with pytest.raises(Mistake, match=reason):
         list(shoestring.train(file, plan, run=tmp_path / "run", devices=devices, clip=1.0))
@@ -140,7 +150,9 @@ def test_a_plan_that_a_run_of_a_script_keeps_is_checked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("warm_workers")
-def test_a_plan_that_a_run_of_the_command_keeps_is_checked(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_that_a_run_of_the_command_keeps_is_checked(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     list(islice(shoestring.train(file, (), run=tmp_path / "run", clip=1.0), 1))
     forged(tmp_path / "run")
     with pytest.raises(SystemExit, match="2"):

@@ -1,4 +1,5 @@
 """Lamb and Lars: the papers' equations, written once more in NumPy, and jobs that train with them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,7 +36,9 @@ def drawn(seed: int) -> list[Array]:
     return [draw.normal(size=shape) for shape in SHAPES]
 
 
-def lamb(x: Array, slopes: list[Array], lr: float, decay: float, first: float = 0.9, second: float = 0.99, eps: float = 1e-6) -> Array:
+def lamb(
+    x: Array, slopes: list[Array], lr: float, decay: float, first: float = 0.9, second: float = 0.99, eps: float = 1e-6
+) -> Array:
     """Algorithm 2 of arXiv 1904.00962 with phi(z) = z."""
     m, v = np.zeros_like(x), np.zeros_like(x)
     for t, g in enumerate(slopes, 1):
@@ -56,7 +59,9 @@ def lars(x: Array, slopes: list[Array], lr: float, decay: float, momentum: float
     return x
 
 
-def moved(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: list[Array], slopes: list[list[Array]]) -> list[Array]:
+def moved(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], start: list[Array], slopes: list[list[Array]]
+) -> list[Array]:
     """Where an optimizer brings parameters with these gradients, step by step."""
     parameters = [nn.Parameter(torch.tensor(one)) for one in start]
     optimizer = make(parameters)
@@ -81,9 +86,11 @@ def test_lamb_and_lars_follow_the_equations_of_their_papers(decay: float) -> Non
 def test_momentum_of_lars_is_what_its_group_says() -> None:
     start, slopes = drawn(0), [drawn(seed) for seed in range(1, 4)]
     for momentum in (0.0, 0.5):
-        found = moved(lambda p, momentum=momentum: Lars(p, momentum=momentum, trust_coefficient=0.02), start, slopes)   # type: ignore[misc]
+        found = moved(lambda p, momentum=momentum: Lars(p, momentum=momentum, trust_coefficient=0.02), start, slopes)  # type: ignore[misc]
         for number, x in enumerate(start):
-            np.testing.assert_allclose(found[number], lars(x, [now[number] for now in slopes], 1.0, 0.0, momentum), rtol=1e-10)
+            np.testing.assert_allclose(
+                found[number], lars(x, [now[number] for now in slopes], 1.0, 0.0, momentum), rtol=1e-10
+            )
 
 
 def test_every_group_has_settings_of_its_own_and_a_rate_that_changes_is_seen() -> None:
@@ -91,9 +98,12 @@ def test_every_group_has_settings_of_its_own_and_a_rate_that_changes_is_seen() -
 
     def grouped(kind: Any) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
         def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            made: torch.optim.Optimizer = kind([{"params": parameters[:2], "lr": 0.3, "weight_decay": 0.0}, {"params": parameters[2:]}],
-                                               lr=123.0, weight_decay=0.2)
-            made.param_groups[1]["lr"] = 0.1   # as a schedule does
+            made: torch.optim.Optimizer = kind(
+                [{"params": parameters[:2], "lr": 0.3, "weight_decay": 0.0}, {"params": parameters[2:]}],
+                lr=123.0,
+                weight_decay=0.2,
+            )
+            made.param_groups[1]["lr"] = 0.1  # as a schedule does
             return made
 
         return make
@@ -101,17 +111,19 @@ def test_every_group_has_settings_of_its_own_and_a_rate_that_changes_is_seen() -
     for kind, by_hand in ((partial(Lamb, betas=(0.9, 0.99)), lamb), (partial(Lars, trust_coefficient=0.02), lars)):
         found = moved(grouped(kind), start, slopes)
         for number, (lr, decay) in enumerate([(0.3, 0.0), (0.3, 0.0), (0.1, 0.2), (0.1, 0.2)]):
-            np.testing.assert_allclose(found[number], by_hand(start[number], [slopes[0][number]], lr, decay), rtol=1e-10)
+            np.testing.assert_allclose(
+                found[number], by_hand(start[number], [slopes[0][number]], lr, decay), rtol=1e-10
+            )
 
 
 def test_where_a_norm_is_zero_the_trust_ratio_is_one() -> None:
     nothing, something = np.zeros(4), np.full(4, 2.0)
     (found,) = moved(lambda p: Lamb(p, lr=0.1, weight_decay=0.0), [nothing], [[something]])
-    np.testing.assert_allclose(found, nothing - 0.1, rtol=1e-5)                  # Adam's first step has length lr
+    np.testing.assert_allclose(found, nothing - 0.1, rtol=1e-5)  # Adam's first step has length lr
     (found,) = moved(lambda p: Lars(p, lr=0.1), [nothing], [[something]])
     np.testing.assert_allclose(found, -0.1 * something)
     for kind in (Lamb, Lars):
-        (found,) = moved(lambda p, kind=kind: kind(p, lr=0.1, weight_decay=0.0), [something], [[nothing]])   # type: ignore[misc]
+        (found,) = moved(lambda p, kind=kind: kind(p, lr=0.1, weight_decay=0.0), [something], [[nothing]])  # type: ignore[misc]
         np.testing.assert_array_equal(found, something)
     (found,) = moved(lambda p: Lars(p, lr=0.1, weight_decay=0.5), [something], [[nothing]])
     np.testing.assert_allclose(found, something - 0.1 * 0.5 * something)
@@ -121,7 +133,9 @@ def test_spared_vectors_are_moved_without_decay_and_trust_ratio() -> None:
     start, slopes = drawn(0), [drawn(1), drawn(2)]
     found = moved(lambda p: Lamb(p, lr=0.1, betas=(0.9, 0.99), weight_decay=0.3, spare_vectors=True), start, slopes)
     adam = moved(lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.9, 0.99), eps=1e-6), start, slopes)
-    other = moved(lambda p: Lars(p, lr=0.1, weight_decay=0.3, trust_coefficient=0.02, spare_vectors=True), start, slopes)
+    other = moved(
+        lambda p: Lars(p, lr=0.1, weight_decay=0.3, trust_coefficient=0.02, spare_vectors=True), start, slopes
+    )
     sgd = moved(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), start, slopes)
     for number, x in enumerate(start):
         mine = [now[number] for now in slopes]
@@ -159,11 +173,14 @@ def test_a_closure_is_evaluated_and_its_loss_given_back() -> None:
     assert float(parameter.detach().max()) < 1.0
 
 
-@pytest.mark.parametrize(("make", "said"), [
-    (lambda p: Lamb(p, lr=-1.0), "Lamb(lr=-1.0): give 0 or more"),
-    (lambda p: Lamb(p, betas=(0.9, 1.0)), "less than 1"),
-    (lambda p: Lars(p, momentum=1.5), "less than 1"),
-])
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda p: Lamb(p, lr=-1.0), "Lamb(lr=-1.0): give 0 or more"),
+        (lambda p: Lamb(p, betas=(0.9, 1.0)), "less than 1"),
+        (lambda p: Lars(p, momentum=1.5), "less than 1"),
+    ],
+)
 def test_settings_that_cannot_work_are_told_of(make: Any, said: str) -> None:
     with pytest.raises(Mistake) as told:
         make([nn.Parameter(torch.ones(2))])
@@ -177,7 +194,10 @@ def test_a_sparse_gradient_is_told_of() -> None:
         Lamb(words.parameters()).step()
 
 
-OPTIMIZERS = {"lamb": lambda parameters: Lamb(parameters, lr=0.01), "lars": lambda parameters: Lars(parameters, lr=20.0)}
+OPTIMIZERS = {
+    "lamb": lambda parameters: Lamb(parameters, lr=0.01),
+    "lars": lambda parameters: Lars(parameters, lr=20.0),
+}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -195,10 +215,13 @@ def test_a_job_with_them_is_planned_and_trained(name: str, optimizer: str) -> No
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer()])
 def test_a_trust_ratio_is_over_the_whole_parameter_wherever_its_state_lives(
-        technique: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    technique: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (offloaded_optimizer, offload, streaming):
         monkeypatch.setattr(module, "SMALL", 256)
-    monkeypatch.setattr(offloaded_optimizer, "CHUNK", 1024)   # an optimizer whose numbers do not need each other would be cut
+    monkeypatch.setattr(
+        offloaded_optimizer, "CHUNK", 1024
+    )  # an optimizer whose numbers do not need each other would be cut
     made = job("gpt2", optimizer=OPTIMIZERS[optimizer])
     after = []
     for techniques in ((), (technique,)):

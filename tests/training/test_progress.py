@@ -1,4 +1,5 @@
 """The course of a training: epochs, validations, the best of them, and why it ends."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,12 +11,19 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 
-BATCHES = [(torch.randn(4, 3, generator=torch.Generator().manual_seed(number)), torch.tensor([0, 1, 1, 0])) for number in range(6)]
+BATCHES = [
+    (torch.randn(4, 3, generator=torch.Generator().manual_seed(number)), torch.tensor([0, 1, 1, 0]))
+    for number in range(6)
+]
 
 
 def job(**more: Any) -> Job:
-    return Job(model=lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)), data=lambda: BATCHES[:4],
-               held_out=lambda: BATCHES[4:], **more)
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
+        data=lambda: BATCHES[:4],
+        held_out=lambda: BATCHES[4:],
+        **more,
+    )
 
 
 def accuracy(output: torch.Tensor, batch: Any) -> dict[str, torch.Tensor]:
@@ -36,15 +44,28 @@ def test_a_validation_changes_nothing_in_the_training() -> None:
 
 def test_a_training_that_gets_no_better_ends() -> None:
     found = iter([0.5, 0.7, 0.6, 0.7, 0.1])
-    wanted = Job(model=lambda: nn.Linear(3, 2), data=lambda: BATCHES, validate=lambda model: {"f1": next(found)}, goal="max f1", every=1,
-                 patience=2, steps=50)
+    wanted = Job(
+        model=lambda: nn.Linear(3, 2),
+        data=lambda: BATCHES,
+        validate=lambda model: {"f1": next(found)},
+        goal="max f1",
+        every=1,
+        patience=2,
+        steps=50,
+    )
     assert [step.metrics["f1"] for step in shoestring.train(wanted)] == [0.5, 0.7, 0.6, 0.7]
 
 
-@pytest.mark.parametrize(("wrong", "said"), [
-    ({"every": "often"}, "every='often'"), ({"every": 0}, "every=0"), ({"goal": "accuracy"}, "goal='accuracy'"),
-    ({"validate": lambda model: {}}, "two ways"), ({"epochs": -1}, "epochs=-1"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"every": "often"}, "every='often'"),
+        ({"every": 0}, "every=0"),
+        ({"goal": "accuracy"}, "goal='accuracy'"),
+        ({"validate": lambda model: {}}, "two ways"),
+        ({"epochs": -1}, "epochs=-1"),
+    ],
+)
 def test_what_is_wrong_in_a_job_is_told_at_once(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         job(**wrong)

@@ -1,4 +1,5 @@
 """The three promises, written once for every technique of the catalogue and every allowed pair."""
+
 from __future__ import annotations
 
 from collections import Counter
@@ -30,10 +31,10 @@ from tests.ledgers import of_world, with_traits
 from tests.models import job, seeded
 
 STEPS = 10
-TOLERANCE = 1e-4   # of an exact technique that sums in another order, after ten steps of SGD
-SEEDS = 12         # that a mean is over
-INTERVAL = 3.0     # standard errors that two means of the same distribution may be apart
-BESIDE = 0.01      # of the loss, that a changed technique beside one that draws may add to that
+TOLERANCE = 1e-4  # of an exact technique that sums in another order, after ten steps of SGD
+SEEDS = 12  # that a mean is over
+INTERVAL = 3.0  # standard errors that two means of the same distribution may be apart
+BESIDE = 0.01  # of the loss, that a changed technique beside one that draws may add to that
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -80,20 +81,27 @@ def drifted(name: str, after: Tensor) -> float:
     """How far weights are from those of plain training, as a share of the way that it went."""
     made = job(name, optimizer=sgd)
     model = seeded(made)
-    trained = torch.cat([torch.full([value.numel()], key in dict(model.named_parameters())) for key, value in model.state_dict().items()])
+    trained = torch.cat(
+        [
+            torch.full([value.numel()], key in dict(model.named_parameters()))
+            for key, value in model.state_dict().items()
+        ]
+    )
     begun = torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
     plain = plain_weights(name)
     return float((after - plain)[trained].norm() / (plain - begun)[trained].norm())
 
 
-@pytest.mark.parametrize("name", ["chain", "dropout chain", "u-net", pytest.param("frozen bottom", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["chain", "dropout chain", "u-net", pytest.param("frozen bottom", marks=pytest.mark.slow)]
+)
 def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: str) -> None:
     plain, levels = plain_weights(name), Counter[Exactness]()
     for plan in plans(name):
         stated = {technique.exactness(ledger(name)) for technique in plan}
         levels[max(stated)] += 1
         if Exactness.DRAWS in stated:
-            if len(plan) == 1:   # with others: below
+            if len(plan) == 1:  # with others: below
                 keeps_the_mean(name, plan)
             continue
         after = weights_after(name, plan)
@@ -103,16 +111,27 @@ def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: st
             assert (after - plain).abs().max() <= TOLERANCE, plan
         else:
             assert 0 <= drifted(name, after) <= sum(drift(technique, ledger(name)) for technique in plan) < 10, plan
-    assert {*levels} >= {Exactness.BITS, Exactness.ROUNDING, Exactness.CHANGED, *([Exactness.DRAWS] if name == "dropout chain" else [])}
+    assert {*levels} >= {
+        Exactness.BITS,
+        Exactness.ROUNDING,
+        Exactness.CHANGED,
+        *([Exactness.DRAWS] if name == "dropout chain" else []),
+    }
 
 
 @pytest.mark.slow
 def test_every_allowed_pair_with_a_technique_that_draws_anew_keeps_the_mean() -> None:
     name = "dropout chain"
-    pairs = [plan for plan in plans(name) if len(plan) > 1 and any(one.exactness(ledger(name)) is Exactness.DRAWS for one in plan)]
+    pairs = [
+        plan
+        for plan in plans(name)
+        if len(plan) > 1 and any(one.exactness(ledger(name)) is Exactness.DRAWS for one in plan)
+    ]
     assert pairs
     for plan in pairs:
-        keeps_the_mean(name, plan, BESIDE if any(one.exactness(ledger(name)) is Exactness.CHANGED for one in plan) else 0.0)
+        keeps_the_mean(
+            name, plan, BESIDE if any(one.exactness(ledger(name)) is Exactness.CHANGED for one in plan) else 0.0
+        )
 
 
 def losses_over_seeds(name: str, techniques: tuple[Technique, ...], first: int) -> Tensor:
@@ -140,7 +159,9 @@ def plain_losses(name: str) -> Tensor:
 
 def apart(losses: Tensor, others: Tensor) -> tuple[float, float]:
     """How far two means are apart, and the standard error of that."""
-    return float((losses.mean() - others.mean()).abs()), float((losses.var() / len(losses) + others.var() / len(others)).sqrt())
+    return float((losses.mean() - others.mean()).abs()), float(
+        (losses.var() / len(losses) + others.var() / len(others)).sqrt()
+    )
 
 
 def keeps_the_mean(name: str, plan: tuple[Technique, ...], beside: float = 0.0) -> None:
@@ -176,14 +197,16 @@ def test_every_technique_that_can_change_what_is_trained_states_by_how_much() ->
     for traits in (frozenset[str](), frozenset({"mixes samples"})):
         now = with_traits(of_world(ledger("chain"), 2), *traits)
         for kind in CATALOGUE:
-            settings = kind.choices(now) or (kind(),)   # some are only for who asks
+            settings = kind.choices(now) or (kind(),)  # some are only for who asks
             changed = [one for one in settings if one.exactness(now) is Exactness.CHANGED]
             assert all(0 < drift(one, now) < 10 for one in changed), kind
             assert all(drift(one, now) == 0 for one in settings if one not in changed), kind
     assert drift(Lazy(), ledger("chain")) == float("inf"), "a technique that states nothing is held to nothing"
 
 
-@pytest.mark.parametrize("name", ["chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-net", "frozen bottom"))])
+@pytest.mark.parametrize(
+    "name", ["chain", *(pytest.param(name, marks=pytest.mark.slow) for name in ("u-net", "frozen bottom"))]
+)
 def test_every_technique_and_every_allowed_pair_needs_the_bytes_and_operations_that_were_rehearsed(name: str) -> None:
     made = job(name, optimizer=sgd)
     for plan in plans(name):

@@ -1,4 +1,6 @@
-"""The promises of test_promises.py for a job that clips by global norm: OffloadModel alone, and with everything that it can be combined with."""
+"""The promises of test_promises.py for a job that clips by global norm: OffloadModel alone, and with everything that
+it can be combined with."""
+
 from __future__ import annotations
 
 from functools import cache
@@ -42,8 +44,13 @@ def ledger(name: str) -> Ledger:
 
 def plans(name: str) -> list[tuple[Technique, ...]]:
     """OffloadModel, with the first setting of every other technique that it can be combined with."""
-    firsts = [next((one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))), None) for kind in CATALOGUE]
-    return [(OffloadModel(),), *(in_order((one, OffloadModel())) for one in firsts if one is not None and not conflict((one, OffloadModel())))]
+    firsts = [
+        next((one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))), None) for kind in CATALOGUE
+    ]
+    return [
+        (OffloadModel(),),
+        *(in_order((one, OffloadModel())) for one in firsts if one is not None and not conflict((one, OffloadModel()))),
+    ]
 
 
 @cache
@@ -75,30 +82,46 @@ def test_what_stream_can_be_combined_with_keeps_to_what_it_states_and_to_the_byt
 
 def large(clip: float, still: int) -> Job:
     """Ten blocks of 2 MiB, the first `still` of them frozen."""
+
     def made() -> nn.Module:
-        model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(10)))
+        model = nn.Sequential(
+            *(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(10))
+        )
         model[:still].requires_grad_(False)
         return model
 
-    return Job(model=made, data=lambda: [torch.ones(64, 256)] * 4, loss=lambda output, batch: output.square().mean(), clip=clip)
+    return Job(
+        model=made, data=lambda: [torch.ones(64, 256)] * 4, loss=lambda output, batch: output.square().mean(), clip=clip
+    )
 
 
 SETTINGS = [(0.0, 1, 0), (1.0, 1, 0), (0.0, 4, 0), (1.0, 4, 6)]
 
 
-@pytest.mark.parametrize(("clip", "pieces", "still"), [
-    (1.0, 4, 0), (0.0, 1, 6), *(pytest.param(*given, marks=pytest.mark.slow) for given in SETTINGS)])
-def test_the_ledger_ranks_near_what_is_rehearsed(clip: float, pieces: int, still: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("clip", "pieces", "still"),
+    [(1.0, 4, 0), (0.0, 1, 6), *(pytest.param(*given, marks=pytest.mark.slow) for given in SETTINGS)],
+)
+def test_the_ledger_ranks_near_what_is_rehearsed(
+    clip: float, pieces: int, still: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("offloaded_optimizer", "row_split", "stream", "offload"):
-        monkeypatch.setattr(f"shoestring.training.memory.{module}.CHUNK", 1 << 16)   # a chunk is a part of a block, as in large models
+        monkeypatch.setattr(
+            f"shoestring.training.memory.{module}.CHUNK", 1 << 16
+        )  # a chunk is a part of a block, as in large models
     made, plan = large(clip, still), (*([Accumulate(pieces)] if pieces > 1 else []), OffloadModel())
-    by_ledger, rehearsed = total_cost(plan, with_traits(Planner(made, MACHINE).ledger(), "own process")), rehearse(made, plan)
+    by_ledger, rehearsed = (
+        total_cost(plan, with_traits(Planner(made, MACHINE).ledger(), "own process")),
+        rehearse(made, plan),
+    )
     assert abs(by_ledger.peak - peak(rehearsed).bytes) <= 0.25 * peak(rehearsed).bytes
     # It knows nothing of the three blocks that are in memory still where a forward ends and its backward begins
     assert abs(by_ledger.traffic.disk - rehearsed.moved[-1]) <= 0.2 * rehearsed.moved[-1]
 
 
-def test_a_large_weight_outside_of_all_blocks_is_clipped_up_to_rounding_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_weight_outside_of_all_blocks_is_clipped_up_to_rounding_and_the_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert OffloadModel().exactness(ledger("gpt2")) is Exactness.BITS
     monkeypatch.setattr("shoestring.training.memory.offload_model.CHUNK", 1024)
     assert OffloadModel().exactness(ledger("gpt2")) is Exactness.ROUNDING

@@ -1,4 +1,5 @@
 """A memory technique that costs more than it saves says so, and is not chosen where plain training fits."""
+
 from __future__ import annotations
 
 import json
@@ -43,14 +44,32 @@ def layers(width: int, depth: int, rows: int) -> Job:
     def make() -> nn.Module:
         return nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)))
 
-    return Job(model=make, data=[(torch.zeros(rows, width),)], forward=lambda model, batch: model(batch[0]),
-               loss=lambda out, batch: out.square().mean(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), steps=3)
+    return Job(
+        model=make,
+        data=[(torch.zeros(rows, width),)],
+        forward=lambda model, batch: model(batch[0]),
+        loss=lambda out, batch: out.square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        steps=3,
+    )
 
 
 JOBS: dict[str, Callable[[], Job]] = {
-    "tiny": lambda: layers(8, 2, 2), "many weights": lambda: layers(192, 8, 2), "many activations": lambda: layers(64, 8, 4096)}
-TECHNIQUES = [Accumulate(pieces=2), Checkpoint(every=1), StepInBackward(), OffloadModel(), OffloadOptimizer(), OffloadActivations(), LowRank(rank=2),
-              FusedOptimizer(), EMA(decay=0.9)]
+    "tiny": lambda: layers(8, 2, 2),
+    "many weights": lambda: layers(192, 8, 2),
+    "many activations": lambda: layers(64, 8, 4096),
+}
+TECHNIQUES = [
+    Accumulate(pieces=2),
+    Checkpoint(every=1),
+    StepInBackward(),
+    OffloadModel(),
+    OffloadOptimizer(),
+    OffloadActivations(),
+    LowRank(rank=2),
+    FusedOptimizer(),
+    EMA(decay=0.9),
+]
 
 
 @cache
@@ -79,9 +98,15 @@ def test_a_plan_above_plain_training_is_warned_of_with_both_figures(name: str, t
     warned = [text for text in found.chosen.warnings if "of tensors" in text]
     assert len(warned) == above
     for text in warned:
-        assert bytes_text(found.chosen.peak_bytes) in text and bytes_text(found.plain.peak_bytes) in text and str(found.chosen) in text
+        assert (
+            bytes_text(found.chosen.peak_bytes) in text
+            and bytes_text(found.plain.peak_bytes) in text
+            and str(found.chosen) in text
+        )
     shown = plan_text(found.as_json(), {})
-    assert ("warning: " in shown) is bool(found.chosen.warnings) and all(text in shown for text in found.chosen.warnings)
+    assert ("warning: " in shown) is bool(found.chosen.warnings) and all(
+        text in shown for text in found.chosen.warnings
+    )
     assert json.loads(json.dumps(found.as_json()))["chosen"]["warnings"] == list(found.chosen.warnings)
     if technique.saves_memory and above:
         room = TrainingRoom(made.predictor, made.catalogue, found.plain)
@@ -90,8 +115,13 @@ def test_a_plan_above_plain_training_is_warned_of_with_both_figures(name: str, t
 
 
 def test_the_table_has_both_kinds() -> None:
-    assert outcome("tiny", OffloadModel()).chosen.warnings and not outcome("many weights", OffloadModel()).chosen.warnings
-    assert outcome("many activations", EMA(decay=0.9)).chosen.warnings and not outcome("many activations", Checkpoint(1)).chosen.warnings
+    assert (
+        outcome("tiny", OffloadModel()).chosen.warnings and not outcome("many weights", OffloadModel()).chosen.warnings
+    )
+    assert (
+        outcome("many activations", EMA(decay=0.9)).chosen.warnings
+        and not outcome("many activations", Checkpoint(1)).chosen.warnings
+    )
 
 
 def test_a_process_within_what_two_trials_differ_is_not_called_larger() -> None:
@@ -100,7 +130,9 @@ def test_a_process_within_what_two_trials_differ_is_not_called_larger() -> None:
     text = excess(Plan((Checkpoint(1),), peak_bytes=90, process_bytes=1100), plain)
     assert "1.07 KiB of process, where plain training needs 1,000 B" in text and "tensors" not in text
     assert "leave out Checkpoint(every=1)" in text
-    assert "leave out" not in excess(Plan((FusedOptimizer(),), peak_bytes=101, process_bytes=1000), plain), "it was not to save any"
+    assert "leave out" not in excess(Plan((FusedOptimizer(),), peak_bytes=101, process_bytes=1000), plain), (
+        "it was not to save any"
+    )
 
 
 def test_a_warning_is_kept_with_the_plan(tmp_path: Path) -> None:
@@ -122,7 +154,9 @@ class Dearer(TrainingTechnique):
         return Exactness.BITS
 
     def cost(self, ledger: Ledger) -> Ledger:
-        faster = tuple(replace(block, forward=block.forward / 4, backward=block.backward / 4) for block in ledger.blocks)
+        faster = tuple(
+            replace(block, forward=block.forward / 4, backward=block.backward / 4) for block in ledger.blocks
+        )
         return replace(ledger, blocks=faster, update=replace(ledger.update, seconds=0.0, call_seconds=0.0))
 
     def apply(self, run: Run) -> Run:
@@ -145,6 +179,9 @@ def test_what_needs_more_than_plain_training_is_not_chosen_where_plain_training_
 def test_a_script_and_the_page_of_its_run_are_warned(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"EMA\(.*\) needs more memory than plain training"):
         list(shoestring.train(layers(64, 2, 2), (EMA(decay=0.9),), run=tmp_path / "run"))
-    told = [event["text"] for event in map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
-            if event["event"] == "warning"]
+    told = [
+        event["text"]
+        for event in map(json.loads, (tmp_path / "run" / "events.jsonl").read_text().splitlines())
+        if event["event"] == "warning"
+    ]
     assert any("needs more memory than plain training" in text for text in told)

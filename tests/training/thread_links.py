@@ -1,4 +1,5 @@
 """Workers as threads of one process, whose links really add up and pass on: as real as processes for everything but random numbers."""
+
 from __future__ import annotations
 
 import queue
@@ -27,7 +28,9 @@ class Line:
     def __init__(self, world: int) -> None:
         self.barrier = threading.Barrier(world, timeout=HUNG)
         self.slots: list[Any] = [None] * world
-        self.mail: dict[tuple[int, int, int], queue.Queue[tuple[Tensor, threading.Event]]] = defaultdict(queue.Queue)   # from, to, tag
+        self.mail: dict[tuple[int, int, int], queue.Queue[tuple[Tensor, threading.Event]]] = defaultdict(
+            queue.Queue
+        )  # from, to, tag
 
     def shown(self, rank: int, mine: Any) -> list[Any]:
         """What everybody has, when all are here; nobody changes it before all have taken it."""
@@ -102,7 +105,9 @@ def in_threads(sizes: Mapping[str, int], work: Callable[[Mesh], T]) -> list[T]:
     """What every worker of a mesh gives."""
     world = prod(sizes.values())
     everybody = Line(world)
-    of_axis = {axis: {rank: (Line(len(line)), line) for line in lines(sizes, axis) for rank in [line[0]]} for axis in sizes}
+    of_axis = {
+        axis: {rank: (Line(len(line)), line) for line in lines(sizes, axis) for rank in [line[0]]} for axis in sizes
+    }
 
     def worker(rank: int) -> T:
         torch.set_num_threads(1)
@@ -110,7 +115,13 @@ def in_threads(sizes: Mapping[str, int], work: Callable[[Mesh], T]) -> list[T]:
         axes: dict[str, Link] = {}
         for axis, size in sizes.items():
             shared, _ = next(found for found in of_axis[axis].values() if rank in found[1])
-            axes[axis] = link if size == world else ThreadLink(shared, coordinates(sizes, rank)[axis], size) if size > 1 else Link()
+            axes[axis] = (
+                link
+                if size == world
+                else ThreadLink(shared, coordinates(sizes, rank)[axis], size)
+                if size > 1
+                else Link()
+            )
         try:
             return work(Mesh(link, axes))
         except BaseException:

@@ -1,4 +1,5 @@
 """What every server of ours does before a room answers: refuse other names, ask for the token, send strict headers."""
+
 from __future__ import annotations
 
 import socket
@@ -43,7 +44,9 @@ def asked(server: GuardedServer, path: str, **more: str) -> tuple[int, str, dict
 def test_a_room_says_what_is_at_its_addresses() -> None:
     with served() as server:
         status, text, sent = asked(server, "/place?a=1&a=2&b=3")
-        assert (status, text) == (200, "/place {'a': '1', 'b': '3'}") and hash_of("body{}") in sent["Content-Security-Policy"]
+        assert (status, text) == (200, "/place {'a': '1', 'b': '3'}") and hash_of("body{}") in sent[
+            "Content-Security-Policy"
+        ]
         assert asked(server, "/healthz")[:2] == (200, "ok\n")
     with served(GuardedHandler) as server:
         assert asked(server, "/")[0] == 404
@@ -58,8 +61,20 @@ def test_a_room_is_not_asked_before_the_guard_was() -> None:
         assert status == 200 and "HttpOnly" in sent["Set-Cookie"]
 
 
-@pytest.mark.parametrize("host", ["[::1].evil.com", "[::1]evil.com:80", "[::1", "::1]", "localhost:80.evil.com", "[[::1]]",
-                                  "localhost:80:90", "evil.com:localhost", "[localhost].evil.com"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1].evil.com",
+        "[::1]evil.com:80",
+        "[::1",
+        "::1]",
+        "localhost:80.evil.com",
+        "[[::1]]",
+        "localhost:80:90",
+        "evil.com:localhost",
+        "[localhost].evil.com",
+    ],
+)
 def test_a_host_that_only_begins_like_ours_is_refused(host: str) -> None:
     assert not is_own_host(host, "127.0.0.1", "box") and not is_own_host(host, "0.0.0.0", "box")
 
@@ -74,13 +89,17 @@ def sent(server: GuardedServer, data: bytes) -> bytes:
     return found
 
 
-@pytest.mark.parametrize(("request_", "status"), [
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"400"),
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", b"400"),
-    (b"POST / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"400"),
-    (b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
-    (b"GET / HTTP/1.1\r\n\r\n", b"403"),
-    (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200")])
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nhost: localhost\r\n\r\n", b"400"),
+        (b"POST / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", b"400"),
+        (b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\n\r\n", b"403"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"200"),
+    ],
+)
 def test_a_request_names_one_host(request_: bytes, status: bytes) -> None:
     with served() as server:
         assert sent(server, request_).split()[1] == status
@@ -97,7 +116,7 @@ def test_a_client_that_drips_its_request_is_hung_up_on() -> None:
 
         server.clock = clock
         with socket.create_connection(("127.0.0.1", server.server_port), timeout=HUNG) as line:
-            line.sendall(b"G")   # and no more: each look at the clock is after a byte, or before the next
+            line.sendall(b"G")  # and no more: each look at the clock is after a byte, or before the next
             for byte in b"ET / HTTP/1.1":
                 try:
                     line.sendall(bytes([byte]))

@@ -7,19 +7,28 @@ A calibration looks at some batches once: outputs, and second moments of the inp
 
 and of those forms that an allocation takes, the damage is measured itself: the model runs with this one weight stored so.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoestring.compression.calibration.answers import Answer
-from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward, OutputFidelity, OutputMeasure, fidelity, outputs
+from shoestring.compression.calibration.fidelity import (
+    Fidelity,
+    FidelitySums,
+    Forward,
+    OutputFidelity,
+    OutputMeasure,
+    fidelity,
+    outputs,
+)
 from shoestring.compression.calibration.latency import LatencyTimer, clock_of
 from shoestring.compression.calibration.moments import SecondMoment
 from shoestring.compression.calibration.probe import a_part, as_one
@@ -35,13 +44,13 @@ from shoestring.compression.quantization.rounding import LARGEST, GridSetting, R
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
-PROBE = GridSetting(4, 64)      # the grid by which a weight's sensitivity is measured
-PROBED, FEWEST = 32, 8      # vectors of outputs, and samples, on which single weights are tried, at least
-LOOKED_AT = 4096            # rows of a table by which the error of a grid is estimated, before it is made of all of them
-NOTHING = 1e-12             # damage below this is rounding of the outputs
-AT_ONCE = 1 << 22           # numbers of a weight that are compared at once
+PROBE = GridSetting(4, 64)  # the grid by which a weight's sensitivity is measured
+PROBED, FEWEST = 32, 8  # vectors of outputs, and samples, on which single weights are tried, at least
+LOOKED_AT = 4096  # rows of a table by which the error of a grid is estimated, before it is made of all of them
+NOTHING = 1e-12  # damage below this is rounding of the outputs
+AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
-Damages = tuple[float, ...]     # of every output
+Damages = tuple[float, ...]  # of every output
 
 
 @dataclass
@@ -49,9 +58,9 @@ class StorageChoice:
     """A way to store a weight, whose form is made when it is needed."""
 
     stored: Stored
-    error: float                          # estimated
+    error: float  # estimated
     make: Callable[[], WeightFormat]
-    scratch: Scratch | None = None        # where it lies once it was made: all ways of all weights are larger than the model
+    scratch: Scratch | None = None  # where it lies once it was made: all ways of all weights are larger than the model
     parts: dict[str, ScratchTensor] | None = None
 
     @property
@@ -80,18 +89,20 @@ class Calibration:
 
     model: nn.Module
     forward: Forward
-    batches: Sequence[Batch]                # calibration
-    others: Sequence[Batch]                 # damages are measured on: rounding knows the first ones, and looks too good there
-    measures: tuple[OutputMeasure, ...]     # how every output is compared
-    sample: Batch = None                    # one, that answers are timed with
+    batches: Sequence[Batch]  # calibration
+    others: Sequence[Batch]  # damages are measured on: rounding knows the first ones, and looks too good there
+    measures: tuple[OutputMeasure, ...]  # how every output is compared
+    sample: Batch = None  # one, that answers are timed with
     original: nn.Module | None = None
-    ways: dict[tuple[str, str], StorageChoice] = field(default_factory=dict)         # by the weight's name and a label of the form
+    ways: dict[tuple[str, str], StorageChoice] = field(
+        default_factory=dict
+    )  # by the weight's name and a label of the form
     damages: dict[tuple[str, str], Damages] = field(default_factory=dict)  # measured, by the same
-    masks: Mapping[str, Tensor] = field(default_factory=dict)              # of weights that were cut to zeros: what is left
-    seed: int | None = None                                                # that those masks follow from, if they do
-    notes: tuple[str, ...] = ()                                            # what techniques left alone, and why
-    edits: tuple[Mapping[str, Any], ...] = ()                              # how this model was made of the one it was before
-    derived: dict[str, Calibration] = field(default_factory=dict)                # studies of models that techniques made of this one
+    masks: Mapping[str, Tensor] = field(default_factory=dict)  # of weights that were cut to zeros: what is left
+    seed: int | None = None  # that those masks follow from, if they do
+    notes: tuple[str, ...] = ()  # what techniques left alone, and why
+    edits: tuple[Mapping[str, Any], ...] = ()  # how this model was made of the one it was before
+    derived: dict[str, Calibration] = field(default_factory=dict)  # studies of models that techniques made of this one
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -122,8 +133,13 @@ class Calibration:
     @property
     def told(self) -> tuple[str, ...]:
         """What the user should know: what techniques left alone, and why."""
-        return (*self.notes, *(f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
-                               for name, value in self.too_large.items()))
+        return (
+            *self.notes,
+            *(
+                f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+                for name, value in self.too_large.items()
+            ),
+        )
 
     @cached_property
     def usage(self) -> dict[str, Usage]:
@@ -165,8 +181,10 @@ class Calibration:
         """The outputs of the model itself on the probe."""
         found = self.said(self.probe)
         if not same(found[0], self.said(self.probe[:1])[0]):
-            raise Mistake("the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
-                          "be told from chance; let it draw nothing and keep nothing in eval mode")
+            raise Mistake(
+                "the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
+                "be told from chance; let it draw nothing and keep nothing in eval mode"
+            )
         return found
 
     @cached_property
@@ -181,27 +199,47 @@ class Calibration:
     def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
         """The labels of a weight on grids, all rounded at once."""
         labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
-        missing = [setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways]
+        missing = [
+            setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways
+        ]
         rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
         if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
             few = value[:: -(-rows // LOOKED_AT)]
             for setting, one in zip(missing, rounded(few, missing), strict=True):
-                self.add(weight, self.gridded(weight, setting), one.error * rows / len(few),
-                         lambda setting=setting: grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight)))  # type: ignore[misc]
+                self.add(
+                    weight,
+                    self.gridded(weight, setting),
+                    one.error * rows / len(few),
+                    partial(self.rounded_form, weight, value, setting),
+                )
         elif missing:
             inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
-            for setting, one in zip(missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True):
+            for setting, one in zip(
+                missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True
+            ):
                 form = grid_form(weight, setting, one, self.inputs_first(weight))
-                error = one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)   # which rounds once more
+                error = (
+                    one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)
+                )  # which rounds once more
                 self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
             trim()
         return labels
 
     def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
-        return (f"grid {setting.bits}/{setting.group}",
-                Stored(weight.names, GridFormat.kind, weight.shape, weight.dtype, grid_settings(setting, self.inputs_first(weight))))
+        return (
+            f"grid {setting.bits}/{setting.group}",
+            Stored(
+                weight.names,
+                GridFormat.kind,
+                weight.shape,
+                weight.dtype,
+                grid_settings(setting, self.inputs_first(weight)),
+            ),
+        )
 
-    def add(self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], WeightFormat]) -> StorageChoice:
+    def add(
+        self, weight: Weight, what: tuple[str, Stored], error: float, make: Callable[[], WeightFormat]
+    ) -> StorageChoice:
         is_the_weight = what[1].kind == PlainFormat.kind and not what[1].settings
         self.ways[weight.name, what[0]] = StorageChoice(what[1], error, make, None if is_the_weight else self.scratch)
         return self.ways[weight.name, what[0]]
@@ -218,14 +256,25 @@ class Calibration:
     def zeroed(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:
         """A weight that was cut to zeros: the mask, or what it follows from, and a form of what is left."""
         value, mask = self.values[weight.name], self.masks[weight.name]
-        return SparseFormat.of(value, inner, mask) if self.seed is None else SparseFormat.of_seed(value, inner, int(mask.sum()), self.seed)
+        return (
+            SparseFormat.of(value, inner, mask)
+            if self.seed is None
+            else SparseFormat.of_seed(value, inner, int(mask.sum()), self.seed)
+        )
 
     def moment(self, weight: Weight) -> SecondMoment | None:
         """The second moment of its inputs, the columns of its `matrix`; None of one that is looked up, or used in an unknown way."""
         moment = self.usage[weight.name].moment
-        if moment is None or moment.columns != self.shape(weight)[1] or not bool(torch.isfinite(moment.diagonal()).all()):
+        if (
+            moment is None
+            or moment.columns != self.shape(weight)[1]
+            or not bool(torch.isfinite(moment.diagonal()).all())
+        ):
             return None
         return moment
+
+    def rounded_form(self, weight: Weight, value: Tensor, setting: GridSetting) -> WeightFormat:
+        return grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
@@ -257,7 +306,7 @@ class Calibration:
     def error(self, weight: Weight, form: WeightFormat) -> float:
         """What is off in a form, in the metric of the weight's inputs."""
         moment, total = self.moment(weight), 0.0
-        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))   # rows
+        some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))  # rows
         mine, wanted = (self.matrix(weight, one).split(some) for one in (form.dense(), self.values[weight.name]))
         for one, other in zip(mine, wanted, strict=True):
             off = (one - other).float()
@@ -293,8 +342,12 @@ class Calibration:
             if not self.usage[weight.name].calls and not self.changes(weight):
                 self.damages[key] = self.nothing
             else:
-                wanted, form = self.wanted, self.ways[key].form   # before anything is swapped
-                with (swapped(self.values[weight.name], form.dense()) if form.keeps_inputs else inside(self.model, {weight.name: form})):
+                wanted, form = self.wanted, self.ways[key].form  # before anything is swapped
+                with (
+                    swapped(self.values[weight.name], form.dense())
+                    if form.keeps_inputs
+                    else inside(self.model, {weight.name: form})
+                ):
                     found = self.probed(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
@@ -350,7 +403,9 @@ def grid_settings(setting: GridSetting, transposed: bool) -> dict[str, Any]:
 
 
 def grid_form(weight: Weight, setting: GridSetting, one: RoundedWeight, transposed: bool = False) -> WeightFormat:
-    return GridFormat.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed)
+    return GridFormat.of(
+        one.codes, one.scales, one.zeros, setting.bits, setting.group, weight.shape, weight.dtype, transposed
+    )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ a: the smaller model's, b: the original's. All are 1 for the same outputs, and w
 add up, because errors of different weights are hardly correlated and outputs are nearly linear in small ones (decisions/021 has figures).
 Of several outputs the one with the most damage leads: its fidelity is the model's.
 """
+
 from __future__ import annotations
 
 import math
@@ -25,10 +26,12 @@ from shoestring.core.errors import Mistake
 
 COSINE, KL, BINARY, R2 = MEASURES = ("cosine", "kl", "binary", "r2")
 Forward = Callable[[nn.Module, Batch], Any]
-TOUCHING = 1e-7     # probabilities are kept so far from 0 and 1
-OWN = 16            # numbers of a sample up to which each is compared with its own variance; more are one vector with one variance
-AT_ONCE = 1 << 18   # numbers that are compared at once in double precision
-CONSTANT = 1e-10    # of its mean square: a variance below that is rounding
+TOUCHING = 1e-7  # probabilities are kept so far from 0 and 1
+OWN = (
+    16  # numbers of a sample up to which each is compared with its own variance; more are one vector with one variance
+)
+AT_ONCE = 1 << 18  # numbers that are compared at once in double precision
+CONSTANT = 1e-10  # of its mean square: a variance below that is rounding
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class OutputMeasure:
 
     name: str
     measure: str
-    axis: int = -1                        # of classes, or of the numbers of a vector
-    why: str = ""                         # this measure, in words
-    probabilities: bool = False           # numbers are probabilities already, not logits
-    variance: tuple[float, ...] = ()      # r2: of the original's numbers, each or all together
+    axis: int = -1  # of classes, or of the numbers of a vector
+    why: str = ""  # this measure, in words
+    probabilities: bool = False  # numbers are probabilities already, not logits
+    variance: tuple[float, ...] = ()  # r2: of the original's numbers, each or all together
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,9 @@ class OutputFidelity:
     measure: str
     mean: float
     worst: float
-    count: int                       # vectors or numbers that were compared,
-    samples: int                     # of so many samples
-    standard_error: float | None     # of the mean, by what samples differ
+    count: int  # vectors or numbers that were compared,
+    samples: int  # of so many samples
+    standard_error: float | None  # of the mean, by what samples differ
 
     @property
     def damage(self) -> float:
@@ -88,7 +91,9 @@ class Fidelity:
         return max(self.outputs, key=lambda one: one.damage, default=None)
 
 
-def outputs(model: nn.Module, forward: Forward, batches: Iterable[Batch], measures: Sequence[OutputMeasure] = ()) -> list[Answer]:
+def outputs(
+    model: nn.Module, forward: Forward, batches: Iterable[Batch], measures: Sequence[OutputMeasure] = ()
+) -> list[Answer]:
     """What a model says, batch by batch: the outputs that are measured, or all that count."""
     names = [one.name for one in measures]
     with torch.no_grad():
@@ -136,13 +141,15 @@ class OutputComparison:
 
     def __init__(self, how: OutputMeasure) -> None:
         self.how, self.worst, self.finite = how, 0.0, True
-        self.sums: list[Tensor] = []      # of the damages of every sample's vectors,
-        self.counts: list[Tensor] = []    # which are so many
+        self.sums: list[Tensor] = []  # of the damages of every sample's vectors,
+        self.counts: list[Tensor] = []  # which are so many
 
     def add(self, found: Tensor, wanted: Tensor) -> None:
         if not finite(wanted):
-            raise Mistake(f"the original's {self.how.name} has numbers that are not finite: there is nothing to compare with; choose other "
-                          f"outputs with --output")
+            raise Mistake(
+                f"the original's {self.how.name} has numbers that are not finite: there is nothing to compare with; choose other "
+                f"outputs with --output"
+            )
         self.finite = self.finite and finite(found)
         lost = damages(found, wanted, self.how)
         lost = torch.where(torch.isfinite(lost), lost, 1.0)
@@ -156,9 +163,18 @@ class OutputComparison:
         each, weight = torch.cat(self.sums), torch.cat(self.counts)
         whole, samples = max(float(weight.sum()), 1.0), len(each)
         mean = float(each.sum()) / whole
-        spread = float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
-        return OutputFidelity(self.how.name, self.how.measure, 1 - mean, 1 - self.worst, int(whole), samples,
-                              None if spread is None else math.sqrt(spread))
+        spread = (
+            float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
+        )
+        return OutputFidelity(
+            self.how.name,
+            self.how.measure,
+            1 - mean,
+            1 - self.worst,
+            int(whole),
+            samples,
+            None if spread is None else math.sqrt(spread),
+        )
 
 
 def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
@@ -170,9 +186,11 @@ def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     if found.shape != wanted.shape:
-        raise Mistake(f"the output {how.name} has another shape, {list(found.shape)}, than the original's, {list(wanted.shape)}: what "
-                      f"depends on what was computed before, on chance, or on how many there are (boxes after a threshold) can't be "
-                      f"compared; choose other outputs with --output")
+        raise Mistake(
+            f"the output {how.name} has another shape, {list(found.shape)}, than the original's, {list(wanted.shape)}: what "
+            f"depends on what was computed before, on chance, or on how many there are (boxes after a threshold) can't be "
+            f"compared; choose other outputs with --output"
+        )
     if how.measure == R2:
         return relative_errors(found.double(), wanted.double(), how)
     if how.measure == BINARY:
@@ -181,7 +199,7 @@ def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
     a, b = found.movedim(how.axis, -1), wanted.movedim(how.axis, -1)
     if not a.numel():
         return vector_damages(a.double(), b.double(), how)
-    some = max(1, AT_ONCE // a.shape[-1])   # vectors
+    some = max(1, AT_ONCE // a.shape[-1])  # vectors
     rows = zip(*(one.reshape(-1, one.shape[-1]).split(some) for one in (a, b)), strict=True)
     return torch.cat([vector_damages(one.double(), other.double(), how) for one, other in rows]).reshape(a.shape[:-1])
 
@@ -229,7 +247,7 @@ def finite(said: Tensor) -> bool:
 
 # What suits an output's numbers
 
-OFFSET = 0.9    # share of the mean square that is the mean vector's: above, all vectors point the same way and cosines say nothing
+OFFSET = 0.9  # share of the mean square that is the mean vector's: above, all vectors point the same way and cosines say nothing
 
 
 def feature_axis(tensor: Tensor) -> int:
@@ -249,7 +267,11 @@ def by_numbers(name: str, said: Sequence[Tensor]) -> OutputMeasure:
     if name.rpartition(".")[2] == "logits":
         return OutputMeasure(name, KL, axis, "it is called logits")
     rows = vectors(said, axis)
-    if len(rows) > 1 and rows.shape[1] > 1 and float(rows.mean(0).square().sum()) > OFFSET * float(rows.square().sum(1).mean()):
+    if (
+        len(rows) > 1
+        and rows.shape[1] > 1
+        and float(rows.mean(0).square().sum()) > OFFSET * float(rows.square().sum(1).mean())
+    ):
         return with_variance(OutputMeasure(name, R2, axis, "vectors that all point nearly the same way"), said)
     return OutputMeasure(name, COSINE, axis, "vectors")
 

@@ -7,6 +7,7 @@ Both are measured here, on one sample and without gradients. What a percentile i
 On a machine that others use, the kernel's scheduler says which calls had to wait for a core (`measure/load.py`). Those that did not are
 counted; where too few did not, the fastest quarter, without the time that they waited. Models that are compared are called in turns.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,13 +32,13 @@ from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.measure.load import HELD_UP, Effort, Timing, effort, timing
 
-WARM, LEAST, MOST = 3, 20, 200      # calls: before anything is timed; that are timed at least; at most
-ENOUGH = 1.0                        # seconds of timed calls
-TRIED = 0.03                        # of those of a single weight
-CACHED = 64 << 20                   # bytes that a processor's cache may hold
-PATIENCE = 4                        # times as long, while calls have to wait for a core
-TICK = 0.004                        # seconds after which the kernel counts what a thread ran: a shorter call may seem to have run for 0
-BUSY = 0.05                         # share of calls that wait on a machine of which nobody is told that it is busy
+WARM, LEAST, MOST = 3, 20, 200  # calls: before anything is timed; that are timed at least; at most
+ENOUGH = 1.0  # seconds of timed calls
+TRIED = 0.03  # of those of a single weight
+CACHED = 64 << 20  # bytes that a processor's cache may hold
+PATIENCE = 4  # times as long, while calls have to wait for a core
+TICK = 0.004  # seconds after which the kernel counts what a thread ran: a shorter call may seem to have run for 0
+BUSY = 0.05  # share of calls that wait on a machine of which nobody is told that it is busy
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Latency:
     p50: float
     p99: float
     calls: int
-    busy: float = 0.0    # share of its calls that had to wait for a core
+    busy: float = 0.0  # share of its calls that had to wait for a core
 
     @property
     def is_estimate(self) -> bool:
@@ -66,14 +67,22 @@ def latency(model: nn.Module, forward: Forward, sample: Batch, seconds: float | 
     return latencies([model], forward, sample, seconds)[0]
 
 
-def latencies(models: Sequence[nn.Module], forward: Forward, sample: Batch, seconds: float | None = None) -> list[Latency]:
+def latencies(
+    models: Sequence[nn.Module], forward: Forward, sample: Batch, seconds: float | None = None
+) -> list[Latency]:
     """Of answers of several models to one sample, in turns, so that all of them meet the same machine."""
     with torch.no_grad():
-        return timed_in_turns([partial(forward, model, sample) for model in models], ENOUGH if seconds is None else seconds)
+        return timed_in_turns(
+            [partial(forward, model, sample) for model in models], ENOUGH if seconds is None else seconds
+        )
 
 
-def timed_in_turns(calls: Sequence[Callable[[], Any]], seconds: float, clock: Callable[[], float] = perf_counter,
-                   work: Callable[[], Effort] = effort) -> list[Latency]:
+def timed_in_turns(
+    calls: Sequence[Callable[[], Any]],
+    seconds: float,
+    clock: Callable[[], float] = perf_counter,
+    work: Callable[[], Effort] = effort,
+) -> list[Latency]:
     """Latencies of calls that take turns: for so many seconds each, and up to four times as long while calls have to wait."""
     for call in calls:
         for _ in range(WARM):
@@ -94,7 +103,7 @@ def undisturbed(timings: Sequence[Timing]) -> list[float]:
 def least_disturbed(timings: Sequence[Timing]) -> list[float]:
     """Seconds of the fastest quarter of calls, without the waiting."""
     alone = sorted(one._replace(ran=max(one.ran, TICK)).alone for one in timings)
-    return alone[:max(len(alone) // 4, 2)]
+    return alone[: max(len(alone) // 4, 2)]
 
 
 def long_enough(timings: Sequence[Timing], seconds: float) -> bool:
@@ -144,8 +153,8 @@ class LatencyTimer:
     """Latencies of a model's answers, with weights packed one way or another."""
 
     plain: Latency
-    usage: Mapping[str, Usage]        # of weights, in one answer
-    bytes: int                        # of all weights
+    usage: Mapping[str, Usage]  # of weights, in one answer
+    bytes: int  # of all weights
     known: dict[tuple[Any, ...], float] = field(default_factory=dict)
 
     @property
@@ -162,15 +171,21 @@ class LatencyTimer:
         usage = self.usage[stored.names[0]]
         looked_up = usage.index if usage.kinds == {"embedding"} else None
         rows = usage.inputs // max(usage.calls, 1)
-        key = (stored.kind, stored.shape, str(sorted(stored.settings.items())), rows if looked_up is None else tuple(looked_up.shape))
+        key = (
+            stored.kind,
+            stored.shape,
+            str(sorted(stored.settings.items())),
+            rows if looked_up is None else tuple(looked_up.shape),
+        )
         if key not in self.known:
             with torch.no_grad():
                 self.known[key] = self.extra(stored, usage.kinds, rows, looked_up)
-        return self.known[key] * max(usage.calls, 1)   # not every use is seen: one of an LSTM is not
+        return self.known[key] * max(usage.calls, 1)  # not every use is seen: one of an LSTM is not
 
     def extra(self, stored: Stored, kinds: set[str], rows: int, looked_up: Tensor | None) -> float:
         """Seconds of one use. A model goes through all its weights before it comes to the same one again, so it seldom finds it in the
         processor's cache: copies take turns here, too. What was just decoded is in the cache, which a product with it gains from."""
+
         def blank() -> WeightFormat:
             return KINDS[stored.kind].blank(stored.shape, stored.dtype, stored.settings)
 
@@ -183,7 +198,9 @@ class LatencyTimer:
             return in_turns([one.dense for one in copies])
         x = torch.ones(max(rows, 1), stored.shape[1], dtype=stored.dtype)
         dense = [torch.ones(stored.shape, dtype=stored.dtype) for _ in copies]
-        return in_turns([partial(one.linear, x, None) for one in copies]) - in_turns([partial(functional.linear, x, one) for one in dense])
+        return in_turns([partial(one.linear, x, None) for one in copies]) - in_turns(
+            [partial(functional.linear, x, one) for one in dense]
+        )
 
 
 def in_turns(calls: Sequence[Callable[[], Any]]) -> float:
@@ -199,4 +216,6 @@ def in_turns(calls: Sequence[Callable[[], Any]]) -> float:
 def clock_of(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> LatencyTimer:
     with torch.no_grad(), looking_at(model, weights) as usage:
         forward(model, sample)
-    return LatencyTimer(latency(model, forward, sample), usage, sum(weight.count * weight.dtype.itemsize for weight in weights))
+    return LatencyTimer(
+        latency(model, forward, sample), usage, sum(weight.count * weight.dtype.itemsize for weight in weights)
+    )

@@ -4,6 +4,7 @@ A metric that is a mean over samples (an accuracy, a cross entropy) is measured 
 its interval follows from how samples differ. Others (an F1, an area under a curve) have one value a batch, and their interval follows from
 how batches differ. Whether it is a mean over samples is tried on every batch.
 """
+
 from __future__ import annotations
 
 import math
@@ -23,24 +24,28 @@ from shoestring.core.job import Job
 from shoestring.training.validation import LOSS, named
 
 SAMPLES, BATCHES = "samples", "batches"
-SURE = 0.95             # of an interval
+SURE = 0.95  # of an interval
 Z = NormalDist().inv_cdf((1 + SURE) / 2)
-SAME = 1e-4             # a mean over samples may differ from the batch's value by so much, relative
-Row = tuple[float, float]   # weight and value
+SAME = 1e-4  # a mean over samples may differ from the batch's value by so much, relative
+Row = tuple[float, float]  # weight and value
 
 
 @dataclass(frozen=True)
 class MetricValue:
     value: float
-    count: int                       # samples, or batches, that it is a mean of; 0: the job does not tell
-    unit: str = ""                   # which of the two
+    count: int  # samples, or batches, that it is a mean of; 0: the job does not tell
+    unit: str = ""  # which of the two
     standard_error: float | None = None
-    interval: tuple[float, float] | None = None     # that holds the value of all data in 95 of 100 cases
+    interval: tuple[float, float] | None = None  # that holds the value of all data in 95 of 100 cases
     rows: tuple[Row, ...] = field(default=(), repr=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
-        return {"n": self.count, "of": self.unit, "standard_error": self.standard_error,
-                "interval": None if self.interval is None else list(self.interval)}
+        return {
+            "n": self.count,
+            "of": self.unit,
+            "standard_error": self.standard_error,
+            "interval": None if self.interval is None else list(self.interval),
+        }
 
     def __str__(self) -> str:
         if self.interval is None:
@@ -81,11 +86,15 @@ def floor(written: str) -> Floor:
     """
     found = re.fullmatch(r"\s*([\w./ -]+?)\s*(>=|<=)\s*(-?[0-9.]+(?:e-?\d+)?)\s*", written)
     if found is None:
-        raise Mistake(f"--metric {written}: name a metric of the job and what it must be, such as 'accuracy>=0.91' or 'loss<=1.2'")
+        raise Mistake(
+            f"--metric {written}: name a metric of the job and what it must be, such as 'accuracy>=0.91' or 'loss<=1.2'"
+        )
     return Floor(found[1], found[2] == ">=", float(found[3]))
 
 
-def metrics(job: Job, model: nn.Module, batches: Sequence[Batch], notes: list[str] | None = None) -> dict[str, MetricValue]:
+def metrics(
+    job: Job, model: nn.Module, batches: Sequence[Batch], notes: list[str] | None = None
+) -> dict[str, MetricValue]:
     """The loss and the job's metrics; where it validates by itself, what that gives. `notes` gets why there is no loss."""
     with torch.no_grad():
         if job.validate is not None:
@@ -93,8 +102,8 @@ def metrics(job: Job, model: nn.Module, batches: Sequence[Batch], notes: list[st
         return of_batches([of_batch(job, job.forward(model, batch), batch, notes) for batch in batches])
 
 
-Named = tuple[float, Mapping[str, float]]     # weight of a batch or of a sample, and its metrics
-BatchMetrics = tuple[Named, list[Named]]      # of a batch, and of each of its samples; none where these can't be told
+Named = tuple[float, Mapping[str, float]]  # weight of a batch or of a sample, and its metrics
+BatchMetrics = tuple[Named, list[Named]]  # of a batch, and of each of its samples; none where these can't be told
 
 
 def of_batches(told: Sequence[BatchMetrics]) -> dict[str, MetricValue]:
@@ -109,25 +118,36 @@ def of_batch(job: Job, output: Any, batch: Batch, notes: list[str] | None) -> Ba
     try:
         count = samples(batch)
         alone = mapped(without_means, output)
-        each = [(float(job.weight(one)), by_name(job, mapped(partial(rows_of, start=number, stop=number + 1, count=count), alone), one, []))
-                for number, one in enumerate(split(batch, count))]
-    except Exception:   # a batch that can't be cut, or metrics that are not about single samples
+        each = [
+            (
+                float(job.weight(one)),
+                by_name(job, mapped(partial(rows_of, start=number, stop=number + 1, count=count), alone), one, []),
+            )
+            for number, one in enumerate(split(batch, count))
+        ]
+    except Exception:  # a batch that can't be cut, or metrics that are not about single samples
         each = []
     return whole, each
 
 
 def without_means(leaf: Any) -> Any:
     """A number that is one for the whole batch (a loss that the model brings) says nothing of a sample."""
-    return torch.full_like(leaf, torch.nan) if isinstance(leaf, Tensor) and not leaf.dim() and leaf.is_floating_point() else leaf
+    return (
+        torch.full_like(leaf, torch.nan)
+        if isinstance(leaf, Tensor) and not leaf.dim() and leaf.is_floating_point()
+        else leaf
+    )
 
 
 def by_name(job: Job, output: Any, batch: Batch, notes: list[str] | None) -> Mapping[str, float]:
     try:
         found: dict[str, Any] = {LOSS: job.loss(output, batch)}
-    except Exception as error:   # data without labels: fidelity needs none
+    except Exception as error:  # data without labels: fidelity needs none
         found = {}
         if notes is not None and not notes:
-            notes.append(f"the job's loss is not in the report: it does not work on these batches ({type(error).__name__}: {error})")
+            notes.append(
+                f"the job's loss is not in the report: it does not work on these batches ({type(error).__name__}: {error})"
+            )
     return named(found | dict(job.metrics(output, batch) if job.metrics is not None else {}), "metrics")
 
 
@@ -160,7 +180,9 @@ def of_rows(rows: Sequence[Row], unit: str) -> MetricValue:
     error = standard_error(rows)
     shares = {one for _, one in rows} <= {0.0, 1.0} and len({weight for weight, _ in rows}) == 1
     reach = quantile(count - 1) * error
-    return MetricValue(value, count, unit, error, wilson(value, count) if shares else (value - reach, value + reach), tuple(rows))
+    return MetricValue(
+        value, count, unit, error, wilson(value, count) if shares else (value - reach, value + reach), tuple(rows)
+    )
 
 
 def standard_error(rows: Sequence[Row]) -> float:
@@ -186,16 +208,27 @@ def quantile(freedom: int) -> float:
     >>> round(quantile(10), 2), round(quantile(3), 1)
     (2.23, 3.2)
     """
-    return Z + (Z**3 + Z) / (4 * freedom) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2) + (
-        3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * freedom**3)
+    return (
+        Z
+        + (Z**3 + Z) / (4 * freedom)
+        + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * freedom**2)
+        + (3 * Z**7 + 19 * Z**5 + 17 * Z**3 - 15 * Z) / (384 * freedom**3)
+    )
 
 
 def moved_by(everywhere: MetricValue, before: MetricValue, after: MetricValue) -> MetricValue:
     """A metric of a changed model on all data, from the original's there, and from both on some of them, sample by sample: what samples
     have in common is not noise. Where they can't be put side by side, the changed model's own."""
-    if before.unit != after.unit or not before.unit or len(before.rows) != len(after.rows) or everywhere.unit != before.unit:
+    if (
+        before.unit != after.unit
+        or not before.unit
+        or len(before.rows) != len(after.rows)
+        or everywhere.unit != before.unit
+    ):
         return after
-    change = of_rows([(weight, now - was) for (weight, was), (_, now) in zip(before.rows, after.rows, strict=True)], after.unit)
+    change = of_rows(
+        [(weight, now - was) for (weight, was), (_, now) in zip(before.rows, after.rows, strict=True)], after.unit
+    )
     value = everywhere.value + change.value
     if change.standard_error is None or everywhere.standard_error is None:
         return MetricValue(value, after.count, after.unit)

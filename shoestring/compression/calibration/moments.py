@@ -3,6 +3,7 @@
 A convolution of 3 x 3 over 512 channels has a moment of 85 MB, nine times its weight. So moments and factors lie in a scratch file as
 panels of rows of their lower triangle, and every computation with them takes one panel after the other.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ from torch import Tensor
 
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor
 
-PANEL = 256       # rows of a panel
-DAMPING = 0.01    # of the mean second moment, added to all of them: inputs that were never seen are not free
+PANEL = 256  # rows of a panel
+DAMPING = 0.01  # of the mean second moment, added to all of them: inputs that were never seen are not free
 
 
 @dataclass
@@ -22,7 +23,7 @@ class SecondMoment:
 
     scratch: Scratch
     columns: int
-    squares: Tensor                                    # the diagonal, in memory
+    squares: Tensor  # the diagonal, in memory
     panels: list[ScratchTensor] = field(default_factory=list)
     known_factor: Factor | None = None
 
@@ -34,7 +35,9 @@ class SecondMoment:
     def of(cls, matrix: Tensor, scratch: Scratch | None = None) -> SecondMoment:
         """Of a whole matrix."""
         made = cls(scratch or Scratch(), len(matrix), matrix.diagonal().detach().float().clone())
-        made.panels = [made.scratch.keep(matrix[begin:end, :end].detach().float()) for begin, end in spans(made.columns)]
+        made.panels = [
+            made.scratch.keep(matrix[begin:end, :end].detach().float()) for begin, end in spans(made.columns)
+        ]
         return made
 
     def add(self, rows: Tensor) -> None:
@@ -71,7 +74,7 @@ class SecondMoment:
         total = 0.0
         for place, (begin, end) in zip(self.panels, spans(self.columns), strict=True):
             panel, mine = self.scratch.read(place), off[:, begin:end]
-            panel[:, :begin] *= 2    # for the upper triangle
+            panel[:, :begin] *= 2  # for the upper triangle
             total += float(((off[:, :end] @ panel.T) * mine).sum(dtype=torch.float64))
         return total
 
@@ -97,7 +100,7 @@ class Factor:
     def unit_panel(self, number: int) -> Tensor:
         """A panel of L with every column divided by its number on the diagonal."""
         panel = self.scratch.read(self.panels[number])
-        return panel.div_(self.diagonal[:panel.shape[1]])
+        return panel.div_(self.diagonal[: panel.shape[1]])
 
 
 def factor_of(moment: SecondMoment, damping: float) -> Factor | None:
@@ -111,7 +114,9 @@ def factor_of(moment: SecondMoment, damping: float) -> Factor | None:
         for place, (first, last) in zip(panels, spans(moment.columns), strict=False):
             before = scratch.read(place).double()
             mine[:, first:last] -= mine[:, :first] @ before[:, :first].T
-            mine[:, first:last] = torch.linalg.solve_triangular(before[:, first:].T, mine[:, first:last], upper=True, left=False)
+            mine[:, first:last] = torch.linalg.solve_triangular(
+                before[:, first:].T, mine[:, first:last], upper=True, left=False
+            )
         mine[:, begin:], failed = torch.linalg.cholesky_ex(mine[:, begin:] - mine[:, :begin] @ mine[:, :begin].T)
         if int(failed):
             return None

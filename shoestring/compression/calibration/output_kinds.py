@@ -6,6 +6,7 @@ direction. To which output such a tensor belongs is asked of autograd: an elemen
 that element of the output, whatever views, slices and casts lie between; two elements that are neighbours along the class axis of the
 function show which axis of the output that is. A tensor in which elements are mixed (a matrix of similarities) tells nothing.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -39,8 +40,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
 AUTO = "auto"
-FEW = 8          # samples that the loss is watched on
-ELEMENTS = 4     # of a tensor that are followed back to an output, if the first have no gradient
+FEW = 8  # samples that the loss is watched on
+ELEMENTS = 4  # of a tensor that are followed back to an output, if the first have no gradient
 
 
 class OutputKind(NamedTuple):
@@ -48,25 +49,53 @@ class OutputKind(NamedTuple):
 
     measure: str
     axis: int | None = -1
-    loss: bool = False            # it is a loss: inside of a forward only those are noted
+    loss: bool = False  # it is a loss: inside of a forward only those are noted
     probabilities: bool = False
 
 
 CLASSES, YES_OR_NO, NUMBERS = OutputKind(KL, 1, True), OutputKind(BINARY, -1, True), OutputKind(R2, -1, True)
 SOFTMAX, SIGMOID, DIRECTION = OutputKind(KL, None), OutputKind(BINARY), OutputKind(COSINE, None)
 TOLD_BY: dict[Any, OutputKind] = {
-    functional.cross_entropy: CLASSES, functional.nll_loss: CLASSES, functional.multi_margin_loss: CLASSES,
-    functional.kl_div: OutputKind(KL, -1, True), functional.log_softmax: SOFTMAX, functional.softmax: SOFTMAX,
-    torch.log_softmax: SOFTMAX, torch.softmax: SOFTMAX, Tensor.log_softmax: SOFTMAX, Tensor.softmax: SOFTMAX,
-    torch.argmax: SOFTMAX, Tensor.argmax: SOFTMAX,
-    functional.binary_cross_entropy_with_logits: YES_OR_NO, functional.soft_margin_loss: YES_OR_NO,
-    functional.multilabel_soft_margin_loss: YES_OR_NO, functional.binary_cross_entropy: OutputKind(BINARY, -1, True, True),
-    torch.sigmoid: SIGMOID, Tensor.sigmoid: SIGMOID, functional.sigmoid: SIGMOID, functional.logsigmoid: SIGMOID,
-    functional.mse_loss: NUMBERS, functional.l1_loss: NUMBERS, functional.smooth_l1_loss: NUMBERS, functional.huber_loss: NUMBERS,
-    functional.gaussian_nll_loss: NUMBERS, functional.poisson_nll_loss: NUMBERS,
-    functional.cosine_similarity: DIRECTION, functional.cosine_embedding_loss: OutputKind(COSINE, -1), functional.normalize: DIRECTION}
-SIZES = {torch.pow, Tensor.pow, Tensor.__pow__, torch.square, Tensor.square, torch.abs, Tensor.abs}   # of a difference: a regression
-OVER = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}                       # a threshold: yes or no
+    functional.cross_entropy: CLASSES,
+    functional.nll_loss: CLASSES,
+    functional.multi_margin_loss: CLASSES,
+    functional.kl_div: OutputKind(KL, -1, True),
+    functional.log_softmax: SOFTMAX,
+    functional.softmax: SOFTMAX,
+    torch.log_softmax: SOFTMAX,
+    torch.softmax: SOFTMAX,
+    Tensor.log_softmax: SOFTMAX,
+    Tensor.softmax: SOFTMAX,
+    torch.argmax: SOFTMAX,
+    Tensor.argmax: SOFTMAX,
+    functional.binary_cross_entropy_with_logits: YES_OR_NO,
+    functional.soft_margin_loss: YES_OR_NO,
+    functional.multilabel_soft_margin_loss: YES_OR_NO,
+    functional.binary_cross_entropy: OutputKind(BINARY, -1, True, True),
+    torch.sigmoid: SIGMOID,
+    Tensor.sigmoid: SIGMOID,
+    functional.sigmoid: SIGMOID,
+    functional.logsigmoid: SIGMOID,
+    functional.mse_loss: NUMBERS,
+    functional.l1_loss: NUMBERS,
+    functional.smooth_l1_loss: NUMBERS,
+    functional.huber_loss: NUMBERS,
+    functional.gaussian_nll_loss: NUMBERS,
+    functional.poisson_nll_loss: NUMBERS,
+    functional.cosine_similarity: DIRECTION,
+    functional.cosine_embedding_loss: OutputKind(COSINE, -1),
+    functional.normalize: DIRECTION,
+}
+SIZES = {
+    torch.pow,
+    Tensor.pow,
+    Tensor.__pow__,
+    torch.square,
+    Tensor.square,
+    torch.abs,
+    Tensor.abs,
+}  # of a difference: a regression
+OVER = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}  # a threshold: yes or no
 DEFAULT_DIM = {functional.cosine_similarity: 1, functional.normalize: 1}
 
 
@@ -88,8 +117,13 @@ class WatchedLoss(TorchFunctionMode):
         self.noted: list[NotedUse] = []
         self.inside_model, self.who = True, "the model's own loss"
 
-    def __torch_function__(self, function: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         named = dict(kwargs or {})
         given = [args[0] if args else named.get("input", named.get("x1"))]
         if function in (functional.cosine_similarity, functional.cosine_embedding_loss):
@@ -121,8 +155,14 @@ def axis_of(function: Any, kind: OutputKind, given: Tensor, args: tuple[Any, ...
     return dim if isinstance(dim, int) and -given.dim() <= dim < given.dim() else -1
 
 
-def measures_of(job: Job, model: nn.Module, batches: Sequence[Batch], wanted: Sequence[str] = (), measure: str = AUTO,
-                axis: int | None = None) -> tuple[tuple[OutputMeasure, ...], tuple[str, ...]]:
+def measures_of(
+    job: Job,
+    model: nn.Module,
+    batches: Sequence[Batch],
+    wanted: Sequence[str] = (),
+    measure: str = AUTO,
+    axis: int | None = None,
+) -> tuple[tuple[OutputMeasure, ...], tuple[str, ...]]:
     """How every output is compared, and what the user should know of it. `measure`, `axis`: in place of what is found."""
     if measure not in (AUTO, *MEASURES):
         raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {measure!r}")
@@ -130,16 +170,26 @@ def measures_of(job: Job, model: nn.Module, batches: Sequence[Batch], wanted: Se
         first = job.forward(model, batches[0])
     names, notes = compared_names(first, wanted), []
     if (rest := left_out(first, names)) and not wanted:
-        notes.append(f"not compared, as they are states inside of the model: {', '.join(rest)}; --output names what is compared")
+        notes.append(
+            f"not compared, as they are states inside of the model: {', '.join(rest)}; --output names what is compared"
+        )
     found: dict[str, OutputMeasure] = {}
     if measure == AUTO:
         try:
             found = watched_kinds(job, model, few(batches[0]), names)
-        except Exception as error:   # data without labels, a forward without gradients: then numbers alone say what suits them
-            notes.append(f"how outputs are compared follows from their numbers alone: the job's loss could not be watched "
-                         f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})")
-    by_values = measure == R2 or (measure == AUTO and any(name not in found or found[name].measure == R2 for name in names))
-    said = outputs(model, job.forward, batches if by_values else batches[:1], [OutputMeasure(name, COSINE) for name in names])
+        except (
+            Exception
+        ) as error:  # data without labels, a forward without gradients: then numbers alone say what suits them
+            notes.append(
+                f"how outputs are compared follows from their numbers alone: the job's loss could not be watched "
+                f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+            )
+    by_values = measure == R2 or (
+        measure == AUTO and any(name not in found or found[name].measure == R2 for name in names)
+    )
+    said = outputs(
+        model, job.forward, batches if by_values else batches[:1], [OutputMeasure(name, COSINE) for name in names]
+    )
     made = []
     for name in names:
         mine = [one[name] for one in said]
@@ -165,8 +215,10 @@ def checked_axis(how: OutputMeasure, tensor: Tensor, asked: int | None) -> int:
     if not -tensor.dim() <= axis < max(tensor.dim(), 1):
         raise Mistake(f"--axis {axis}: the output {how.name} has {tensor.dim()} dimensions, {list(tensor.shape)}")
     if how.measure in (KL, COSINE) and (not tensor.dim() or tensor.shape[axis] == 1):
-        raise Mistake(f"the output {how.name} is {list(tensor.shape)}, and {how.measure} compares vectors along axis {axis}, which has one "
-                      f"number: use --fidelity r2, or binary for logits of yes or no, or another --axis")
+        raise Mistake(
+            f"the output {how.name} is {list(tensor.shape)}, and {how.measure} compares vectors along axis {axis}, which has one "
+            f"number: use --fidelity r2, or binary for logits of yes or no, or another --axis"
+        )
     return axis
 
 
@@ -182,7 +234,7 @@ def watched_kinds(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]
     """The kinds of those outputs that the loss, or else the metrics, tell."""
     watch = WatchedLoss()
     with random_state.kept(), torch.enable_grad(), with_gradients(model), warnings.catch_warnings():
-        warnings.simplefilter("ignore")   # of a part of a batch
+        warnings.simplefilter("ignore")  # of a part of a batch
         with watch:
             output = job.forward(model, batch)
             there = {name: one for name, one in named_tensors(output) if name in names}
@@ -209,7 +261,9 @@ def united(name: str, tensor: Tensor, linked: Sequence[tuple[NotedUse, int]]) ->
     """What the functions that were given an output, or parts of it, say together: the first counts, unless parts are of different kinds."""
     losses = {one.kind.measure: one.said_by for one, _ in linked if one.kind.loss}
     if len(losses) > 1:
-        return OutputMeasure(name, R2, feature_axis(tensor), f"parts of it are of different kinds: {', '.join(losses.values())}")
+        return OutputMeasure(
+            name, R2, feature_axis(tensor), f"parts of it are of different kinds: {', '.join(losses.values())}"
+        )
     first, axis = linked[0]
     how = OutputMeasure(name, first.kind.measure, axis, first.said_by, first.kind.probabilities)
     return how if how.measure in (KL, COSINE) else replace(how, axis=feature_axis(tensor))

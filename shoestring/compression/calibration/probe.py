@@ -1,4 +1,5 @@
 """The few samples on which single weights are tried: one batch if they can be, as the model answers them once or more for every weight."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -10,8 +11,8 @@ from shoestring.compression.calibration.answers import Answer
 from shoestring.core.batch import Batch, leaves, mapped, samples, split
 from shoestring.core.errors import Mistake
 
-AT_MOST = 1 << 22       # numbers of answers: more are not held for one batch
-CLOSE = 1e-4            # answers to one batch and to its parts may differ by so much, of the largest number: by rounding
+AT_MOST = 1 << 22  # numbers of answers: more are not held for one batch
+CLOSE = 1e-4  # answers to one batch and to its parts may differ by so much, of the largest number: by rounding
 
 
 def a_part(batch: Batch, count: int) -> Batch:
@@ -27,7 +28,7 @@ def as_one(parts: Sequence[Batch], said: Callable[[Sequence[Batch]], list[Answer
     try:
         whole = joined(parts)
         return [whole] if len(parts) > 1 and same_answers(said([whole])[0], said(parts)) else list(parts)
-    except Exception:   # samples of different shapes, or a forward that takes no batch of this size
+    except Exception:  # samples of different shapes, or a forward that takes no batch of this size
         return list(parts)
 
 
@@ -41,9 +42,15 @@ def joined(parts: Sequence[Batch]) -> Batch:
     counts, columns = [samples(one) for one in parts], list(zip(*map(leaves, parts), strict=True))
     if not all(isinstance(one[0], Tensor) or all(other == one[0] for other in one) for one in columns):
         raise Mistake("batches that differ in what is no tensor can't be joined")
-    found = iter([torch.cat(one) if isinstance(one[0], Tensor) and all(each.dim() and len(each) == count
-                                                                       for each, count in zip(one, counts, strict=True)) else one[0]
-                  for one in columns])
+    found = iter(
+        [
+            torch.cat(one)
+            if isinstance(one[0], Tensor)
+            and all(each.dim() and len(each) == count for each, count in zip(one, counts, strict=True))
+            else one[0]
+            for one in columns
+        ]
+    )
     return mapped(lambda _: next(found), parts[0])
 
 

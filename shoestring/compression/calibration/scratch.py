@@ -1,4 +1,5 @@
 """Tensors that are put aside: in a temporary file without a name, so that what a search keeps does not stand in memory."""
+
 from __future__ import annotations
 
 import ctypes
@@ -25,7 +26,7 @@ class Scratch:
     """A file that ends with the process, or with this object. Whatever is read from it is a copy of its own."""
 
     def __init__(self) -> None:
-        self.file, self.end = tempfile.TemporaryFile(buffering=0), 0   # noqa: SIM115 (it lives as long as this object)
+        self.file, self.end = tempfile.TemporaryFile(buffering=0), 0  # noqa: SIM115 (it lives as long as this object)
 
     def keep(self, tensor: Tensor) -> ScratchTensor:
         """
@@ -47,8 +48,10 @@ class Scratch:
                 written = os.pwrite(self.file.fileno(), rest, offset)
                 rest, offset = rest[written:], offset + written
         except OSError as error:
-            raise Mistake(f"compressing keeps what it tried in a temporary file, and {len(rest):,} bytes of it could not be written to "
-                          f"{tempfile.gettempdir()} ({error.strerror}): make room there, or set TMPDIR to another folder") from error
+            raise Mistake(
+                f"compressing keeps what it tried in a temporary file, and {len(rest):,} bytes of it could not be written to "
+                f"{tempfile.gettempdir()} ({error.strerror}): make room there, or set TMPDIR to another folder"
+            ) from error
 
     def read(self, place: ScratchTensor) -> Tensor:
         found = torch.empty(place.shape, dtype=place.dtype)

@@ -1,4 +1,5 @@
 """The weights of a model that can be stored in another form, and how the model uses them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +19,8 @@ from shoestring.compression.formats.manifest import DTYPES
 from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, own_parameters
 
-ROWS = 4096         # of inputs of one call that are looked at for second moments: more of a large feature map say little more
-NUMBERS = 1 << 22   # of patches of a feature map that are made at once
+ROWS = 4096  # of inputs of one call that are looked at for second moments: more of a large feature map say little more
+NUMBERS = 1 << 22  # of patches of a feature map that are made at once
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,21 @@ def weights_of(model: nn.Module) -> tuple[Weight, ...]:
     found = []
     for key, value in values.items():
         if isinstance(value, nn.UninitializedParameter):
-            raise Mistake(f"{names[key][0]} has no shape before the model was called once (a lazy module): call it once in the job's model "
-                          f"factory")
+            raise Mistake(
+                f"{names[key][0]} has no shape before the model was called once (a lazy module): call it once in the job's model "
+                f"factory"
+            )
         if not value.is_floating_point():
             continue
         if value.dtype not in DTYPES.values() or value.layout is not torch.strided:
-            raise Mistake(f"{names[key][0]} is {value.layout} of {value.dtype}: only dense ones of {', '.join(DTYPES)} can be compressed")
+            raise Mistake(
+                f"{names[key][0]} is {value.layout} of {value.dtype}: only dense ones of {', '.join(DTYPES)} can be compressed"
+            )
         if not value.is_meta and not bool(torch.isfinite(value).all()):
-            raise Mistake(f"{names[key][0]} has numbers that are not finite: the model was trained to NaN, or its file is damaged; "
-                          f"compress a checkpoint from before that")
+            raise Mistake(
+                f"{names[key][0]} has numbers that are not finite: the model was trained to NaN, or its file is damaged; "
+                f"compress a checkpoint from before that"
+            )
         found.append(Weight(tuple(names[key]), tuple(value.shape), value.dtype))
     if not found:
         raise Mistake("the model has no weights: there is nothing to compress")
@@ -73,15 +80,17 @@ def weights_of(model: nn.Module) -> tuple[Weight, ...]:
 class Usage:
     """How a weight was used in the calls that were looked at."""
 
-    calls: int = 0                         # of modules that own it; 1 if it was used and none of them was called
-    scratch: Scratch | None = None         # where its moment is put; None: it has none
-    moment: SecondMoment | None = None     # sum of x x^T over inputs x of a product: (columns, columns), or (rows, rows) if inputs_first
-    inputs: int = 0                        # x that it is a sum of
-    largest: float = 0.0                   # of their numbers, without sign
-    index: Tensor | None = None            # of an embedding: rows that the last call looked up
-    kinds: set[str] = field(default_factory=set)   # linear, inputs first, convolution, embedding, recurrent
-    inputs_first: bool = False             # it is multiplied as x W, not as x W^T: its rows belong to inputs
-    mixed: bool = False                    # both, so that nothing can be said
+    calls: int = 0  # of modules that own it; 1 if it was used and none of them was called
+    scratch: Scratch | None = None  # where its moment is put; None: it has none
+    moment: SecondMoment | None = (
+        None  # sum of x x^T over inputs x of a product: (columns, columns), or (rows, rows) if inputs_first
+    )
+    inputs: int = 0  # x that it is a sum of
+    largest: float = 0.0  # of their numbers, without sign
+    index: Tensor | None = None  # of an embedding: rows that the last call looked up
+    kinds: set[str] = field(default_factory=set)  # linear, inputs first, convolution, embedding, recurrent
+    inputs_first: bool = False  # it is multiplied as x W, not as x W^T: its rows belong to inputs
+    mixed: bool = False  # both, so that nothing can be said
 
     def add(self, kind: str, rows: Tensor, inputs_first: bool = False) -> None:
         """Inputs, as rows."""
@@ -92,7 +101,7 @@ class Usage:
         if self.mixed or (self.inputs and self.inputs_first != inputs_first):
             self.mixed, self.moment = True, None
             return
-        if len(rows) > ROWS:   # evenly spread
+        if len(rows) > ROWS:  # evenly spread
             rows = rows[:: -(-len(rows) // ROWS)]
         self.inputs_first, self.inputs = inputs_first, self.inputs + len(rows)
         if self.scratch is not None:
@@ -107,10 +116,13 @@ class UsageProbe(DispatchMode):
     def __init__(self, weights: Mapping[str, Tensor], scratch: Scratch | None) -> None:
         super().__init__()
         self.usage = {name: Usage(scratch=scratch) for name in weights}
-        self.places = {one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items() if one.is_contiguous()}
+        self.places = {
+            one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items() if one.is_contiguous()
+        }
 
-    def __torch_dispatch__(self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         found = function(*args, **dict(kwargs or {}))
         if note := USES.get(function):
             note(self, args, found)
@@ -168,8 +180,11 @@ def note_embedding(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
 def note_recurrent(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
     """A layer of an LSTM: (steps, batch, inputs), and the states that each step begins with."""
     x, inputs, hidden, _, _, first, _, backwards = args[:8]
-    states = torch.cat((found[0][1:], first.reshape(1, *found[0].shape[1:]))) if backwards else torch.cat(
-        (first.reshape(1, *found[0].shape[1:]), found[0][:-1]))
+    states = (
+        torch.cat((found[0][1:], first.reshape(1, *found[0].shape[1:])))
+        if backwards
+        else torch.cat((first.reshape(1, *found[0].shape[1:]), found[0][:-1]))
+    )
     for weight, rows in ((inputs, x), (hidden, states)):
         if known := look.weight(weight):
             known[0].add("recurrent", rows.reshape(-1, rows.shape[-1]))
@@ -183,17 +198,26 @@ USES: dict[Any, Callable[[UsageProbe, tuple[Any, ...], Any], None]] = {
     ATEN.addmm.default: lambda look, args, found: look.product(args[1], args[2]),
     ATEN.addmv.default: lambda look, args, found: look.product(args[1], args[2]),
     ATEN.baddbmm.default: lambda look, args, found: look.product(args[1], args[2]),
-    ATEN.convolution.default: note_convolution, ATEN.embedding.default: note_embedding, ATEN.mkldnn_rnn_layer.default: note_recurrent}
+    ATEN.convolution.default: note_convolution,
+    ATEN.embedding.default: note_embedding,
+    ATEN.mkldnn_rnn_layer.default: note_recurrent,
+}
 
 
-def patches(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Tensor:
+def patches(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
     """What a convolution multiplies its rows with: (positions, in * kernel)."""
     image, kernel = x if x.dim() == weight.dim() else x[None], tuple(weight.shape[2:])
-    if weight.dim() == 3:   # one dimension: a picture of height 1
+    if weight.dim() == 3:  # one dimension: a picture of height 1
         image, kernel = image[..., None, :], (1, *kernel)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-    return spread_patches(image, lambda some: functional.unfold(some, kernel, dilation=tuple(dilation), padding=tuple(padding),
-                                                                stride=tuple(stride)))
+    return spread_patches(
+        image,
+        lambda some: functional.unfold(
+            some, kernel, dilation=tuple(dilation), padding=tuple(padding), stride=tuple(stride)
+        ),
+    )
 
 
 def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
@@ -205,13 +229,15 @@ def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
     step, at_once = -(-len(image) * first.shape[2] // ROWS), max(1, NUMBERS // max(first.numel(), 1))
     found = []
     for begin in range(0, len(image), at_once):
-        some = unfold(image[begin:begin + at_once]).transpose(1, 2).flatten(0, 1)
-        found.append(some[-begin * first.shape[2] % max(step, 1)::max(step, 1)])
+        some = unfold(image[begin : begin + at_once]).transpose(1, 2).flatten(0, 1)
+        found.append(some[-begin * first.shape[2] % max(step, 1) :: max(step, 1)])
     return torch.cat(found)
 
 
 @contextmanager
-def looking_at(model: nn.Module, weights: Sequence[Weight], scratch: Scratch | None = None) -> Iterator[dict[str, Usage]]:
+def looking_at(
+    model: nn.Module, weights: Sequence[Weight], scratch: Scratch | None = None
+) -> Iterator[dict[str, Usage]]:
     """While inside, how the model's weights are used is noted, with second moments if there is a `scratch` file to put them in. Torch's
     fused attention, which hides its products, is off."""
     values = dict(model.named_parameters(remove_duplicate=False))

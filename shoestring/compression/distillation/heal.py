@@ -1,4 +1,5 @@
 """Healing: a compressed model learns what the original says, without labels, on the original job's data."""
+
 from __future__ import annotations
 
 import time
@@ -16,12 +17,22 @@ from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 
-TRIED = 3   # steps that are timed, after one that is not
+TRIED = 3  # steps that are timed, after one that is not
 
 
-def healing_job(original: Job, teacher: Callable[[], nn.Module], student: Callable[[], nn.Module], *,
-                data: Callable[[], Any] | None = None, objective: str = "mse + cosine", temperature: float = 1.0, lr: float = 1e-4,
-                steps: int = 0, seconds: float = 0.0, clock: Callable[[], float] = time.perf_counter) -> Job:
+def healing_job(
+    original: Job,
+    teacher: Callable[[], nn.Module],
+    student: Callable[[], nn.Module],
+    *,
+    data: Callable[[], Any] | None = None,
+    objective: str = "mse + cosine",
+    temperature: float = 1.0,
+    lr: float = 1e-4,
+    steps: int = 0,
+    seconds: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Job:
     """A job that trains the student towards the teacher's outputs, on the original's data or on others of the same structure.
 
     Label-free: the original's loss is never asked. `objective`: "mse + cosine" for embeddings, "kl" for logits, with hidden(...) for states
@@ -29,15 +40,32 @@ def healing_job(original: Job, teacher: Callable[[], nn.Module], student: Callab
     it, by this loss and by the original's own metrics; the rate falls to 0 along a half cosine (Loshchilov, Hutter: SGDR, 2017, arXiv
     1608.03983).
     """
-    parsed(objective)   # a mistake in it is told before anything is built
+    parsed(objective)  # a mistake in it is told before anything is built
     if not lr > 0 or bool(steps) == bool(seconds):
-        raise Mistake(f"healing with lr={lr:g}, steps={steps}, seconds={seconds:g}: give a rate above 0, and either steps or seconds")
+        raise Mistake(
+            f"healing with lr={lr:g}, steps={steps}, seconds={seconds:g}: give a rate above 0, and either steps or seconds"
+        )
     goal = "min loss" if original.held_out is not None and target(original.goal).metric == "loss" else original.goal
     beside = replace(original, sampler=None, collate=None, workers=0) if data is not None else original
-    own = replace(beside, model=student, data=data or original.data, weights="", goal=goal, epochs=0, steps=steps or 1, patience=0,
-                  optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
-                  schedule=falling)
-    job = distilled(own, Teachers((lambda: LoadedTeacher(teacher(), original.forward),)), objective=objective, temperature=temperature, alpha=1.0)
+    own = replace(
+        beside,
+        model=student,
+        data=data or original.data,
+        weights="",
+        goal=goal,
+        epochs=0,
+        steps=steps or 1,
+        patience=0,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
+        schedule=falling,
+    )
+    job = distilled(
+        own,
+        Teachers((lambda: LoadedTeacher(teacher(), original.forward),)),
+        objective=objective,
+        temperature=temperature,
+        alpha=1.0,
+    )
     return job if steps else replace(job, steps=steps_in(job, seconds, clock))
 
 

@@ -1,6 +1,7 @@
 """The job of `shoestring distill`: a student's job file, taught. Its flags are plain text, so a run keeps them and every process makes the
 same job again; files and weights are named with the beginning of their SHA-256, and one that has changed is refused.
 """
+
 from __future__ import annotations
 
 import json
@@ -19,13 +20,32 @@ from shoestring.core.job import Job
 from shoestring.jobfile import job_path, loaded_job
 
 
-def job(student: str, student_flags: str = "{}", teacher: str = "[]", objective: str = "kl", temperature: float | None = None,
-        alpha: float | None = None, axis: int = -1, passes: int = 0, peers: int = 0, unlabelled: str = "", ratio: int = 1,
-        noise: str = "", layers: str = "", steps: int | None = None, epochs: int | None = None, seed: int | None = None) -> Job:
+def job(
+    student: str,
+    student_flags: str = "{}",
+    teacher: str = "[]",
+    objective: str = "kl",
+    temperature: float | None = None,
+    alpha: float | None = None,
+    axis: int = -1,
+    passes: int = 0,
+    peers: int = 0,
+    unlabelled: str = "",
+    ratio: int = 1,
+    noise: str = "",
+    layers: str = "",
+    steps: int | None = None,
+    epochs: int | None = None,
+    seed: int | None = None,
+) -> Job:
     """`student`, `unlabelled`: job files; `student_flags`: JSON; `teacher`: JSON list of teachers as sources.py reads them."""
-    course = {name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None}
+    course = {
+        name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
+    }
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
-    how: dict[str, Any] = {name: value for name, value in given if value is not None}   # peers have other defaults than a teacher
+    how: dict[str, Any] = {
+        name: value for name, value in given if value is not None
+    }  # peers have other defaults than a teacher
     own = of_file(student, {**decoded("student_flags", student_flags, dict), **course})
     named = decoded("teacher", teacher, list) if teacher.lstrip().startswith("[") else [teacher]
     more = of_file(unlabelled, {}) if unlabelled else None
@@ -55,7 +75,9 @@ def of_file(written: str, flags: dict[str, Any]) -> Job:
     found = read(written)
     path = job_path(found.path)
     if found.digest and digest_of(path) != found.digest:
-        raise Mistake(f"{path} is not the job file that this distillation was begun with: put it back, or begin anew with --fresh")
+        raise Mistake(
+            f"{path} is not the job file that this distillation was begun with: put it back, or begin anew with --fresh"
+        )
     return loaded_job(path, flags)
 
 
@@ -65,7 +87,9 @@ def thinned(own: Job, layers: str, named: list[str]) -> Job:
     from shoestring.measure.fake import Stage
 
     file = taken_from(named[0])
-    return replace(own, model=lambda: fewer_layers(own.model(), kept), weights=layers_of(Stage().model(own.model), kept, file))
+    return replace(
+        own, model=lambda: fewer_layers(own.model(), kept), weights=layers_of(Stage().model(own.model), kept, file)
+    )
 
 
 def noise_of(written: str) -> Callable[[Batch], Batch]:
@@ -78,13 +102,19 @@ def noise_of(written: str) -> Callable[[Batch], Batch]:
     import importlib.util
 
     found = read(written)
-    spec = importlib.util.spec_from_file_location("shoestring_noise", found.path) if found.path.endswith(".py") else None
+    spec = (
+        importlib.util.spec_from_file_location("shoestring_noise", found.path) if found.path.endswith(".py") else None
+    )
     if spec is None or spec.loader is None:
-        raise Mistake(f"--noise {written}: give a standard deviation such as 0.1, or a Python file with `def noise(batch)`")
+        raise Mistake(
+            f"--noise {written}: give a standard deviation such as 0.1, or a Python file with `def noise(batch)`"
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         if found.digest and digest_of(found.path) != found.digest:
-            raise Mistake(f"{found.path} is not the file that this distillation was begun with: put it back, or begin anew with --fresh")
+            raise Mistake(
+                f"{found.path} is not the file that this distillation was begun with: put it back, or begin anew with --fresh"
+            )
         spec.loader.exec_module(module)
         made: Callable[[Batch], Batch] = module.noise
     except (OSError, AttributeError) as error:

@@ -12,6 +12,7 @@
 Several teachers: p is the mean of their probabilities, z and h the mean of their outputs. All are means over samples of means over the
 positions of a sample that count, so a batch in pieces gives the same numbers.
 """
+
 from __future__ import annotations
 
 import math
@@ -28,7 +29,12 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
-NAMES = ("logits", "sentence_embedding", "embeddings", "last_hidden_state")   # what outputs call what is compared, in this order
+NAMES = (
+    "logits",
+    "sentence_embedding",
+    "embeddings",
+    "last_hidden_state",
+)  # what outputs call what is compared, in this order
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class TeacherOutputs:
     """What teachers said of a batch: of each, its output and the outputs of the modules that were asked for, in order."""
 
     outputs: tuple[Tensor, ...]
-    hidden: tuple[tuple[Tensor, ...], ...] = ()   # (module, teacher)
+    hidden: tuple[tuple[Tensor, ...], ...] = ()  # (module, teacher)
 
 
 def parsed(written: str) -> tuple[Term, ...]:
@@ -63,25 +69,39 @@ def parsed(written: str) -> tuple[Term, ...]:
     for part in re.split(r"\+(?![^(]*\))", written):
         match = re.fullmatch(r"\s*(?:([0-9.eE-]+)\s*\*)?\s*(\w+)\s*(?:\(([^=()]*)=([^=()]*)\))?\s*", part)
         if match is None:
-            raise Mistake(f"the objective {written!r}: {part.strip()!r} can't be read; write one such as 'kl', '0.5*kl + 0.5*mse' or "
-                          f"'kl + hidden(layers.1=layers.3)' (a module of the student = one of the teacher)")
+            raise Mistake(
+                f"the objective {written!r}: {part.strip()!r} can't be read; write one such as 'kl', '0.5*kl + 0.5*mse' or "
+                f"'kl + hidden(layers.1=layers.3)' (a module of the student = one of the teacher)"
+            )
         weight, name, student, teacher = match.groups()
         try:
             found.append(checked(Term(name, float(weight or 1), (student or "").strip(), (teacher or "").strip())))
         except ValueError as error:
-            raise error if isinstance(error, Mistake) else Mistake(f"the objective {written!r}: {weight} is no weight") from None
+            raise (
+                error if isinstance(error, Mistake) else Mistake(f"the objective {written!r}: {weight} is no weight")
+            ) from None
     return tuple(found)
 
 
 def checked(term: Term) -> Term:
     if term.name not in (*OBJECTIVES, "hidden"):
-        raise Mistake(f"the objective {term.name!r} is unknown: there are {', '.join((*OBJECTIVES, 'hidden'))}"
-                      f"{did_you_mean(term.name, (*OBJECTIVES, 'hidden'))}")
+        raise Mistake(
+            f"the objective {term.name!r} is unknown: there are {', '.join((*OBJECTIVES, 'hidden'))}"
+            f"{did_you_mean(term.name, (*OBJECTIVES, 'hidden'))}"
+        )
     if not term.weight > 0 or not math.isfinite(term.weight):
-        raise Mistake(f"the objective {term.name} has the weight {term.weight:g}: give a number above 0, or leave it out")
+        raise Mistake(
+            f"the objective {term.name} has the weight {term.weight:g}: give a number above 0, or leave it out"
+        )
     if (term.name == "hidden") != bool(term.student and term.teacher):
-        raise Mistake(f"the objective {term}: " + ("name the modules whose outputs are compared, hidden(layers.1=layers.3)"
-                                                   if term.name == "hidden" else "only hidden(...) takes modules"))
+        raise Mistake(
+            f"the objective {term}: "
+            + (
+                "name the modules whose outputs are compared, hidden(layers.1=layers.3)"
+                if term.name == "hidden"
+                else "only hidden(...) takes modules"
+            )
+        )
     return term
 
 
@@ -104,8 +124,10 @@ def compared_tensor(output: Any) -> Tensor:
     usable: dict[Any, Tensor] = {name: value for name, value in values.items() if name != "loss" and is_numbers(value)}
     named = [usable[name] for name in NAMES if name in usable]
     if not usable:
-        raise Mistake(f"the model gave a {type(output).__name__} without a tensor of numbers to compare: distillation compares a tensor, a "
-                      f"tuple or mapping of them, or an output with `logits`; give Job(forward=...) that returns one")
+        raise Mistake(
+            f"the model gave a {type(output).__name__} without a tensor of numbers to compare: distillation compares a tensor, a "
+            f"tuple or mapping of them, or an output with `logits`; give Job(forward=...) that returns one"
+        )
     return named[0] if named else next(iter(usable.values()))
 
 
@@ -168,12 +190,24 @@ def together(outputs: Sequence[Tensor]) -> Tensor:
 
 # name -> loss of every position, of tensors (sample, ..., number)
 OBJECTIVES: dict[str, Callable[[Tensor, Sequence[Tensor], float], Tensor]] = {
-    "kl": kl, "reverse_kl": reverse_kl, "js": js, "mse": mse, "cosine": cosine}
+    "kl": kl,
+    "reverse_kl": reverse_kl,
+    "js": js,
+    "mse": mse,
+    "cosine": cosine,
+}
 OF_CLASSES = ("kl", "reverse_kl", "js")
 
 
-def distillation_loss(terms: Sequence[Term], output: Any, hidden: Sequence[Tensor], said: TeacherOutputs, batch: Batch, temperature: float,
-                      axis: int = -1) -> Tensor:
+def distillation_loss(
+    terms: Sequence[Term],
+    output: Any,
+    hidden: Sequence[Tensor],
+    said: TeacherOutputs,
+    batch: Batch,
+    temperature: float,
+    axis: int = -1,
+) -> Tensor:
     """The weighed objectives. `hidden`: the student's, projected, one for each term of that name; `axis`: the dimension of classes."""
     total: Tensor | None = None
     left = iter(zip(hidden, said.hidden, strict=True))
@@ -188,7 +222,9 @@ def distillation_loss(terms: Sequence[Term], output: Any, hidden: Sequence[Tenso
             check_classes(term, own, axis)
             mask = counted(own, batch)
             moved = [one.movedim(axis, -1) for one in theirs] if term.name in OF_CLASSES else list(theirs)
-            values = OBJECTIVES[term.name](own.movedim(axis, -1) if term.name in OF_CLASSES else own, moved, temperature)
+            values = OBJECTIVES[term.name](
+                own.movedim(axis, -1) if term.name in OF_CLASSES else own, moved, temperature
+            )
         value = term.weight * mean(values, mask)
         total = value if total is None else total + value
     assert total is not None, "an objective has a term"
@@ -199,17 +235,27 @@ def check_shapes(term: Term, own: Tensor, theirs: Sequence[Tensor]) -> None:
     """Refuse what can't be compared number by number."""
     for one in theirs:
         if one.shape != own.shape:
-            what = f"the modules {term.student} and {term.teacher} give" if term.student else "the student and the teacher give"
-            raise Mistake(f"{what} tensors of the shapes {tuple(own.shape)} and {tuple(one.shape)} for one batch, and the objective "
-                          f"{term.name} compares them number by number: give the student as many outputs as its teacher has, or let the "
-                          f"forward of one of the jobs choose those that both have")
+            what = (
+                f"the modules {term.student} and {term.teacher} give"
+                if term.student
+                else "the student and the teacher give"
+            )
+            raise Mistake(
+                f"{what} tensors of the shapes {tuple(own.shape)} and {tuple(one.shape)} for one batch, and the objective "
+                f"{term.name} compares them number by number: give the student as many outputs as its teacher has, or let the "
+                f"forward of one of the jobs choose those that both have"
+            )
 
 
 def check_classes(term: Term, own: Tensor, axis: int) -> None:
     if term.name not in OF_CLASSES:
         return
     if not -own.dim() <= axis < own.dim():
-        raise Mistake(f"the objective {term.name} along dimension {axis} of outputs of the shape {tuple(own.shape)}, which have none")
+        raise Mistake(
+            f"the objective {term.name} along dimension {axis} of outputs of the shape {tuple(own.shape)}, which have none"
+        )
     if own.dim() < 2 or own.shape[axis] < 2:
-        raise Mistake(f"the objective {term.name} compares probabilities of classes, and outputs of the shape {tuple(own.shape)} have one "
-                      f"number a sample, whose probability is always 1: write --objective mse")
+        raise Mistake(
+            f"the objective {term.name} compares probabilities of classes, and outputs of the shape {tuple(own.shape)} have one "
+            f"number a sample, whose probability is always 1: write --objective mse"
+        )

@@ -7,6 +7,7 @@ taught piece by piece, in a pipeline only the last stage asks, and what the teac
 Unlabelled batches have no own loss. With noise the student sees another batch than the teacher (Xie, Luong, Hovy, Le: Self-training with
 Noisy Student improves ImageNet classification, 2020, arXiv 1911.04252).
 """
+
 from __future__ import annotations
 
 import math
@@ -28,7 +29,7 @@ from shoestring.core.job import Job
 from shoestring.data.feed import looking
 from shoestring.runs.initial_weights import valued
 
-PROJECTION = "distil_projection_"   # a parameter of the student's model: the widths of hidden states differ
+PROJECTION = "distil_projection_"  # a parameter of the student's model: the widths of hidden states differ
 
 
 class StudentOutputs(NamedTuple):
@@ -67,13 +68,25 @@ def lesson(objective: str, temperature: float, alpha: float, axis: int = -1) -> 
     if not temperature > 0 or not math.isfinite(temperature):
         raise Mistake(f"--temperature {temperature:g}: give a number above 0")
     if not 0 < alpha <= 1:
-        raise Mistake(f"--alpha {alpha:g} is the share of the teacher in the loss, (1 - alpha) own + alpha distillation: give more than 0, "
-                      f"which would be without a teacher, and at most 1 (no labels)")
+        raise Mistake(
+            f"--alpha {alpha:g} is the share of the teacher in the loss, (1 - alpha) own + alpha distillation: give more than 0, "
+            f"which would be without a teacher, and at most 1 (no labels)"
+        )
     return DistillationSettings(parsed(objective), temperature, alpha, axis)
 
 
-def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperature: float = 2.0, alpha: float = 0.1, axis: int = -1,
-              noise: Callable[[Batch], Batch] | None = None, unlabelled: Job | None = None, ratio: int = 1) -> Job:
+def distilled(
+    own: Job,
+    teachers: Teachers,
+    *,
+    objective: str = "kl",
+    temperature: float = 2.0,
+    alpha: float = 0.1,
+    axis: int = -1,
+    noise: Callable[[Batch], Batch] | None = None,
+    unlabelled: Job | None = None,
+    ratio: int = 1,
+) -> Job:
     """The student's job, taught; the defaults of temperature and alpha are those that benchmarks/compress/distillation_defaults.py chose
     over four tasks. `noise` changes what the student is given in training; `unlabelled`: a job with more data, of which
     `ratio` batches follow each labelled one."""
@@ -86,7 +99,9 @@ def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperatur
             return own.forward(model, given)
         with seen_outputs(model, [term.student for term in plan.hidden], "the student") as seen:
             output = own.forward(model, given)
-        return StudentOutputs(output, tuple(projected(model, number, seen[term.student]) for number, term in enumerate(plan.hidden)))
+        return StudentOutputs(
+            output, tuple(projected(model, number, seen[term.student]) for number, term in enumerate(plan.hidden))
+        )
 
     def loss(output: Any, batch: Batch) -> Tensor:
         inner, hidden = bare(batch), output.hidden if plan.hidden else ()
@@ -101,8 +116,12 @@ def distilled(own: Job, teachers: Teachers, *, objective: str = "kl", temperatur
     job = replace(own, forward=forward, loss=loss)
     if plan.hidden:
         metrics = own.metrics
-        job = replace(job, model=Projecting(own.model, widths), weights=without_projections(own),
-                      metrics=metrics and (lambda output, batch: metrics(output.own, batch)))
+        job = replace(
+            job,
+            model=Projecting(own.model, widths),
+            weights=without_projections(own),
+            metrics=metrics and (lambda output, batch: metrics(output.own, batch)),
+        )
     return job if unlabelled is None else beside(job, own, unlabelled, ratio)
 
 
@@ -118,8 +137,10 @@ def check_gradient(terms: Sequence[Term], hidden: Sequence[Tensor]) -> None:
     """Refuse hidden states that no gradient goes through while the model is trained: the student would not learn them."""
     for term, value in zip(terms, hidden, strict=True):
         if torch.is_grad_enabled() and not value.requires_grad:
-            raise Mistake(f"the hidden states of {term.student} carry no gradient: the module lies inside a block that is computed again, "
-                          f"or nothing before it is trained; name a whole block in hidden(...), or plan without Checkpoint")
+            raise Mistake(
+                f"the hidden states of {term.student} carry no gradient: the module lies inside a block that is computed again, "
+                f"or nothing before it is trained; name a whole block in hidden(...), or plan without Checkpoint"
+            )
 
 
 def projected(model: nn.Module, number: int, hidden: Tensor) -> Tensor:
@@ -138,6 +159,7 @@ def with_projections(model: nn.Module, widths: Sequence[tuple[int, int]]) -> nn.
 
 def probed(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[tuple[int, int]]:
     """How wide the hidden states of each term are, the student's and the teacher's: both are asked once, with the first batch."""
+
     def work() -> list[tuple[int, int]]:
         with looking(own) as feed:
             batch = next(islice(feed, 1))
@@ -145,7 +167,9 @@ def probed(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[tuple[in
         with torch.no_grad(), seen_outputs(model, [term.student for term in terms], "the student") as seen:
             own.forward(model, bare(batch))
         said = teachers.say(bare(batch), [term.teacher for term in terms])
-        return [(seen[term.student].shape[-1], theirs[0].shape[-1]) for term, theirs in zip(terms, said.hidden, strict=True)]
+        return [
+            (seen[term.student].shape[-1], theirs[0].shape[-1]) for term, theirs in zip(terms, said.hidden, strict=True)
+        ]
 
     return aside(work)
 
@@ -156,9 +180,13 @@ def gaussian(deviation: float) -> Callable[[Batch], Batch]:
         raise Mistake(f"--noise {deviation:g}: give a standard deviation above 0")
 
     def noisy(batch: Batch) -> Batch:
-        return mapped(lambda leaf: leaf + deviation * torch.randn_like(leaf)
-                      if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)
+        return mapped(
+            lambda leaf: (
+                leaf + deviation * torch.randn_like(leaf)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point()
+                else leaf
+            ),
+            batch,
+        )
 
     return noisy
-
-

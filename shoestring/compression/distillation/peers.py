@@ -6,6 +6,7 @@ Others' predictions carry no gradient. All peers see the same batches and differ
 Passos, Ormandi, Dahl, Hinton: Large Scale Distributed Neural Network Training through Online Distillation, 2018, arXiv 1804.03235, they see
 other data and older copies of each other, because their peers are on other machines. At the end one is enough: `first_peer`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -42,8 +43,17 @@ class Peers(nn.Module):
         return PeerOutputs(tuple(peer(*words, **named) for peer in self.peers))
 
 
-def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: float = 1.0, alpha: float = 0.5, axis: int = -1,
-                unlabelled: Job | None = None, ratio: int = 1) -> Job:
+def codistilled(
+    own: Job,
+    peers: int,
+    *,
+    objective: str = "kl",
+    temperature: float = 1.0,
+    alpha: float = 0.5,
+    axis: int = -1,
+    unlabelled: Job | None = None,
+    ratio: int = 1,
+) -> Job:
     """A job of so many peers of the student's kind."""
     plan = lesson(objective, temperature, alpha, axis)
     if peers < 2:
@@ -51,9 +61,13 @@ def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: flo
     if plan.hidden:
         raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
     if plan.alpha == 1:
-        raise Mistake("--alpha 1 with peers: nobody would learn from the labels, and peers only agree with each other; give less than 1")
+        raise Mistake(
+            "--alpha 1 with peers: nobody would learn from the labels, and peers only agree with each other; give less than 1"
+        )
     if own.weights:
-        raise Mistake("the student's job begins from weights of a file, so all peers would begin as the same model: leave `weights` out")
+        raise Mistake(
+            "the student's job begins from weights of a file, so all peers would begin as the same model: leave `weights` out"
+        )
 
     def forward(model: nn.Module, batch: Batch) -> PeerOutputs:
         assert isinstance(model, Peers), "the model that this job makes"
@@ -66,7 +80,9 @@ def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: flo
         for number, one in enumerate(output.each):
             others = TeacherOutputs(tuple(other for place, other in enumerate(told) if place != number))
             taught = plan.alpha * distillation_loss(plan.terms, one, (), others, inner, plan.temperature, plan.axis)
-            total = total + (taught if isinstance(batch, Unlabelled) else taught + (1 - plan.alpha) * own.loss(one, inner))
+            total = total + (
+                taught if isinstance(batch, Unlabelled) else taught + (1 - plan.alpha) * own.loss(one, inner)
+            )
         mean: Tensor = total / len(told)
         return mean
 
@@ -75,9 +91,15 @@ def codistilled(own: Job, peers: int, *, objective: str = "kl", temperature: flo
         return model.peers[0]
 
     validate, metrics, show = own.validate, own.metrics, own.show
-    job = replace(own, model=lambda: Peers(own.model, peers), forward=forward, loss=loss,
-                  metrics=metrics and (lambda output, batch: metrics(output.each[0], batch)),
-                  validate=validate and (lambda model: validate(first(model))), show=show and (lambda model: show(first(model))))
+    job = replace(
+        own,
+        model=lambda: Peers(own.model, peers),
+        forward=forward,
+        loss=loss,
+        metrics=metrics and (lambda output, batch: metrics(output.each[0], batch)),
+        validate=validate and (lambda model: validate(first(model))),
+        show=show and (lambda model: show(first(model))),
+    )
     return job if unlabelled is None else beside(job, own, unlabelled, ratio)
 
 

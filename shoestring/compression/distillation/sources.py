@@ -9,6 +9,7 @@
 Pinned, each is a job file with all its flags and with the weights, followed by what those are known by:
 big.py@runs/big/checkpoints/best-00000040#1f3a9c20 --width=64 (the checkpoint, and the beginning of its SHA-256).
 """
+
 from __future__ import annotations
 
 import os
@@ -43,10 +44,10 @@ PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0
 class TeacherText:
     """What a user wrote of a teacher, in its parts."""
 
-    path: str                      # of the job file; of a folder alone, the folder
-    weights: str = ""              # a safetensors file, a run, one of its checkpoints, or a compressed model
-    digest: str = ""               # the beginning of a SHA-256; empty: not pinned
-    flags: tuple[str, ...] = ()    # of a job file
+    path: str  # of the job file; of a folder alone, the folder
+    weights: str = ""  # a safetensors file, a run, one of its checkpoints, or a compressed model
+    digest: str = ""  # the beginning of a SHA-256; empty: not pinned
+    flags: tuple[str, ...] = ()  # of a job file
 
     def __str__(self) -> str:
         name = self.path + (f"@{self.weights}" if self.weights else "") + (f"#{self.digest}" if self.digest else "")
@@ -61,8 +62,10 @@ def read(written: str) -> TeacherText:
     first, *flags = shlex.split(written) or [""]
     match = PINNED.fullmatch(first)
     if match is None or not match["path"]:
-        raise Mistake(f"--teacher {written!r}: give a job file, perhaps with weights: the folder of a run (big.py@runs/big), or a file "
-                      f"(big.py@weights.safetensors)")
+        raise Mistake(
+            f"--teacher {written!r}: give a job file, perhaps with weights: the folder of a run (big.py@runs/big), or a file "
+            f"(big.py@weights.safetensors)"
+        )
     return TeacherText(match["path"], match["weights"] or "", match["digest"] or "", tuple(flags))
 
 
@@ -75,13 +78,19 @@ def pinned(written: str) -> str:
     given = parsed_flags(file, list(found.flags))
     if is_run(folder) or is_checkpoint(folder):
         checkpoint = newest_of(Folder(Path(folder))) if is_run(folder) else checkpoint_in(found)
-        weights, known_by, folder = str(checkpoint.path), checkpoint.path / "manifest.json", str(checkpoint.path.parent.parent)
+        weights, known_by, folder = (
+            str(checkpoint.path),
+            checkpoint.path / "manifest.json",
+            str(checkpoint.path.parent.parent),
+        )
     elif is_packed(folder):
         weights, known_by = os.path.realpath(folder), Path(manifest(folder))
     elif folder and not os.path.isfile(folder):
         raise Mistake(f"--teacher {written!r}: there is no file {folder}, and no run of shoestring")
     else:
-        return str(TeacherText(file, os.path.realpath(folder) if folder else "", digest_of(folder or file), found.flags))
+        return str(
+            TeacherText(file, os.path.realpath(folder) if folder else "", digest_of(folder or file), found.flags)
+        )
     flags = flags_for(claim_of(folder), file, given)[0]
     return str(TeacherText(file, os.path.realpath(weights), digest_of(known_by), words_of(flags)))
 
@@ -95,18 +104,24 @@ def with_job(found: TeacherText) -> TeacherText:
     if not os.path.isdir(found.path):
         return found
     if not (is_run(found.path) or is_packed(found.path)):
-        raise Mistake(f"{found.path} is a folder and no run of shoestring: give the folder that `shoestring train` named, or a job file")
+        raise Mistake(
+            f"{found.path} is a folder and no run of shoestring: give the folder that `shoestring train` named, or a job file"
+        )
     claim = claim_of(found.path)
     if not claim.built_in:
-        raise Mistake(f"{found.path} says that {claim.job or 'a script'!r} makes its model. A job is code, and anybody can write a folder "
-                      f"that names one, so it is run only if you name it: give --teacher '{claim.job or 'JOB'}@{found.path}', if you trust "
-                      f"that file")
+        raise Mistake(
+            f"{found.path} says that {claim.job or 'a script'!r} makes its model. A job is code, and anybody can write a folder "
+            f"that names one, so it is run only if you name it: give --teacher '{claim.job or 'JOB'}@{found.path}', if you trust "
+            f"that file"
+        )
     return replace(found, path=claim.built_in, weights=found.path)
 
 
 def claim_of(folder: str) -> Claim:
     """What a folder says of its job."""
-    return claim_of_run(Folder(Path(folder))) if is_run(folder) else PackedModel(Path(folder)).claim or Claim(Path(folder))
+    return (
+        claim_of_run(Folder(Path(folder))) if is_run(folder) else PackedModel(Path(folder)).claim or Claim(Path(folder))
+    )
 
 
 def is_run(path: str) -> bool:
@@ -129,8 +144,10 @@ def digest_of(path: str | Path) -> str:
 def same(found: TeacherText, path: str | Path) -> None:
     """Refuse what is not what was pinned."""
     if found.digest and digest_of(path) != found.digest:
-        raise Mistake(f"the teacher {found.path} is not the one that this run was begun with ({path} has changed): put it back, or begin "
-                      f"anew with --fresh")
+        raise Mistake(
+            f"the teacher {found.path} is not the one that this run was begun with ({path} has changed): put it back, or begin "
+            f"anew with --fresh"
+        )
 
 
 def newest_of(folder: Folder) -> RunCheckpoint:
@@ -147,8 +164,10 @@ def checkpoint_in(found: TeacherText) -> RunCheckpoint:
     """The checkpoint that was pinned."""
     checkpoint = RunCheckpoint(Path(found.weights))
     if not checkpoint.path.is_dir():
-        raise Mistake(f"the teacher's checkpoint {checkpoint.path} is not there any more: its run went on and kept newer ones, or somebody "
-                      f"removed it; begin anew with --fresh, or put it back")
+        raise Mistake(
+            f"the teacher's checkpoint {checkpoint.path} is not there any more: its run went on and kept newer ones, or somebody "
+            f"removed it; begin anew with --fresh, or put it back"
+        )
     if reason := damage(checkpoint, ("parts",)):
         raise Mistake(f"the teacher's checkpoint {checkpoint.path} is damaged ({reason}): name another teacher")
     same(found, checkpoint.path / "manifest.json")
@@ -157,6 +176,7 @@ def checkpoint_in(found: TeacherText) -> RunCheckpoint:
 
 def opener(written: str) -> Callable[[], LoadedTeacher]:
     """What opens a teacher."""
+
     def opened() -> LoadedTeacher:
         found = read(pinned(written))
         file = job_path(found.path)
@@ -175,15 +195,22 @@ def opener(written: str) -> Callable[[], LoadedTeacher]:
 
 def with_weights(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
     """The job's model with the weights of a checkpoint."""
-    make = job.model.plain if isinstance(job.model, Projecting) else job.model   # a distilled run does not need its own teacher any more
+    make = (
+        job.model.plain if isinstance(job.model, Projecting) else job.model
+    )  # a distilled run does not need its own teacher any more
     model = valued(make(), replace(job, weights=""))
-    state = {name: torch.cat([piece.reshape(-1) for piece in one.pieces()]).view(one.shape)
-             for name, one in named_weights(checkpoint, list(model.state_dict())).items() if not name.startswith(PROJECTION)}
+    state = {
+        name: torch.cat([piece.reshape(-1) for piece in one.pieces()]).view(one.shape)
+        for name, one in named_weights(checkpoint, list(model.state_dict())).items()
+        if not name.startswith(PROJECTION)
+    }
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise Mistake(f"the weights of {checkpoint.path} do not fit the model of its job: {str(error).splitlines()[-1].strip()} "
-                      f"Give the job, and the flags, that it was trained with: --teacher 'big.py@runs/big --width 64'") from error
+        raise Mistake(
+            f"the weights of {checkpoint.path} do not fit the model of its job: {str(error).splitlines()[-1].strip()} "
+            f"Give the job, and the flags, that it was trained with: --teacher 'big.py@runs/big --width 64'"
+        ) from error
     return model
 
 
@@ -192,13 +219,21 @@ def taken_from(written: str) -> str:
     found = read(pinned(written))
     if not is_checkpoint(found.weights):
         if not found.weights or is_packed(found.weights):
-            raise Mistake(f"--layers takes weights of the teacher, and {written} is not a run and names no weights: give "
-                          f"{found.path}@runs/big, or {found.path}@weights.safetensors")
+            raise Mistake(
+                f"--layers takes weights of the teacher, and {written} is not a run and names no weights: give "
+                f"{found.path}@runs/big, or {found.path}@weights.safetensors"
+            )
         return found.weights
     checkpoint = checkpoint_in(found)
     file = checkpoint.path / "weights.safetensors"
-    if checkpoint.averages() or set(checkpoint.all_weights()) != set(checkpoint.weights()) or "low rank" in checkpoint.outline()["parts"]:
-        raise Mistake(f"--layers takes weights of the teacher from {file}, and its run keeps some of them elsewhere: export them "
-                      f"(shoestring export {checkpoint.path.parent.parent} --to safetensors --out big.safetensors) and give --teacher "
-                      f"big.py@big.safetensors")
+    if (
+        checkpoint.averages()
+        or set(checkpoint.all_weights()) != set(checkpoint.weights())
+        or "low rank" in checkpoint.outline()["parts"]
+    ):
+        raise Mistake(
+            f"--layers takes weights of the teacher from {file}, and its run keeps some of them elsewhere: export them "
+            f"(shoestring export {checkpoint.path.parent.parent} --to safetensors --out big.safetensors) and give --teacher "
+            f"big.py@big.safetensors"
+        )
     return str(file)

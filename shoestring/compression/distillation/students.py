@@ -1,9 +1,10 @@
 """Students as people make them, of a model that is there. Anything else (factorized, sparse, quantized) is a function model -> model too.
 
-    every second layer   the repeated blocks of a model, some of them kept with their weights (Sanh, Debut, Chaumond, Wolf: DistilBERT,
-                         2019, arXiv 1910.01108); the configuration of a transformers model counts those that are left
-    narrower             the leading part of every hidden layer of an MLP, or a factory's own argument (`--width 32` of a job)
+every second layer   the repeated blocks of a model, some of them kept with their weights (Sanh, Debut, Chaumond, Wolf: DistilBERT,
+                     2019, arXiv 1910.01108); the configuration of a transformers model counts those that are left
+narrower             the leading part of every hidden layer of an MLP, or a factory's own argument (`--width 32` of a job)
 """
+
 from __future__ import annotations
 
 import re
@@ -18,7 +19,7 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.weights import Weights
 
-Shrink = Callable[[nn.Module], nn.Module]   # a model -> a smaller one: the hook for other rooms
+Shrink = Callable[[nn.Module], nn.Module]  # a model -> a smaller one: the hook for other rooms
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
 
 
@@ -35,8 +36,10 @@ def repeated_blocks(model: nn.Module) -> tuple[str, list[str]]:
                 weight = sum(parameter.numel() for one in like for parameter in module.get_submodule(one).parameters())
                 best = max(best, (weight, name, like), key=lambda found: found[0])
     if not best[2]:
-        raise Mistake("the model has no ModuleList or Sequential with blocks of one kind, of which a student could keep some: make the "
-                      "student by an argument of its job, or give a function model -> model")
+        raise Mistake(
+            "the model has no ModuleList or Sequential with blocks of one kind, of which a student could keep some: make the "
+            "student by an argument of its job, or give a function model -> model"
+        )
     return best[1], best[2]
 
 
@@ -58,14 +61,16 @@ def runs_of_like(container: nn.ModuleList | nn.Sequential) -> list[list[str]]:
 class KeptBlocks:
     """Blocks that a student keeps, counted from 0."""
 
-    every: int = 0                     # every so many, beginning with the first
-    numbers: tuple[int, ...] = ()      # or exactly these
+    every: int = 0  # every so many, beginning with the first
+    numbers: tuple[int, ...] = ()  # or exactly these
 
     def of(self, count: int) -> list[int]:
         found = list(self.numbers) or list(range(0, count, self.every))
         if max(found) >= count or min(found) < 0 or len(found) >= count or sorted(set(found)) != found:
-            raise Mistake(f"--layers asks for the blocks {', '.join(map(str, found))} of {count}, counted from 0: give fewer than all, "
-                          f"each once, in order")
+            raise Mistake(
+                f"--layers asks for the blocks {', '.join(map(str, found))} of {count}, counted from 0: give fewer than all, "
+                f"each once, in order"
+            )
         return found
 
 
@@ -108,7 +113,9 @@ def fewer_layers(model: nn.Module, kept: KeptBlocks) -> nn.Module:
 
 def count_layers(model: nn.Module, before: int, now: int, numbers: Sequence[int]) -> None:
     """Set what a configuration says of its layers, where it says as many as there were."""
-    for config in {id(one): one for one in (getattr(module, "config", None) for module in model.modules()) if one is not None}.values():
+    for config in {
+        id(one): one for one in (getattr(module, "config", None) for module in model.modules()) if one is not None
+    }.values():
         for name in LAYER_COUNTS:
             if getattr(config, name, None) == before:
                 setattr(config, name, now)
@@ -126,8 +133,10 @@ def every_second(model: nn.Module) -> nn.Module:
 class LayersOf(Weights):
     """Weights of a teacher's file for a student that has some of its blocks: the student's i-th block begins as the teacher's kept[i]."""
 
-    place: str = ""                                  # the container of the blocks, by name
-    blocks: tuple[tuple[str, str], ...] = ()         # name of a block in the teacher -> name in the student; empty: it is left out
+    place: str = ""  # the container of the blocks, by name
+    blocks: tuple[
+        tuple[str, str], ...
+    ] = ()  # name of a block in the teacher -> name in the student; empty: it is left out
 
     def renamed(self, name: str) -> str:
         prefix = f"{self.place}." if self.place else ""
@@ -146,7 +155,9 @@ def layers_of(model: nn.Module, kept: KeptBlocks, file: str) -> LayersOf:
     chosen = {names[number] for number in numbers}
     left = [name for name, _ in container.named_children() if name in chosen or name not in names]
     new = {name: str(number) for number, name in enumerate(left)}
-    return LayersOf(file, place=place, blocks=tuple((name, new.get(name, "")) for name, _ in container.named_children()))
+    return LayersOf(
+        file, place=place, blocks=tuple((name, new.get(name, "")) for name, _ in container.named_children())
+    )
 
 
 def narrower(model: nn.Sequential, share: float) -> nn.Sequential:
@@ -160,8 +171,10 @@ def narrower(model: nn.Sequential, share: float) -> nn.Sequential:
     linear = [layer for layer in made if isinstance(layer, nn.Linear)]
     odd = [type(layer).__name__ for layer in made if not isinstance(layer, (nn.Linear, *BY_NUMBER))]
     if odd or len(linear) < 2:
-        raise Mistake(f"narrower: the model has {odd[0] if odd else 'no hidden layer'}, and only a Sequential of Linear layers with "
-                      f"activations and dropout between can be cut by its neurons: give the student's job an argument for its width")
+        raise Mistake(
+            f"narrower: the model has {odd[0] if odd else 'no hidden layer'}, and only a Sequential of Linear layers with "
+            f"activations and dropout between can be cut by its neurons: give the student's job an argument for its width"
+        )
     for before, after in pairwise(linear):
         count = max(round(share * before.out_features), 1)
         best = after.weight.detach().norm(dim=0).topk(count).indices.sort().values

@@ -10,6 +10,7 @@
 Loading is lazy: planning looks at jobs whose teachers nobody asks yet. A rehearsal runs the teacher for real on its real batch, so what the
 teacher computes, and the weights that it computes with, are in the predicted peak.
 """
+
 from __future__ import annotations
 
 import threading
@@ -29,8 +30,17 @@ from shoestring.core.job import default_forward
 
 T = TypeVar("T")
 # Modules that drop at random in training and do nothing else then. An encoder layer's own mode says whether it takes a fused path without.
-DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RNNBase,
-            nn.MultiheadAttention, nn.TransformerEncoderLayer)
+DROPPING = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+)
 
 
 @dataclass(frozen=True)
@@ -47,14 +57,18 @@ class Teachers:
     """Those that a student learns from, opened when they are first asked."""
 
     openers: tuple[Callable[[], LoadedTeacher], ...]
-    passes: int = 0                                          # of each, with dropout on; 0: one, in evaluation mode
+    passes: int = 0  # of each, with dropout on; 0: one, in evaluation mode
     opened: dict[int, LoadedTeacher] = field(default_factory=dict)  # by their number, once they were asked
 
     def __post_init__(self) -> None:
         if not self.openers:
-            raise Mistake("a distillation without a teacher: name a run with --teacher RUN, or let peers learn from each other, --peers 2")
+            raise Mistake(
+                "a distillation without a teacher: name a run with --teacher RUN, or let peers learn from each other, --peers 2"
+            )
         if self.passes < 0 or self.passes == 1:
-            raise Mistake(f"--passes {self.passes}: a dropout ensemble takes 2 passes or more; 0 asks the teacher once, without dropout")
+            raise Mistake(
+                f"--passes {self.passes}: a dropout ensemble takes 2 passes or more; 0 asks the teacher once, without dropout"
+            )
 
     def say(self, batch: Batch, modules: Sequence[str] = ()) -> TeacherOutputs:
         """What they give for a batch, and what these of their modules give."""
@@ -62,7 +76,11 @@ class Teachers:
         hidden: list[list[Tensor]] = [[] for _ in modules]
         for number in range(len(self.openers)):
             one = self.ready(number, batch)
-            with torch.no_grad(), torch.autocast(device_of(batch).type, enabled=False), dropping(one, bool(self.passes)):
+            with (
+                torch.no_grad(),
+                torch.autocast(device_of(batch).type, enabled=False),
+                dropping(one, bool(self.passes)),
+            ):
                 for _ in range(self.passes or 1):
                     with seen_outputs(one.model, modules, one.name) as seen:
                         outputs += (compared_tensor(each) for each in answers(one.forward(one.model, batch)))
@@ -122,8 +140,10 @@ def dropping(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
     """While inside, dropout is on, if it is wanted, and nothing else is in training mode."""
     found = [module for module in teacher.model.modules() if isinstance(module, DROPPING)] if wanted else []
     if wanted and not any(drops(module) for module in found):
-        raise Mistake(f"{teacher.name} has no dropout, so all passes of a dropout ensemble would be the same: leave --passes out, or train "
-                      f"a teacher with nn.Dropout")
+        raise Mistake(
+            f"{teacher.name} has no dropout, so all passes of a dropout ensemble would be the same: leave --passes out, or train "
+            f"a teacher with nn.Dropout"
+        )
     for module in found:
         module.training = True
     try:
@@ -135,7 +155,9 @@ def dropping(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
 
 def drops(module: nn.Module) -> bool:
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
-        return float(module.dropout) > 0 and getattr(module, "num_layers", 2) > 1   # torch drops between layers of a recurrent net
+        return (
+            float(module.dropout) > 0 and getattr(module, "num_layers", 2) > 1
+        )  # torch drops between layers of a recurrent net
     return float(getattr(module, "p", 0.0)) > 0
 
 
@@ -154,7 +176,9 @@ def seen_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[d
         yield found
     missing = [name for name in names if name not in found]
     if missing:
-        raise Mistake(f"the module {missing[0]!r} of {who} was not called in its forward: name another one in hidden(...)")
+        raise Mistake(
+            f"the module {missing[0]!r} of {who} was not called in its forward: name another one in hidden(...)"
+        )
 
 
 def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -4,6 +4,7 @@ Batches take turns: one labelled, then `ratio` unlabelled ones, of the same stru
 epoch is a round of the labelled data. Both are fed as they would be alone, from their own positions, so a run that was killed goes on with
 the same batches.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +34,13 @@ class MixedBatches:
     """Labelled and unlabelled batches in turns; it has a state, so it resumes at once."""
 
     def __init__(self, labelled: Job, unlabelled: Job, ratio: int) -> None:
-        self.feeds = Feed(replace(labelled, mesh=on_one_axis(), workers=0)), Feed(replace(unlabelled, mesh=on_one_axis(), workers=0))
+        self.feeds = (
+            Feed(replace(labelled, mesh=on_one_axis(), workers=0)),
+            Feed(replace(unlabelled, mesh=on_one_axis(), workers=0)),
+        )
         self.ratio = ratio
         self.in_round = 0
-        self.resumed = False   # the next round goes on where a state says
+        self.resumed = False  # the next round goes on where a state says
 
     def __len__(self) -> int:
         if not self.feeds[0].per_epoch:
@@ -57,7 +61,11 @@ class MixedBatches:
             yield Unlabelled(batch) if turn else batch
 
     def state_dict(self) -> dict[str, Any]:
-        return {"labelled": self.feeds[0].state_dict(), "unlabelled": self.feeds[1].state_dict(), "in_round": self.in_round}
+        return {
+            "labelled": self.feeds[0].state_dict(),
+            "unlabelled": self.feeds[1].state_dict(),
+            "in_round": self.in_round,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for feed, name in zip(self.feeds, ("labelled", "unlabelled"), strict=True):
@@ -79,13 +87,21 @@ def beside(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:
     """The job with unlabelled batches among those of `own`, whose feed makes them, so nothing is left to make a batch of."""
     if ratio < 1:
         raise Mistake(f"--ratio {ratio}: give 1 unlabelled batch or more to a labelled one")
-    return replace(job, data=lambda: MixedBatches(own, unlabelled, ratio), sampler=None, collate=None, workers=0,
-                   weight=lambda batch: own.weight(bare(batch)), split=own.split and splitting(own.split),
-                   held_out=None if own.held_out is None else lambda: Once(own))
+    return replace(
+        job,
+        data=lambda: MixedBatches(own, unlabelled, ratio),
+        sampler=None,
+        collate=None,
+        workers=0,
+        weight=lambda batch: own.weight(bare(batch)),
+        split=own.split and splitting(own.split),
+        held_out=None if own.held_out is None else lambda: Once(own),
+    )
 
 
 def splitting(own: Callable[[Batch, int], Sequence[Batch]]) -> Callable[[Batch, int], list[Batch]]:
     """The job's own split, of labelled batches and of others."""
+
     def split(batch: Batch, pieces: int) -> list[Batch]:
         found = own(bare(batch), pieces)
         return [Unlabelled(piece) for piece in found] if isinstance(batch, Unlabelled) else list(found)

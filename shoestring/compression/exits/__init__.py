@@ -4,6 +4,7 @@
 
 `AdaptiveRecurrent`, `AdaptiveUnits` and `AdaptiveTokens` learn how long to compute themselves; their outputs carry the ponder cost.
 """
+
 from __future__ import annotations
 
 from shoestring.compression.exits.bounds import at_least, at_most
@@ -19,28 +20,28 @@ from shoestring.compression.exits.thresholds import ExitCalibration, ExitEvidenc
 from shoestring.compression.exits.tokens import AdaptiveTokens
 
 __all__ = [
-           "MEASURES",
-           "AdaptiveRecurrent",
-           "AdaptiveTokens",
-           "AdaptiveUnits",
-           "AllExits",
-           "Cascade",
-           "EarlyExit",
-           "ExitCalibration",
-           "ExitEvidence",
-           "ExitOutput",
-           "Head",
-           "PartSeconds",
-           "Point",
-           "Pondered",
-           "at_least",
-           "at_most",
-           "calibrate",
-           "exit_job",
-           "frontier",
-           "gathered",
-           "operate",
-           "ponder_job",
-           "seconds_by_part",
-           "with_exits",
+    "MEASURES",
+    "AdaptiveRecurrent",
+    "AdaptiveTokens",
+    "AdaptiveUnits",
+    "AllExits",
+    "Cascade",
+    "EarlyExit",
+    "ExitCalibration",
+    "ExitEvidence",
+    "ExitOutput",
+    "Head",
+    "PartSeconds",
+    "Point",
+    "Pondered",
+    "at_least",
+    "at_most",
+    "calibrate",
+    "exit_job",
+    "frontier",
+    "gathered",
+    "operate",
+    "ponder_job",
+    "seconds_by_part",
+    "with_exits",
 ]

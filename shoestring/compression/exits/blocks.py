@@ -1,4 +1,5 @@
 """The chain of blocks of a model: those that shoestring finds in any model, if there is one chain of them that is called in order."""
+
 from __future__ import annotations
 
 from torch import nn
@@ -20,14 +21,20 @@ def chain_of(model: nn.Module) -> dict[str, nn.Module]:
     if len(listed) < 2:
         some = [f"{name or 'the model'} ({type(block).__name__})" for name, block in list(found.items())[:6]]
         kinds = ", ".join(some) or "nothing with weights"
-        raise Mistake(f"no chain of like blocks in {type(model).__name__}: found {kinds}; exits come after members of an nn.Sequential or "
-                      f"nn.ModuleList of two or more like blocks: build the model so, or use a Cascade of a small and this model")
+        raise Mistake(
+            f"no chain of like blocks in {type(model).__name__}: found {kinds}; exits come after members of an nn.Sequential or "
+            f"nn.ModuleList of two or more like blocks: build the model so, or use a Cascade of a small and this model"
+        )
     return listed
 
 
 def is_plain(module: nn.Module) -> bool:
     """Whether it calls its members one after the other, and does nothing else."""
-    return isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and "forward" not in module.__dict__
+    return (
+        isinstance(module, nn.Sequential)
+        and type(module).forward is nn.Sequential.forward
+        and "forward" not in module.__dict__
+    )
 
 
 def ancestors(model: nn.Module, name: str) -> list[nn.Module]:

@@ -5,6 +5,7 @@
 
 Clopper, Pearson: The Use of Confidence or Fiducial Limits Illustrated in the Case of the Binomial, 1934, Biometrika 26.
 """
+
 from __future__ import annotations
 
 import torch
@@ -40,5 +41,7 @@ def at_most_count(count: int, rows: int, share: float) -> float:
         return 1.0 if share <= 0 or count >= rows else 0.0
     k, n = torch.arange(count + 1, dtype=torch.float64), torch.tensor(float(rows), dtype=torch.float64)
     p = torch.tensor(share, dtype=torch.float64)
-    logarithms = torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * p.log() + (n - k) * torch.log1p(-p)
+    logarithms = (
+        torch.lgamma(n + 1) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * p.log() + (n - k) * torch.log1p(-p)
+    )
     return float(torch.logsumexp(logarithms, 0).exp())

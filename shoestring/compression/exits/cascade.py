@@ -5,6 +5,7 @@
 Viola, Jones: Rapid Object Detection using a Boosted Cascade of Simple Features, 2001, CVPR; Wang et al.: Wisdom of Committees, 2022, arXiv
 2012.01988 (cascades of networks by confidence). Models differ in anything but their classes and what they are called with.
 """
+
 from __future__ import annotations
 
 import math
@@ -30,15 +31,19 @@ class Cascade(nn.Module):
 
     thresholds: Tensor
 
-    def __init__(self, models: Sequence[nn.Module], thresholds: Sequence[float] | None = None, measure: str = "probability") -> None:
+    def __init__(
+        self, models: Sequence[nn.Module], thresholds: Sequence[float] | None = None, measure: str = "probability"
+    ) -> None:
         super().__init__()
         if len(models) < 2:
             raise Mistake(f"a cascade of {len(models)} models: give a small and a larger one at least")
         self.models = nn.ModuleList(models)
         self.measure, self.sureness = measure, measure_named(measure)
-        chosen = checked_thresholds(thresholds if thresholds is not None else (math.inf,) * (len(models) - 1), len(models) - 1)
+        chosen = checked_thresholds(
+            thresholds if thresholds is not None else (math.inf,) * (len(models) - 1), len(models) - 1
+        )
         self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
-        self.kind: type | None = None   # of the last model's output, once seen
+        self.kind: type | None = None  # of the last model's output, once seen
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.answer(*args, **kwargs).output
@@ -61,8 +66,10 @@ class Cascade(nn.Module):
             goes = sure >= limit if number < last else torch.ones_like(sure, dtype=torch.bool)
             whole = logits.new_empty(count, logits.shape[1]) if whole is None else whole
             if whole.shape[1] != logits.shape[1]:
-                raise Mistake(f"model {number} of the cascade has {logits.shape[1]} classes and one before it {whole.shape[1]}: "
-                              f"all must have the same")
+                raise Mistake(
+                    f"model {number} of the cascade has {logits.shape[1]} classes and one before it {whole.shape[1]}: "
+                    f"all must have the same"
+                )
             whole[rows[goes]] = logits[goes].to(whole.dtype)
             exits[rows[goes]] = number
             if number < last:
@@ -70,7 +77,7 @@ class Cascade(nn.Module):
             on = (~goes).nonzero()[:, 0]
             given = taken(given, on, len(rows)) if 0 < len(on) < len(rows) else given
             rows = rows[on]
-        if self.kind is None:   # no row has come to the last model yet: one is sent, to see what it gives
+        if self.kind is None:  # no row has come to the last model yet: one is sent, to see what it gives
             some, named = taken((args, kwargs), torch.arange(1), count)
             self.kind = type(self.models[last](*some, **named))
         return ExitOutput(with_logits(self.kind, whole if whole is not None else torch.empty(0)), exits, confidence)

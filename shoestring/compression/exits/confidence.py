@@ -7,6 +7,7 @@
 Teerapittayanon, McDanel, Kung: BranchyNet, 2016, arXiv 1709.01686 (entropy); Schuster et al.: Confident Adaptive Language Modeling, 2022,
 arXiv 2207.07061 (margin, which they call softmax response).
 """
+
 from __future__ import annotations
 
 import math
@@ -56,6 +57,8 @@ def measure_named(name: str) -> Callable[[Tensor], Tensor]:
 def check_logits(logits: Tensor, whose: str) -> Tensor:
     """Logits of whole rows: (rows, classes)."""
     if logits.dim() != 2 or logits.shape[1] < 2:
-        raise Mistake(f"{whose} gives a tensor of shape {tuple(logits.shape)}, and rows leave by how sure their class is: it must be "
-                      f"(rows, classes) with two classes or more; an output for every token or a number can't leave early")
+        raise Mistake(
+            f"{whose} gives a tensor of shape {tuple(logits.shape)}, and rows leave by how sure their class is: it must be "
+            f"(rows, classes) with two classes or more; an output for every token or a number can't leave early"
+        )
     return logits

@@ -11,6 +11,7 @@ zeros for rows that left; a block must be given what the block before it gave; a
 that are left with those of the whole batch fails on their sizes and is refused, instead of one row being added to all.
 Measured damage: benchmarks/compress/exits.json, docs/exits.md.
 """
+
 from __future__ import annotations
 
 import math
@@ -61,9 +62,9 @@ class Head(nn.Module):
 class ExitOutput(NamedTuple):
     """An output, and where every row got it."""
 
-    output: Any           # of the model's own kind, with logits alone
-    exits: Tensor         # (rows,): number of the exit, from 0; as many as there are exits: the end
-    confidence: Tensor    # (rows,): at that exit; of rows that went to the end, nan
+    output: Any  # of the model's own kind, with logits alone
+    exits: Tensor  # (rows,): number of the exit, from 0; as many as there are exits: the end
+    confidence: Tensor  # (rows,): at that exit; of rows that went to the end, nan
 
 
 class Looked(Exception):
@@ -94,26 +95,40 @@ class EarlyExit(nn.Module):
 
     thresholds: Tensor
 
-    def __init__(self, model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float] | None = None,
-                 measure: str = "probability") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        heads: Mapping[int, nn.Module],
+        thresholds: Sequence[float] | None = None,
+        measure: str = "probability",
+    ) -> None:
         super().__init__()
         self.names = tuple(chain_of(model))
         after = sorted(heads)
         if not after or after[0] < 1 or after[-1] >= len(self.names):
-            raise Mistake(f"exits after blocks {after} of a model with {len(self.names)} ({self.names[0]} to {self.names[-1]}): give "
-                          f"numbers from 1 to {len(self.names) - 1}; after the last block the model answers itself")
+            raise Mistake(
+                f"exits after blocks {after} of a model with {len(self.names)} ({self.names[0]} to {self.names[-1]}): give "
+                f"numbers from 1 to {len(self.names) - 1}; after the last block the model answers itself"
+            )
         plain = [all(is_plain(one) for one in ancestors(model, name)) for name in self.names]
-        self.whole = all(plain)   # modules one after the other, from the first to the last: what lies between and after blocks is known
+        self.whole = all(
+            plain
+        )  # modules one after the other, from the first to the last: what lies between and after blocks is known
         parents = [name.rpartition(".")[0] for name in self.names]
-        self.joined = frozenset(number for number in range(1, len(parents)) if self.whole or (
-            parents[number] == parents[number - 1] and is_plain(model.get_submodule(parents[number]))))
+        self.joined = frozenset(
+            number
+            for number in range(1, len(parents))
+            if self.whole or (parents[number] == parents[number - 1] and is_plain(model.get_submodule(parents[number])))
+        )
         self.model, self.heads = model, nn.ModuleDict({str(number): heads[number] for number in after})
         self.after = tuple(after)
         self.measure, self.sureness = measure, measure_named(measure)
         chosen = checked_thresholds(thresholds if thresholds is not None else (math.inf,) * len(after), len(after))
         self.register_buffer("thresholds", torch.tensor(chosen, dtype=torch.float64))
-        self.shared: frozenset[int] | None = None   # of the blocks' arguments: those that are shared by all rows, once looked at
-        self.kind: type | None = None               # of the model's output, once seen
+        self.shared: frozenset[int] | None = (
+            None  # of the blocks' arguments: those that are shared by all rows, once looked at
+        )
+        self.kind: type | None = None  # of the model's output, once seen
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         limits = self.thresholds.tolist()
@@ -125,10 +140,14 @@ class EarlyExit(nn.Module):
     def answer(self, *args: Any, **kwargs: Any) -> ExitOutput:
         """The output, and where every row left."""
         if any(module.training for module in self.modules()):
-            raise Mistake("rows leave early in evaluation only: in training, batch norms and dropout would see other batches; call "
-                          ".eval() first")
+            raise Mistake(
+                "rows leave early in evaluation only: in training, batch norms and dropout would see other batches; call "
+                ".eval() first"
+            )
         passage = Passage(self, row_count(args, kwargs), (args, kwargs))
-        with patched({block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}):
+        with patched(
+            {block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}
+        ):
             try:
                 logits = passage.ended(self.model(*args, **kwargs))
             except AllLeft:
@@ -136,10 +155,14 @@ class EarlyExit(nn.Module):
             except (RuntimeError, IndexError) as error:
                 if passage.rows is None:
                     raise
-                raise Mistake(f"with {len(passage.rows)} of {passage.count} rows left the model failed, in or after block "
-                              f"{self.names[passage.called - 1]}: {error}. If it does not without exits, something outside its blocks uses "
-                              f"rows of the whole batch with those that are left: put that into a block, or use a Cascade") from error
-        if self.kind is None:   # all rows of the first batch left: one of them goes to the end, to see what the model gives
+                raise Mistake(
+                    f"with {len(passage.rows)} of {passage.count} rows left the model failed, in or after block "
+                    f"{self.names[passage.called - 1]}: {error}. If it does not without exits, something outside its blocks uses "
+                    f"rows of the whole batch with those that are left: put that into a block, or use a Cascade"
+                ) from error
+        if (
+            self.kind is None
+        ):  # all rows of the first batch left: one of them goes to the end, to see what the model gives
             args, kwargs = taken((args, kwargs), torch.arange(1), passage.count)
             self.kind = type(self.model(*args, **kwargs))
         found = passage.put_together(logits)
@@ -153,6 +176,7 @@ class EarlyExit(nn.Module):
         def noting(number: int) -> Callable[..., None]:
             def note(module: nn.Module, given: Any, output: Any) -> None:
                 hidden.setdefault(number, hidden_of(output))
+
             return note
 
         handles = [blocks[number - 1].register_forward_hook(noting(number)) for number in self.after]
@@ -163,7 +187,9 @@ class EarlyExit(nn.Module):
                 handle.remove()
         if len(hidden) < len(self.after):
             missing = [self.names[number - 1] for number in self.after if number not in hidden]
-            raise Mistake(f"the model's forward did not call its blocks {missing}: exits after them are never reached; choose others")
+            raise Mistake(
+                f"the model's forward did not call its blocks {missing}: exits after them are never reached; choose others"
+            )
         self.kind = type(output)
         return tuple(self.head(number, hidden[number]) for number in self.after), output
 
@@ -176,8 +202,11 @@ class EarlyExit(nn.Module):
 
     def used(self) -> dict[int, tuple[int, float]]:
         """Blocks done -> number and threshold of an exit that is used there."""
-        return {after: (number, limit) for number, (after, limit) in enumerate(zip(self.after, self.thresholds.tolist(), strict=True))
-                if limit < math.inf}
+        return {
+            after: (number, limit)
+            for number, (after, limit) in enumerate(zip(self.after, self.thresholds.tolist(), strict=True))
+            if limit < math.inf
+        }
 
 
 class Passage:
@@ -186,14 +215,14 @@ class Passage:
     def __init__(self, early: EarlyExit, count: int, given: tuple[Any, Any]) -> None:
         self.early, self.count, self.given = early, count, given
         self.exits_at, self.called = early.used(), 0
-        self.rows: Tensor | None = None              # those that are left; None: all
-        self.first: Any = None                       # what the first block was given
-        self.last: Any = None                        # what the block before gave, of the rows that are left
+        self.rows: Tensor | None = None  # those that are left; None: all
+        self.first: Any = None  # what the first block was given
+        self.last: Any = None  # what the block before gave, of the rows that are left
         device = early.thresholds.device
         self.exits = torch.full((count,), len(early.after), device=device)
         self.confidence = torch.full((count,), math.nan, dtype=torch.float64, device=device)
         self.done = torch.zeros(count, dtype=torch.bool, device=device)
-        self.answers: list[tuple[Tensor, Tensor]] = []   # rows, and their logits
+        self.answers: list[tuple[Tensor, Tensor]] = []  # rows, and their logits
         self.whole = early.whole
 
     def around(self, number: int, block: nn.Module) -> Callable[..., Any]:
@@ -201,8 +230,10 @@ class Passage:
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             if number != self.called:
-                raise Mistake(f"the model calls block {self.name(number)} when {self.name(self.called)} is next: early exits need blocks "
-                              f"that are called once each, in order")
+                raise Mistake(
+                    f"the model calls block {self.name(number)} when {self.name(self.called)} is next: early exits need blocks "
+                    f"that are called once each, in order"
+                )
             self.called += 1
             if number == 0:
                 self.first = (args, kwargs)
@@ -222,15 +253,19 @@ class Passage:
         """The arguments of a block for the rows that are left."""
         assert self.rows is not None, "who calls has looked"
         hidden = hidden_of(self.last)
-        if number in self.early.joined:   # nothing but modules lies between: one argument, of the rows that are left already
+        if (
+            number in self.early.joined
+        ):  # nothing but modules lies between: one argument, of the rows that are left already
             return args, kwargs
         leaves = tree_leaves((args, kwargs))
         if not any(leaf is hidden for leaf in leaves):
             first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
             found = "no tensor" if first is None else f"a tensor of shape {tuple(first.shape)}"
-            raise Mistake(f"block {self.name(number)} is given {found} that is not what {self.name(number - 1)} gave: the model computes "
-                          f"between its blocks, where rows of the whole batch may be mixed with those that are left; put that into a "
-                          f"block, or make the model an nn.Sequential")
+            raise Mistake(
+                f"block {self.name(number)} is given {found} that is not what {self.name(number - 1)} gave: the model computes "
+                f"between its blocks, where rows of the whole batch may be mixed with those that are left; put that into a "
+                f"block, or make the model an nn.Sequential"
+            )
         small: tuple[Any, Any] = taken((args, kwargs), self.rows, self.count, self.looked(), hidden)
         return small
 
@@ -256,7 +291,9 @@ class Passage:
         hidden = hidden_of(output)
         rows = self.rows if self.rows is not None else torch.arange(self.count, device=hidden.device)
         if len(hidden) != len(rows):
-            raise Mistake(f"block {self.name(after - 1)} gives {tuple(hidden.shape)} for {len(rows)} rows: rows must come first")
+            raise Mistake(
+                f"block {self.name(after - 1)} gives {tuple(hidden.shape)} for {len(rows)} rows: rows must come first"
+            )
         logits = self.early.head(after, hidden)
         sure = self.early.sureness(logits).double()
         leaves = (sure >= limit) & ~self.done[rows]
@@ -269,7 +306,7 @@ class Passage:
         if not bool(stays.any()):
             raise AllLeft
         if not self.whole and int(stays.sum()) == 1 and len(rows) > 1:
-            stays[int((~stays).nonzero()[0, 0])] = True   # company for the last row; its answer is there already
+            stays[int((~stays).nonzero()[0, 0])] = True  # company for the last row; its answer is there already
         on = stays.nonzero()[:, 0]
         self.rows = rows[on]
         return taken(output, on, len(rows))
@@ -303,6 +340,8 @@ class Passage:
         return ExitOutput(whole, self.exits, self.confidence)
 
 
-def with_exits(model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability") -> nn.Module:
+def with_exits(
+    model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability"
+) -> nn.Module:
     """The model as one whose sure rows leave early, ready to be called; its state dict loads into another made so."""
     return EarlyExit(model, heads, thresholds, measure).eval()

@@ -1,4 +1,5 @@
 """Evidence for thresholds: what every exit would say of held-out rows, and what the parts of a model cost on this machine."""
+
 from __future__ import annotations
 
 import statistics
@@ -20,7 +21,7 @@ from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
 
-UNREACHED = 2.0   # a threshold that no confidence reaches, of an exit that is used
+UNREACHED = 2.0  # a threshold that no confidence reaches, of an exit that is used
 
 
 class PartSeconds(NamedTuple):
@@ -45,8 +46,13 @@ class Everything(nn.Module):
 
 
 @torch.no_grad()
-def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: PartSeconds, labels: Callable[[Batch], Tensor] | None = None,
-             forward: Callable[[nn.Module, Batch], Any] = default_forward) -> ExitEvidence:
+def gathered(
+    model: EarlyExit | Cascade,
+    batches: Iterable[Batch],
+    costs: PartSeconds,
+    labels: Callable[[Batch], Tensor] | None = None,
+    forward: Callable[[nn.Module, Batch], Any] = default_forward,
+) -> ExitEvidence:
     """What every exit says of these batches; right is the label, or without labels, the class that the whole model gives."""
     every = Everything(model).eval()
     confidences, rights = [], []
@@ -64,8 +70,13 @@ def gathered(model: EarlyExit | Cascade, batches: Iterable[Batch], costs: PartSe
 
 
 @torch.no_grad()
-def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
-                    forward: Callable[[nn.Module, Batch], Any] = default_forward, clock: Callable[[], float] = perf_counter) -> PartSeconds:
+def seconds_by_part(
+    model: EarlyExit | Cascade,
+    batch: Batch,
+    rounds: int = 20,
+    forward: Callable[[nn.Module, Batch], Any] = default_forward,
+    clock: Callable[[], float] = perf_counter,
+) -> PartSeconds:
     """Median seconds for a row of this batch: between exits; of each head, with finding the sure rows; and what does not become less with
     the rows, from the same on half of them and a quarter:  seconds(rows) = fixed + slope rows  for every part.
 
@@ -80,16 +91,24 @@ def seconds_by_part(model: EarlyExit | Cascade, batch: Batch, rounds: int = 20,
     timing = ExitTimer(model, forward, clock)
     timing.warm(smaller.values())
     taken: list[dict[int, list[float]]] = []
-    beyond = []     # seconds of an answer beyond its parts and heads
+    beyond = []  # seconds of an answer beyond its parts and heads
     for _ in range(rounds):
         taken.append({size: timing.seconds(some) for size, some in smaller.items()})
         beyond.append(timing.to_the_end(batch) - sum(taken[-1][rows]))
-    lines = [line([(size, statistics.median(one[size][place] for one in taken)) for size in sizes]) for place in range(len(taken[0][rows]))]
+    lines = [
+        line([(size, statistics.median(one[size][place] for one in taken)) for size in sizes])
+        for place in range(len(taken[0][rows]))
+    ]
     exits = len(lines) // 2
-    parts, heads = lines[:exits + 1], lines[exits + 1:]
+    parts, heads = lines[: exits + 1], lines[exits + 1 :]
     extra = max(0.0, statistics.median(beyond))
-    return PartSeconds(tuple(max(slope, 1e-12) for _, slope in parts), tuple(slope for _, slope in heads),
-                 tuple(fixed / rows for fixed, _ in parts), (sum(fixed for fixed, _ in heads) + extra) / rows, rows)
+    return PartSeconds(
+        tuple(max(slope, 1e-12) for _, slope in parts),
+        tuple(slope for _, slope in heads),
+        tuple(fixed / rows for fixed, _ in parts),
+        (sum(fixed for fixed, _ in heads) + extra) / rows,
+        rows,
+    )
 
 
 def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
@@ -179,6 +198,7 @@ class Marks:
     def hook(self, part: str) -> Callable[..., None]:
         def note(*_: Any) -> None:
             self.end(part)
+
         return note
 
     def on_blocks(self, model: EarlyExit) -> list[Any]:
@@ -189,9 +209,16 @@ class Marks:
         def end_of_head(*_: Any) -> None:
             self.end(f"head {sum(part.startswith('head') for part in self.seconds)}")
 
-        return [*(blocks[number - 1].register_forward_hook(self.hook(f"part {place}")) for place, number in enumerate(model.after)),
-                heads[0].register_forward_pre_hook(self.hook("rest")),
-                *(head.register_forward_hook(end_of_head) for head in heads)]
+        return [
+            *(
+                blocks[number - 1].register_forward_hook(self.hook(f"part {place}"))
+                for place, number in enumerate(model.after)
+            ),
+            heads[0].register_forward_pre_hook(self.hook("rest")),
+            *(head.register_forward_hook(end_of_head) for head in heads),
+        ]
 
     def on_models(self, model: Cascade) -> list[Any]:
-        return [one.register_forward_hook(self.hook(f"part {place}")) for place, one in enumerate(list(model.models)[:-1])]
+        return [
+            one.register_forward_hook(self.hook(f"part {place}")) for place, one in enumerate(list(model.models)[:-1])
+        ]

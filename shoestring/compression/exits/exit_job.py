@@ -7,6 +7,7 @@
 Kaya, Hong, Dumitras: Shallow-Deep Networks, 2019, arXiv 1810.07052; Xin et al.: DeeBERT, 2020, arXiv 2004.12993; temperature: Hinton,
 Vinyals, Dean: Distilling the Knowledge in a Neural Network, 2015, arXiv 1503.02531.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_loss
 from shoestring.data.feed import Feed
 
-MakeHead = Callable[[torch.Size, int], nn.Module]   # of a hidden state's shape (rows first) and the number of classes
+MakeHead = Callable[[torch.Size, int], nn.Module]  # of a hidden state's shape (rows first) and the number of classes
 
 
 class AllExits(NamedTuple):
@@ -37,7 +38,9 @@ class AllExits(NamedTuple):
 class ExitTraining(EarlyExit):
     """An EarlyExit that gives all exits of all rows, as training needs them; its state dict is that of an EarlyExit."""
 
-    def __init__(self, model: nn.Module, heads: Mapping[int, nn.Module], frozen: bool, measure: str = "probability") -> None:
+    def __init__(
+        self, model: nn.Module, heads: Mapping[int, nn.Module], frozen: bool, measure: str = "probability"
+    ) -> None:
         super().__init__(model, heads, measure=measure)
         self.frozen = frozen
         if frozen:
@@ -47,7 +50,7 @@ class ExitTraining(EarlyExit):
     def train(self, mode: bool = True) -> ExitTraining:
         super().train(mode)
         if self.frozen:
-            self.model.eval()   # its batch norms keep their statistics, nothing is dropped
+            self.model.eval()  # its batch norms keep their statistics, nothing is dropped
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> AllExits:
@@ -55,11 +58,23 @@ class ExitTraining(EarlyExit):
 
     def early(self, thresholds: Sequence[float] | None = None) -> EarlyExit:
         """The same model and heads, with rows that leave."""
-        return EarlyExit(self.model, {int(name): head for name, head in self.heads.items()}, thresholds, self.measure).eval()
+        return EarlyExit(
+            self.model, {int(name): head for name, head in self.heads.items()}, thresholds, self.measure
+        ).eval()
 
 
-def exit_job(job: Job, after: Sequence[int], *, train: str = "all", weights: Sequence[float] | None = None, end_weight: float = 1.0,
-             distil: bool = False, temperature: float = 2.0, head: MakeHead | None = None, measure: str = "probability") -> Job:
+def exit_job(
+    job: Job,
+    after: Sequence[int],
+    *,
+    train: str = "all",
+    weights: Sequence[float] | None = None,
+    end_weight: float = 1.0,
+    distil: bool = False,
+    temperature: float = 2.0,
+    head: MakeHead | None = None,
+    measure: str = "probability",
+) -> Job:
     """A job that trains heads after these numbers of blocks, with the trunk or alone; its model gives `AllExits`, and `.early(...)`.
 
     weights       of each exit's loss (default 1); `end_weight` of the model's own, train="all" only
@@ -69,7 +84,7 @@ def exit_job(job: Job, after: Sequence[int], *, train: str = "all", weights: Seq
     the job at the end, and at each exit with `_exit_2` after their name. One batch goes through the model now, for shapes.
     """
     if train not in ("all", "heads"):
-        raise Mistake(f"train={train!r}: give \"all\" (trunk and heads) or \"heads\" (the trunk stays as it is)")
+        raise Mistake(f'train={train!r}: give "all" (trunk and heads) or "heads" (the trunk stays as it is)')
     after = tuple(sorted(after))
     shares = tuple(weights) if weights is not None else (1.0,) * len(after)
     if len(shares) != len(after) or any(not share >= 0 for share in shares):
@@ -84,14 +99,19 @@ def exit_job(job: Job, after: Sequence[int], *, train: str = "all", weights: Seq
         found: Tensor = output.exits[0].new_zeros(()) if frozen else end_weight * job.loss(output.end, batch)
         end = logits_of(output.end).detach()
         for share, logits in zip(shares, output.exits, strict=True):
-            found = found + share * (divergence(logits, end, temperature) if distil else exit_loss(job, logits, output.end, batch))
+            found = found + share * (
+                divergence(logits, end, temperature) if distil else exit_loss(job, logits, output.end, batch)
+            )
         return found
 
     def metrics(output: Any, batch: Batch) -> Mapping[str, Any]:
         assert job.metrics is not None, "else it is not given"
         kind = type(output.end)
-        at = {f"{name}_exit_{number}": value for number, logits in zip(after, output.exits, strict=True)
-              for name, value in job.metrics(with_logits(kind, logits), batch).items()}
+        at = {
+            f"{name}_exit_{number}": value
+            for number, logits in zip(after, output.exits, strict=True)
+            for name, value in job.metrics(with_logits(kind, logits), batch).items()
+        }
         return {**job.metrics(output.end, batch), **at}
 
     return replace(job, model=model, loss=loss, metrics=metrics if job.metrics is not None else None)
@@ -99,17 +119,25 @@ def exit_job(job: Job, after: Sequence[int], *, train: str = "all", weights: Seq
 
 def divergence(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
     """T^2 KL(target || logits), mean over rows."""
-    return temperature ** 2 * nn.functional.kl_div(torch.log_softmax(logits / temperature, 1), torch.log_softmax(target / temperature, 1),
-                                                   log_target=True, reduction="batchmean")
+    return temperature**2 * nn.functional.kl_div(
+        torch.log_softmax(logits / temperature, 1),
+        torch.log_softmax(target / temperature, 1),
+        log_target=True,
+        reduction="batchmean",
+    )
 
 
 def exit_loss(job: Job, logits: Tensor, end: Any, batch: Batch) -> Tensor:
     """The job's loss of an exit's logits."""
-    if job.loss is default_loss and not isinstance(end, Tensor):   # the model brings its own, which it computes of its own logits
+    if job.loss is default_loss and not isinstance(
+        end, Tensor
+    ):  # the model brings its own, which it computes of its own logits
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.dim() != 1:
-            raise Mistake("the model brings its own loss, which it has for its last output only, and the batch has no `labels` that are "
-                          "classes: give the Job a loss of (output, batch), or exit_job(..., distil=True)")
+            raise Mistake(
+                "the model brings its own loss, which it has for its last output only, and the batch has no `labels` that are "
+                "classes: give the Job a loss of (output, batch), or exit_job(..., distil=True)"
+            )
         return nn.functional.cross_entropy(logits, labels)
     return job.loss(with_logits(type(end), logits), batch)
 
@@ -122,8 +150,10 @@ def usual_head(shape: torch.Size, classes: int) -> Head:
     """
     pools = {4: ("grid", shape[1]), 3: ("first", shape[-1]), 2: ("none", shape[-1])}
     if len(shape) not in pools:
-        raise Mistake(f"a block gives a hidden state of shape {tuple(shape)}, for which there is no usual head: give "
-                      f"head=lambda shape, classes: ...")
+        raise Mistake(
+            f"a block gives a hidden state of shape {tuple(shape)}, for which there is no usual head: give "
+            f"head=lambda shape, classes: ..."
+        )
     pool, width = pools[len(shape)]
     return Head(width, classes, pool, grid=2 if pool == "grid" and min(shape[2:]) > 1 else 1)
 
@@ -134,7 +164,9 @@ def shapes_of(job: Job, after: Sequence[int]) -> tuple[dict[int, torch.Size], in
     blocks = list(chain_of(model).values())
     found: dict[int, torch.Size] = {}
     if not after or min(after) < 1 or max(after) >= len(blocks):
-        raise Mistake(f"exits after blocks {tuple(after)} of a model with {len(blocks)} blocks: give numbers from 1 to {len(blocks) - 1}")
+        raise Mistake(
+            f"exits after blocks {tuple(after)} of a model with {len(blocks)} blocks: give numbers from 1 to {len(blocks) - 1}"
+        )
 
     def noting(number: int) -> Callable[..., None]:
         return lambda module, given, output: found.__setitem__(number, hidden_of(output).shape)
@@ -145,6 +177,8 @@ def shapes_of(job: Job, after: Sequence[int]) -> tuple[dict[int, torch.Size], in
     for handle in handles:
         handle.remove()
     if len(found) < len(after):
-        raise Mistake(f"the model's forward calls only some of its blocks ({sorted(found)} of {tuple(after)}): choose exits after "
-                      f"those")
+        raise Mistake(
+            f"the model's forward calls only some of its blocks ({sorted(found)} of {tuple(after)}): choose exits after "
+            f"those"
+        )
     return found, logits_of(output).shape[-1]

@@ -7,6 +7,7 @@
 
 Only R has a derivative. Graves: Adaptive Computation Time for Recurrent Neural Networks, 2016, arXiv 1603.08983.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -19,15 +20,15 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
-EPSILON = 0.01   # Graves's: lets an item halt after one step
+EPSILON = 0.01  # Graves's: lets an item halt after one step
 
 
 class Pondered(NamedTuple):
     """An output with what it took. A model that goes on with the output passes the rest along: `found.map(self.classify)`."""
 
     value: Any
-    ponder: Tensor   # (rows,) mean over the row's items of N + R; has a derivative
-    steps: Tensor    # N of every item, 0 for padding
+    ponder: Tensor  # (rows,) mean over the row's items of N + R; has a derivative
+    steps: Tensor  # N of every item, 0 for padding
 
     def map(self, change: Callable[[Any], Any]) -> Pondered:
         """
@@ -40,10 +41,10 @@ class Pondered(NamedTuple):
 class Halting(NamedTuple):
     """What a step's halting probabilities mean for items that are still running."""
 
-    weight: Tensor      # of the step's state in the output: h, or what is left of one
-    ends: Tensor        # bool: the item halts with this step
-    total: Tensor       # halting probability used so far
-    remainder: Tensor   # R where the item ends, else 0
+    weight: Tensor  # of the step's state in the output: h, or what is left of one
+    ends: Tensor  # bool: the item halts with this step
+    total: Tensor  # halting probability used so far
+    remainder: Tensor  # R where the item ends, else 0
 
 
 def halt(probability: Tensor, total: Tensor, last: bool, epsilon: float = EPSILON) -> Halting:
@@ -61,13 +62,15 @@ def halt(probability: Tensor, total: Tensor, last: bool, epsilon: float = EPSILO
 
 def check_limits(max_steps: int, epsilon: float) -> None:
     if max_steps < 1 or not 0 < epsilon < 1:
-        raise Mistake(f"max_steps={max_steps}, epsilon={epsilon}: give at least one step, and an epsilon between 0 and 1 such as {EPSILON}")
+        raise Mistake(
+            f"max_steps={max_steps}, epsilon={epsilon}: give at least one step, and an epsilon between 0 and 1 such as {EPSILON}"
+        )
 
 
 def ponder_job(job: Job, tau: float) -> Job:
     """The job of a model that gives a `Pondered`, with the ponder cost in its loss; the job's own loss and metrics see the value alone.
 
-        loss = loss(value, batch) + tau * mean over rows of ponder
+    loss = loss(value, batch) + tau * mean over rows of ponder
     """
     if not tau >= 0:
         raise Mistake(f"tau={tau}: what a step costs is 0 or more; Graves tries 1e-4 to 1e-1")
@@ -80,13 +83,18 @@ def ponder_job(job: Job, tau: float) -> Job:
     def with_steps(output: Any, batch: Any) -> Mapping[str, Any]:
         found = checked(output)
         taken = found.steps[found.steps > 0].float()
-        return {**(metrics(found.value, batch) if metrics is not None else {}), "steps": taken.mean() if len(taken) else torch.zeros(())}
+        return {
+            **(metrics(found.value, batch) if metrics is not None else {}),
+            "steps": taken.mean() if len(taken) else torch.zeros(()),
+        }
 
     return replace(job, loss=loss, metrics=with_steps if job.held_out is not None or job.clients is not None else None)
 
 
 def checked(output: Any) -> Pondered:
     if not isinstance(output, Pondered):
-        raise Mistake(f"the model gave a {type(output).__name__}, and the ponder cost travels in a Pondered: let the model's forward "
-                      f"return what its adaptive module gave, changed by .map(...)")
+        raise Mistake(
+            f"the model gave a {type(output).__name__}, and the ponder cost travels in a Pondered: let the model's forward "
+            f"return what its adaptive module gave, changed by .map(...)"
+        )
     return output

@@ -7,6 +7,7 @@
 Graves: Adaptive Computation Time for Recurrent Neural Networks, 2016, arXiv 1603.08983.
 In evaluation, rows that have halted are computed no further: the cell sees those that run, and the result is that of all rows with a mask.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -17,17 +18,21 @@ from torch import Tensor, nn
 from shoestring.compression.exits.ponder import EPSILON, Pondered, check_limits, halt
 from shoestring.core.errors import Mistake
 
-CELLS: dict[str, type[nn.RNNCell] | type[nn.GRUCell] | type[nn.LSTMCell]] = {"rnn": nn.RNNCell, "gru": nn.GRUCell, "lstm": nn.LSTMCell}
+CELLS: dict[str, type[nn.RNNCell] | type[nn.GRUCell] | type[nn.LSTMCell]] = {
+    "rnn": nn.RNNCell,
+    "gru": nn.GRUCell,
+    "lstm": nn.LSTMCell,
+}
 
-State = tuple[Tensor, ...]   # (h,), of an LSTM (h, c)
+State = tuple[Tensor, ...]  # (h,), of an LSTM (h, c)
 
 
 class Element(NamedTuple):
     """What pondering over one element of every row gave."""
 
     state: State
-    ponder: Tensor   # (rows,)
-    steps: Tensor    # (rows,)
+    ponder: Tensor  # (rows,)
+    steps: Tensor  # (rows,)
 
 
 class AdaptiveRecurrent(nn.Module):
@@ -36,15 +41,22 @@ class AdaptiveRecurrent(nn.Module):
     What lies beyond a row's length is 0 and takes no step. The ponder cost of a row is the mean over its elements.
     """
 
-    def __init__(self, features: int, width: int, cell: str = "gru", max_steps: int = 20, epsilon: float = EPSILON,
-                 bias: float = 1.0) -> None:
+    def __init__(
+        self,
+        features: int,
+        width: int,
+        cell: str = "gru",
+        max_steps: int = 20,
+        epsilon: float = EPSILON,
+        bias: float = 1.0,
+    ) -> None:
         super().__init__()
         if cell not in CELLS:
             raise Mistake(f"cell={cell!r}: there are {', '.join(CELLS)}")
         check_limits(max_steps, epsilon)
         self.cell = CELLS[cell](features + 1, width)
         self.halting = nn.Linear(width, 1)
-        nn.init.constant_(self.halting.bias, bias)   # few steps at first
+        nn.init.constant_(self.halting.bias, bias)  # few steps at first
         self.width, self.max_steps, self.epsilon = width, max_steps, epsilon
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, compact: bool | None = None) -> Pondered:
@@ -58,11 +70,14 @@ class AdaptiveRecurrent(nn.Module):
             here = (lengths > place).nonzero()[:, 0]
             if len(here) == rows:
                 found = ponder(x[:, place], state)
-            else:   # rows that are over keep their state
+            else:  # rows that are over keep their state
                 some = ponder(x[here, place], tuple(one[here] for one in state))
                 empty = x.new_zeros(rows)
-                found = Element(tuple(old.index_copy(0, here, new) for old, new in zip(state, some.state, strict=True)),
-                                empty.index_copy(0, here, some.ponder), empty.long().index_copy(0, here, some.steps))
+                found = Element(
+                    tuple(old.index_copy(0, here, new) for old, new in zip(state, some.state, strict=True)),
+                    empty.index_copy(0, here, some.ponder),
+                    empty.long().index_copy(0, here, some.steps),
+                )
             state = found.state
             outputs.append(torch.where((lengths > place)[:, None], state[0], torch.zeros_like(state[0])))
             ponders.append(found.ponder)
@@ -103,7 +118,9 @@ class AdaptiveRecurrent(nn.Module):
                 break
             state, probability = self.step(x, state, number == 0)
             found = halt(probability, total, number == self.max_steps - 1, self.epsilon)
-            mean = tuple(one.index_add(0, rows, found.weight[:, None] * new) for one, new in zip(mean, state, strict=True))
+            mean = tuple(
+                one.index_add(0, rows, found.weight[:, None] * new) for one, new in zip(mean, state, strict=True)
+            )
             remainder = remainder.index_add(0, rows, found.remainder)
             steps[rows] += 1
             on = (~found.ends).nonzero()[:, 0]

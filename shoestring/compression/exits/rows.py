@@ -1,4 +1,5 @@
 """Rows of a batch: which leaves of what a module is given have one row a sample, taking some rows of all of them, putting outputs back."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,15 +28,24 @@ def has_rows(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
 
 
-def taken(given: Any, rows: Tensor, count: int, shared: frozenset[int] = frozenset(), compact: Tensor | None = None) -> Any:
+def taken(
+    given: Any, rows: Tensor, count: int, shared: frozenset[int] = frozenset(), compact: Tensor | None = None
+) -> Any:
     """Some rows of everything that has `count` of them; leaves whose number is in `shared`, and `compact`, stay as they are."""
     leaves, structure = tree_flatten(given)
     for leaf in leaves:
         if not isinstance(leaf, (Tensor, *PLAIN)):
-            raise Mistake(f"a block is given a {type(leaf).__name__}, of which nobody knows which part belongs to which row: rows can't "
-                          f"leave early; call the model without it (use_cache=False, where it is a cache)")
-    return tree_unflatten([leaf if leaf is compact or number in shared or not has_rows(leaf, count) else leaf[rows]
-                           for number, leaf in enumerate(leaves)], structure)
+            raise Mistake(
+                f"a block is given a {type(leaf).__name__}, of which nobody knows which part belongs to which row: rows can't "
+                f"leave early; call the model without it (use_cache=False, where it is a cache)"
+            )
+    return tree_unflatten(
+        [
+            leaf if leaf is compact or number in shared or not has_rows(leaf, count) else leaf[rows]
+            for number, leaf in enumerate(leaves)
+        ],
+        structure,
+    )
 
 
 def unmoved(more: Any, fewer: Any) -> frozenset[int]:
@@ -43,8 +53,15 @@ def unmoved(more: Any, fewer: Any) -> frozenset[int]:
     many, some = tree_leaves(more), tree_leaves(fewer)
     if len(many) != len(some):
         return frozenset()
-    return frozenset(number for number, (one, other) in enumerate(zip(many, some, strict=True))
-                     if isinstance(one, Tensor) and isinstance(other, Tensor) and one.dim() and other.dim() and len(one) == len(other))
+    return frozenset(
+        number
+        for number, (one, other) in enumerate(zip(many, some, strict=True))
+        if isinstance(one, Tensor)
+        and isinstance(other, Tensor)
+        and one.dim()
+        and other.dim()
+        and len(one) == len(other)
+    )
 
 
 def logits_of(output: Any) -> Tensor:
@@ -52,8 +69,10 @@ def logits_of(output: Any) -> Tensor:
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     found = output if isinstance(output, Tensor) else named
     if not isinstance(found, Tensor):
-        raise Mistake(f"the model gives a {type(output).__name__} without logits: let its forward return a tensor (rows, classes), or an "
-                      f"output with `logits`, as the classifiers of transformers do")
+        raise Mistake(
+            f"the model gives a {type(output).__name__} without logits: let its forward return a tensor (rows, classes), or an "
+            f"output with `logits`, as the classifiers of transformers do"
+        )
     return found
 
 
@@ -63,14 +82,18 @@ def with_logits(kind: Any, logits: Tensor) -> Any:
         return logits
     if issubclass(kind, Mapping) or is_dataclass(kind):
         return kind(logits=logits)
-    raise Mistake(f"the model gives a {kind.__name__}, which can't be made again with other logits: return a tensor or a dict")
+    raise Mistake(
+        f"the model gives a {kind.__name__}, which can't be made again with other logits: return a tensor or a dict"
+    )
 
 
 def hidden_of(output: Any) -> Tensor:
     """What a block hands to the next: its output, or the first of a tuple."""
     first = output[0] if isinstance(output, (tuple, list)) and output else output
     if not isinstance(first, Tensor):
-        raise Mistake(f"a block gives a {type(output).__name__}: exit heads read a tensor, or a tuple whose first is one")
+        raise Mistake(
+            f"a block gives a {type(output).__name__}: exit heads read a tensor, or a tuple whose first is one"
+        )
     return first
 
 

@@ -8,6 +8,7 @@ Figurnov, Collins, Zhu, Zhang, Huang, Vetrov, Salakhutdinov: Spatially Adaptive 
 1612.02297. In evaluation a unit is computed at the positions that run, and its earlier convolutions where those need them: patches are
 gathered and multiplied. Where most positions run, the whole map is computed and the rest thrown away: the same numbers.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +20,18 @@ from shoestring.compression.exits.ponder import EPSILON, Pondered, check_limits,
 from shoestring.core.errors import Mistake
 from shoestring.core.private import BATCH_NORMS
 
-POINTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Identity, nn.Dropout, nn.Dropout2d)
+POINTWISE = (
+    nn.ReLU,
+    nn.GELU,
+    nn.SiLU,
+    nn.LeakyReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.ELU,
+    nn.Identity,
+    nn.Dropout,
+    nn.Dropout2d,
+)
 
 
 class AdaptiveUnits(nn.Module):
@@ -29,8 +41,14 @@ class AdaptiveUnits(nn.Module):
     gathered_below   share of positions under which patches are gathered; above it the whole map is computed
     """
 
-    def __init__(self, branches: Sequence[nn.Sequential], channels: int, epsilon: float = EPSILON, bias: float = -1.0,
-                 gathered_below: float = 0.3) -> None:
+    def __init__(
+        self,
+        branches: Sequence[nn.Sequential],
+        channels: int,
+        epsilon: float = EPSILON,
+        bias: float = -1.0,
+        gathered_below: float = 0.3,
+    ) -> None:
         super().__init__()
         check_limits(len(branches), epsilon)
         for number, branch in enumerate(branches):
@@ -75,7 +93,9 @@ class AdaptiveUnits(nn.Module):
         logits = patches(x, at, score).flatten(1) @ score.weight.permute(0, 2, 3, 1).flatten(1).T
         assert score.bias is not None
         logits = logits + score.bias + pooled(x.mean((1, 2)))[rows]
-        return x.permute(0, 3, 1, 2), torch.sigmoid(x.new_zeros(running.shape).index_put((rows, down, across), logits[:, 0]))
+        return x.permute(0, 3, 1, 2), torch.sigmoid(
+            x.new_zeros(running.shape).index_put((rows, down, across), logits[:, 0])
+        )
 
 
 def check_branch(branch: nn.Module, number: int, channels: int) -> None:
@@ -85,18 +105,30 @@ def check_branch(branch: nn.Module, number: int, channels: int) -> None:
     odd = [layer for layer in layers if not (isinstance(layer, (*POINTWISE, nn.BatchNorm2d)) or keeps_size(layer))]
     if not convolutions or odd:
         found = f"a {type(branch).__name__}" if not layers else f"with {odd[0]}" if odd else "without a convolution"
-        raise Mistake(f"branch {number} is {found}: positions leave one by one, so give an nn.Sequential of Conv2d (stride 1, ungrouped, "
-                      f"zero padding that keeps the size), BatchNorm2d and pointwise layers")
+        raise Mistake(
+            f"branch {number} is {found}: positions leave one by one, so give an nn.Sequential of Conv2d (stride 1, ungrouped, "
+            f"zero padding that keeps the size), BatchNorm2d and pointwise layers"
+        )
     if convolutions[0].in_channels != channels or convolutions[-1].out_channels != channels:
-        raise Mistake(f"branch {number} goes from {convolutions[0].in_channels} to {convolutions[-1].out_channels} channels, and is added "
-                      f"to maps with {channels}: make them the same")
+        raise Mistake(
+            f"branch {number} goes from {convolutions[0].in_channels} to {convolutions[-1].out_channels} channels, and is added "
+            f"to maps with {channels}: make them the same"
+        )
     if any(isinstance(layer, BATCH_NORMS) and not layer.track_running_stats for layer in layers):
-        raise Mistake(f"branch {number} has a batch norm without running statistics, which needs all positions: let it keep them")
+        raise Mistake(
+            f"branch {number} has a batch norm without running statistics, which needs all positions: let it keep them"
+        )
 
 
 def keeps_size(layer: nn.Module) -> bool:
-    return (isinstance(layer, nn.Conv2d) and set(layer.stride) == {1} and layer.groups == 1 and layer.padding_mode == "zeros"
-            and (layer.padding == "same" or tuple(layer.padding) == reach(layer)) and all(size % 2 for size in layer.kernel_size))
+    return (
+        isinstance(layer, nn.Conv2d)
+        and set(layer.stride) == {1}
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and (layer.padding == "same" or tuple(layer.padding) == reach(layer))
+        and all(size % 2 for size in layer.kernel_size)
+    )
 
 
 def reach(layer: nn.Conv2d) -> tuple[int, int]:
@@ -111,7 +143,9 @@ def patches(x: Tensor, at: Tensor, layer: nn.Conv2d) -> Tensor:
     padded = nn.functional.pad(x, (0, 0, wide, wide, high, high))
     _, height, width, channels = padded.shape
     first = (at[:, 0] * height + at[:, 1]) * width + at[:, 2]
-    down, across = (torch.arange(size, device=x.device) * far for size, far in zip(layer.kernel_size, layer.dilation, strict=True))
+    down, across = (
+        torch.arange(size, device=x.device) * far for size, far in zip(layer.kernel_size, layer.dilation, strict=True)
+    )
     around = (down[:, None] * width + across).flatten()
     found = padded.view(-1, channels).index_select(0, (first[:, None] + around).flatten())
     return found.view(len(at), -1, channels)
@@ -119,14 +153,14 @@ def patches(x: Tensor, at: Tensor, layer: nn.Conv2d) -> Tensor:
 
 def sparse(branch: nn.Sequential, x: Tensor, wanted: Tensor) -> Tensor:
     """The branch at wanted positions (rows, height, width), of maps with channels last: one row of channels a position."""
-    needed: list[Tensor] = []                                 # where each convolution is computed, from the last to the first
+    needed: list[Tensor] = []  # where each convolution is computed, from the last to the first
     area = wanted
     convolutions = [layer for layer in branch if isinstance(layer, nn.Conv2d)]
     for convolution in reversed(convolutions):
         needed.append(area)
         high, wide = reach(convolution)
         area = nn.functional.max_pool2d(area[:, None].float(), (2 * high + 1, 2 * wide + 1), 1, (high, wide))[:, 0] > 0
-    at, values = area.nonzero(), x[area]                      # what is there before the first
+    at, values = area.nonzero(), x[area]  # what is there before the first
     for layer in branch:
         if isinstance(layer, nn.Conv2d):
             maps = x.new_zeros(*x.shape[:3], layer.in_channels).index_put(at.unbind(1), values)
@@ -134,7 +168,9 @@ def sparse(branch: nn.Sequential, x: Tensor, wanted: Tensor) -> Tensor:
             values = patches(maps, at, layer).flatten(1) @ layer.weight.permute(0, 2, 3, 1).flatten(1).T
             values = values if layer.bias is None else values + layer.bias
         elif isinstance(layer, nn.BatchNorm2d):
-            values = nn.functional.batch_norm(values, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps)
+            values = nn.functional.batch_norm(
+                values, layer.running_mean, layer.running_var, layer.weight, layer.bias, eps=layer.eps
+            )
         elif not isinstance(layer, (nn.Dropout, nn.Dropout2d)):
             values = layer(values)
     return values

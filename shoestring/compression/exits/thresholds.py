@@ -15,6 +15,7 @@ is over the limit; of all that passed, the model without exits among them, the c
 Clopper-Pearson: most rows that became wrong minus fewest that became right, each at delta / 2.
 Angelopoulos, Bates, Candes, Jordan, Lei: Learn then Test, 2021, arXiv 2110.01052; Schuster et al.: CALM, 2022, arXiv 2207.07061.
 """
+
 from __future__ import annotations
 
 import math
@@ -27,10 +28,10 @@ from torch import Tensor
 from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.core.errors import Mistake
 
-NEVER = math.inf                                                      # threshold of an exit that is not used; its head is not computed
-PRICES = tuple(10 ** (power / 4) for power in range(-6, 13))          # of quality, in costs of the whole model
+NEVER = math.inf  # threshold of an exit that is not used; its head is not computed
+PRICES = tuple(10 ** (power / 4) for power in range(-6, 13))  # of quality, in costs of the whole model
 TURNS = 20
-SHARES = tuple(share / 12 for share in range(12))                     # of rows that stay, in starts of the search
+SHARES = tuple(share / 12 for share in range(12))  # of rows that stay, in starts of the search
 
 Thresholds = tuple[float, ...]
 
@@ -39,29 +40,45 @@ Thresholds = tuple[float, ...]
 class ExitEvidence:
     """What held-out rows would have done at every exit, and what the parts of the model cost for a row (seconds, operations: any unit)."""
 
-    confidence: Tensor           # (rows, exits)
-    right: Tensor                # (rows, exits + 1): 1 where the answer is right, or is that of the whole model; the last column is the end
-    parts: tuple[float, ...]     # from one exit to the next, the last to the end: exits + 1
-    heads: tuple[float, ...]     # of each exit
-    fixed: tuple[float, ...] = ()   # of each part, a row's share of what it takes for a batch however few rows are left: exits + 1, or none
-    leaving: float = 0.0            # a row's share of what taking rows out of a batch takes
-    batch: int = 1                  # rows that come together
+    confidence: Tensor  # (rows, exits)
+    right: Tensor  # (rows, exits + 1): 1 where the answer is right, or is that of the whole model; the last column is the end
+    parts: tuple[float, ...]  # from one exit to the next, the last to the end: exits + 1
+    heads: tuple[float, ...]  # of each exit
+    fixed: tuple[
+        float, ...
+    ] = ()  # of each part, a row's share of what it takes for a batch however few rows are left: exits + 1, or none
+    leaving: float = 0.0  # a row's share of what taking rows out of a batch takes
+    batch: int = 1  # rows that come together
 
     def __post_init__(self) -> None:
         exits = len(self.heads)
         rows = len(self.right)
-        fits = self.confidence.shape == (rows, exits) and self.right.shape == (rows, exits + 1) and len(self.parts) == exits + 1
+        fits = (
+            self.confidence.shape == (rows, exits)
+            and self.right.shape == (rows, exits + 1)
+            and len(self.parts) == exits + 1
+        )
         if not fits or not rows or not exits:
-            raise Mistake(f"evidence of {exits} heads and {len(self.parts)} parts with confidences {tuple(self.confidence.shape)} and "
-                          f"right {tuple(self.right.shape)}: give (rows, exits), (rows, exits + 1), and a part more than heads")
+            raise Mistake(
+                f"evidence of {exits} heads and {len(self.parts)} parts with confidences {tuple(self.confidence.shape)} and "
+                f"right {tuple(self.right.shape)}: give (rows, exits), (rows, exits + 1), and a part more than heads"
+            )
         if bool(torch.isnan(self.confidence).any()):
             found = [exit for exit in range(exits) if bool(torch.isnan(self.confidence[:, exit]).any())]
-            raise Mistake(f"the confidences of exits {found} are not numbers for some rows: the model's or a head's output is NaN there; "
-                          f"train it again with a lower rate, or look for rows that are broken")
+            raise Mistake(
+                f"the confidences of exits {found} are not numbers for some rows: the model's or a head's output is NaN there; "
+                f"train it again with a lower rate, or look for rows that are broken"
+            )
         each = (*self.parts, *self.heads, *self.fixed, self.leaving)
-        if not all(math.isfinite(cost) and cost >= 0 for cost in each) or not self.parts[0] > 0 or len(self.fixed) not in (0, exits + 1):
-            raise Mistake(f"costs {self.parts} of parts and {self.heads} of heads: give finite numbers, 0 or more, and the first part "
-                          f"more than 0")
+        if (
+            not all(math.isfinite(cost) and cost >= 0 for cost in each)
+            or not self.parts[0] > 0
+            or len(self.fixed) not in (0, exits + 1)
+        ):
+            raise Mistake(
+                f"costs {self.parts} of parts and {self.heads} of heads: give finite numbers, 0 or more, and the first part "
+                f"more than 0"
+            )
         object.__setattr__(self, "confidence", self.confidence.double())
         object.__setattr__(self, "right", self.right.double())
 
@@ -79,13 +96,13 @@ class Point:
     """What thresholds do to rows: predicted from held-out ones, or measured on others."""
 
     thresholds: Thresholds
-    shares: tuple[float, ...]   # of rows that leave at each exit, and at the end
-    cost: float                 # of a row, mean
-    speedup: float              # cost of the whole model without exits over it
-    quality: float              # share of rows that are right
-    loss: float                 # of quality against the whole model
-    harmed: float               # share of rows that became wrong
-    helped: float               # share of rows that became right
+    shares: tuple[float, ...]  # of rows that leave at each exit, and at the end
+    cost: float  # of a row, mean
+    speedup: float  # cost of the whole model without exits over it
+    quality: float  # share of rows that are right
+    loss: float  # of quality against the whole model
+    harmed: float  # share of rows that became wrong
+    helped: float  # share of rows that became right
     rows: int
 
 
@@ -93,17 +110,19 @@ class Point:
 class ExitCalibration:
     """Thresholds for a limit, with what is expected of them, and the whole frontier."""
 
-    point: Point                                      # with delta: of the rows that tested it
+    point: Point  # with delta: of the rows that tested it
     limit: float
-    frontier: tuple[Point, ...] = field(repr=False)   # by cost
+    frontier: tuple[Point, ...] = field(repr=False)  # by cost
     delta: float | None = None
-    bound: float | None = None                        # the loss is more with probability at most delta
+    bound: float | None = None  # the loss is more with probability at most delta
 
 
 def checked_thresholds(thresholds: Sequence[float], exits: int) -> Thresholds:
     if len(thresholds) != exits or any(math.isnan(one) for one in thresholds):
-        raise Mistake(f"{len(thresholds)} thresholds ({', '.join(f'{one:g}' for one in thresholds)}) for {exits} exits: give a number for "
-                      f"each, and inf for one that is not used")
+        raise Mistake(
+            f"{len(thresholds)} thresholds ({', '.join(f'{one:g}' for one in thresholds)}) for {exits} exits: give a number for "
+            f"each, and inf for one that is not used"
+        )
     return tuple(float(one) for one in thresholds)
 
 
@@ -121,7 +140,9 @@ def leaving(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
 def costs(evidence: ExitEvidence, thresholds: Sequence[float]) -> Tensor:
     """Cost of a row that leaves at each exit, and at the end."""
     heads = [head if threshold < NEVER else 0.0 for head, threshold in zip(evidence.heads, thresholds, strict=True)]
-    return torch.tensor([part + head for part, head in zip(evidence.parts, (*heads, 0.0), strict=True)], dtype=torch.float64).cumsum(0)
+    return torch.tensor(
+        [part + head for part, head in zip(evidence.parts, (*heads, 0.0), strict=True)], dtype=torch.float64
+    ).cumsum(0)
 
 
 def shared_cost(evidence: ExitEvidence, shares: Tensor, thresholds: Sequence[float]) -> float:
@@ -139,33 +160,46 @@ def operate(evidence: ExitEvidence, thresholds: Sequence[float]) -> Point:
     right, end = evidence.right.gather(1, exits[:, None])[:, 0], evidence.right[:, -1]
     shares = torch.bincount(exits, minlength=len(evidence.parts)).double() / len(exits)
     cost = float(costs(evidence, checked)[exits].mean()) + shared_cost(evidence, shares, checked)
-    return Point(checked, tuple(shares.tolist()), cost, evidence.whole / cost, float(right.mean()), float((end - right).mean()),
-                 float((end - right).clamp(min=0).mean()), float((right - end).clamp(min=0).mean()), len(exits))
+    return Point(
+        checked,
+        tuple(shares.tolist()),
+        cost,
+        evidence.whole / cost,
+        float(right.mean()),
+        float((end - right).mean()),
+        float((end - right).clamp(min=0).mean()),
+        float((right - end).clamp(min=0).mean()),
+        len(exits),
+    )
 
 
 def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float) -> Thresholds:
     """The best threshold of one exit, with the others held: least cost + price * loss (sums over rows) of those within the limit."""
-    used = tuple(0.0 if place == exit else one for place, one in enumerate(thresholds))   # its head is computed
+    used = tuple(0.0 if place == exit else one for place, one in enumerate(thresholds))  # its head is computed
     unused = tuple(NEVER if place == exit else one for place, one in enumerate(thresholds))
     on = leaving(evidence, unused)
-    here = on > exit                                                       # rows that come to this exit
+    here = on > exit  # rows that come to this exit
     confidence, order = evidence.confidence[here, exit].sort(descending=True)
     if not len(order):
         return unused
     cost, end = costs(evidence, used), evidence.right[:, -1]
     goes_on = evidence.right.gather(1, on[:, None])[:, 0]
-    gain = (cost[on] - cost[exit])[here][order].cumsum(0)                  # of cost, where the first m leave here
-    harm = (goes_on - evidence.right[:, exit])[here][order].cumsum(0)      # and of loss
+    gain = (cost[on] - cost[exit])[here][order].cumsum(0)  # of cost, where the first m leave here
+    harm = (goes_on - evidence.right[:, exit])[here][order].cumsum(0)  # and of loss
     total, loss = cost[on].sum() - gain, (end - goes_on).sum() + harm
     most = limit * len(evidence.right) + 1e-9
-    without = costs(evidence, unused)[on].sum() + price * (end - goes_on).sum() if (end - goes_on).sum() <= most else torch.inf
+    without = (
+        costs(evidence, unused)[on].sum() + price * (end - goes_on).sum()
+        if (end - goes_on).sum() <= most
+        else torch.inf
+    )
     cuts = torch.ones_like(confidence, dtype=torch.bool)
-    cuts[:-1] = confidence[:-1] > confidence[1:]                           # rows that tie leave together
+    cuts[:-1] = confidence[:-1] > confidence[1:]  # rows that tie leave together
     cuts &= loss <= most
     objective = torch.where(cuts, total + price * loss, torch.inf)
     best = int(objective.argmin())
     if not objective[best] < without:
-        return unused if without < torch.inf else thresholds   # else nothing is within the limit
+        return unused if without < torch.inf else thresholds  # else nothing is within the limit
     return tuple(between(confidence, best) if place == exit else one for place, one in enumerate(thresholds))
 
 
@@ -178,7 +212,9 @@ def between(confidence: Tensor, last: int) -> float:
     return middle if float(confidence[last + 1]) < middle <= value else value
 
 
-def descended(evidence: ExitEvidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None) -> Thresholds:
+def descended(
+    evidence: ExitEvidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None
+) -> Thresholds:
     """Exits bettered in turn, from the last to the first, until none changes; one may be held in the first turn."""
     for turn in range(TURNS):
         before = thresholds
@@ -235,13 +271,19 @@ def calibrate(evidence: ExitEvidence, limit: float, delta: float | None = None, 
         return ExitCalibration(point, limit, found)
     rows = len(evidence.right)
     if rows < 2:
-        raise Mistake(f"{rows} row and delta={delta}: half of the rows propose thresholds and half test them; give some hundred")
+        raise Mistake(
+            f"{rows} row and delta={delta}: half of the rows propose thresholds and half test them; give some hundred"
+        )
     if not bool(((evidence.right == 0) | (evidence.right == 1)).all()):
-        raise Mistake("delta with a quality that is not right or wrong (0 or 1): the bound is of a share; leave delta out, or give 0 and 1")
+        raise Mistake(
+            "delta with a quality that is not right or wrong (0 or 1): the bound is of a share; leave delta out, or give 0 and 1"
+        )
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
-    proposing, testing = evidence.rows(order[: rows // 2]), evidence.rows(order[rows // 2:])
+    proposing, testing = evidence.rows(order[: rows // 2]), evidence.rows(order[rows // 2 :])
     found = frontier(proposing, tuple(limit * share for share in (0.0, 0.25, 0.5, 0.7, 0.85, 1.0)))
-    passed = [(operate(testing, (NEVER,) * len(evidence.heads)), 0.0)]   # without exits: all rows go to the end, and nothing is lost
+    passed = [
+        (operate(testing, (NEVER,) * len(evidence.heads)), 0.0)
+    ]  # without exits: all rows go to the end, and nothing is lost
     for proposed in sorted(found, key=lambda one: -one.cost):
         if all(one == NEVER for one in proposed.thresholds):
             continue
@@ -250,7 +292,9 @@ def calibrate(evidence: ExitEvidence, limit: float, delta: float | None = None, 
         if upper > limit:
             break
         passed.append((tested, upper))
-    point, bound = min(passed, key=lambda one: one[0].cost)   # all that passed keep the limit: the cheapest, never dearer than no exits
+    point, bound = min(
+        passed, key=lambda one: one[0].cost
+    )  # all that passed keep the limit: the cheapest, never dearer than no exits
     return ExitCalibration(point, limit, found, delta, bound)
 
 

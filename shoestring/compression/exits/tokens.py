@@ -8,6 +8,7 @@ Dehghani, Gouws, Vinyals, Uszkoreit, Kaiser: Universal Transformers, 2019, arXiv
 that has halted is copied on, and others attend to it. In evaluation, tokens that have halted ask for nothing and are not computed: their
 keys and values stay, what runs is gathered from the whole batch, and rows without such a token are left out.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -32,14 +33,25 @@ class HaltingState(NamedTuple):
 class AdaptiveTokens(nn.Module):
     """Tokens (rows, tokens, width), with `padding` (rows, tokens, True where there is none), to a Pondered of the same shape."""
 
-    def __init__(self, width: int, heads: int, hidden: int | None = None, max_steps: int = 8, epsilon: float = EPSILON,
-                 bias: float = 1.0) -> None:
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int | None = None,
+        max_steps: int = 8,
+        epsilon: float = EPSILON,
+        bias: float = 1.0,
+    ) -> None:
         super().__init__()
         if width % heads:
             raise Mistake(f"width={width} and heads={heads}: heads share the width, so it must be a multiple of them")
         check_limits(max_steps, epsilon)
         hidden = hidden or 4 * width
-        self.query, self.key_value, self.out = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+        self.query, self.key_value, self.out = (
+            nn.Linear(width, width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(width, width),
+        )
         self.first_norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.work = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
         self.step_embedding = nn.Parameter(0.02 * torch.randn(max_steps, width))
@@ -64,7 +76,9 @@ class AdaptiveTokens(nn.Module):
     def attended(self, normed: Tensor, keys: Tensor, values: Tensor, real: Tensor) -> Tensor:
         """(rows, some tokens, width) that ask all real tokens of their row."""
         asks = self.query(normed).unflatten(2, (self.heads, -1)).transpose(1, 2)
-        mask = real[:, None, None, :] | ~real.any(1)[:, None, None, None]   # a row of padding alone asks itself; nobody reads it
+        mask = (
+            real[:, None, None, :] | ~real.any(1)[:, None, None, None]
+        )  # a row of padding alone asks itself; nobody reads it
         found = nn.functional.scaled_dot_product_attention(asks, keys, values, attn_mask=mask)
         answer: Tensor = self.out(found.transpose(1, 2).flatten(2))
         return answer
@@ -82,10 +96,17 @@ class AdaptiveTokens(nn.Module):
             normed = self.first_norm(input)
             middle = input + self.attended(normed, *self.split(self.key_value(normed)), real)
             state = torch.where(mine, middle + self.work(self.second_norm(middle)), at.state)
-            found = halt(torch.sigmoid(self.halting(state))[:, :, 0], at.total, number == self.max_steps - 1, self.epsilon)
+            found = halt(
+                torch.sigmoid(self.halting(state))[:, :, 0], at.total, number == self.max_steps - 1, self.epsilon
+            )
             mean = at.mean + (found.weight * running)[:, :, None] * state
-            at = HaltingState(state, mean, torch.where(running, found.total, at.total), at.remainder + found.remainder * running,
-                          at.steps + running)
+            at = HaltingState(
+                state,
+                mean,
+                torch.where(running, found.total, at.total),
+                at.remainder + found.remainder * running,
+                at.steps + running,
+            )
             running = running & ~found.ends
             if not bool(running.any()):
                 break
@@ -95,7 +116,7 @@ class AdaptiveTokens(nn.Module):
         """The same, computing the tokens that still run, gathered from all rows."""
         rows, tokens, _ = x.shape
         at, running = self.begun(x), real
-        cache = self.key_value(self.first_norm(x))                       # of tokens that halted, and of padding, which is masked
+        cache = self.key_value(self.first_norm(x))  # of tokens that halted, and of padding, which is masked
         for number in range(self.max_steps):
             chosen = running.flatten().nonzero()[:, 0]
             if not len(chosen):
@@ -105,13 +126,25 @@ class AdaptiveTokens(nn.Module):
             now = cache.flatten(0, 1).index_copy(0, chosen, self.key_value(normed)).view(rows, tokens, -1)
             middle = input + self.asked(normed, now, real, running)
             state = middle + self.work(self.second_norm(middle))
-            found = halt(torch.sigmoid(self.halting(state))[:, 0], at.total.flatten()[chosen], number == self.max_steps - 1, self.epsilon)
-            at = HaltingState(at.state.flatten(0, 1).index_copy(0, chosen, state).view_as(x),
-                          at.mean.flatten(0, 1).index_add(0, chosen, found.weight[:, None] * state).view_as(x),
-                          at.total.flatten().index_copy(0, chosen, found.total).view(rows, tokens),
-                          at.remainder.flatten().index_add(0, chosen, found.remainder).view(rows, tokens), at.steps + running)
+            found = halt(
+                torch.sigmoid(self.halting(state))[:, 0],
+                at.total.flatten()[chosen],
+                number == self.max_steps - 1,
+                self.epsilon,
+            )
+            at = HaltingState(
+                at.state.flatten(0, 1).index_copy(0, chosen, state).view_as(x),
+                at.mean.flatten(0, 1).index_add(0, chosen, found.weight[:, None] * state).view_as(x),
+                at.total.flatten().index_copy(0, chosen, found.total).view(rows, tokens),
+                at.remainder.flatten().index_add(0, chosen, found.remainder).view(rows, tokens),
+                at.steps + running,
+            )
             over = chosen[found.ends]
-            cache = cache.flatten(0, 1).index_copy(0, over, self.key_value(self.first_norm(state[found.ends]))).view(rows, tokens, -1)
+            cache = (
+                cache.flatten(0, 1)
+                .index_copy(0, over, self.key_value(self.first_norm(state[found.ends])))
+                .view(rows, tokens, -1)
+            )
             running = running.flatten().index_fill(0, over, False).view(rows, tokens)
         return at
 
@@ -119,7 +152,7 @@ class AdaptiveTokens(nn.Module):
         """What tokens that run (gathered) find in their rows; rows without one are left out, and the others' askers stand side by side."""
         here = running.any(1).nonzero()[:, 0]
         counts = running[here].sum(1)
-        places = torch.arange(int(counts.max()), device=normed.device) < counts[:, None]     # (rows left, most askers)
+        places = torch.arange(int(counts.max()), device=normed.device) < counts[:, None]  # (rows left, most askers)
         asking = normed.new_zeros(len(here), places.shape[1], normed.shape[1])
         asking[places] = normed
         return self.attended(asking, *self.split(key_values[here]), real[here])[places]

@@ -4,6 +4,7 @@
 
 Not a subclass of the layer before: its factors are layers of their own, which are quantized, pruned and exported like any other.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -35,7 +36,7 @@ class LowRankLinear(LayerChain):
     def __init__(self, inputs: int, outputs: int, rank: int, bias: bool, transposed: bool = False, **kind: Any) -> None:
         super().__init__(nn.Linear(inputs, rank, bias=False, **kind), nn.Linear(rank, outputs, bias=bias, **kind))
         self.in_features, self.out_features, self.rank, self.transposed = inputs, outputs, rank, transposed
-        self.nx, self.nf = inputs, outputs   # as Conv1D has them
+        self.nx, self.nf = inputs, outputs  # as Conv1D has them
 
     @property
     def weight(self) -> Tensor:
@@ -77,22 +78,43 @@ class TrainEmbedding(nn.Module):
     with cores (v1, d1, r1), (v2, r1, d2, r2), (v3, r2, d3). Rows beyond the vocabulary, which fill v1 v2 v3 up, are there and not used.
     """
 
-    def __init__(self, count: int, rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int],
-                 padding_idx: int | None = None, **kind: Any) -> None:
+    def __init__(
+        self,
+        count: int,
+        rows: tuple[int, int, int],
+        columns: tuple[int, int, int],
+        ranks: tuple[int, int],
+        padding_idx: int | None = None,
+        **kind: Any,
+    ) -> None:
         super().__init__()
         shapes = core_shapes(rows, columns, ranks)
-        self.num_embeddings, self.embedding_dim, self.padding_idx = count, columns[0] * columns[1] * columns[2], padding_idx
+        self.num_embeddings, self.embedding_dim, self.padding_idx = (
+            count,
+            columns[0] * columns[1] * columns[2],
+            padding_idx,
+        )
         self.row_parts, self.ranks = rows, ranks
-        self.cores = nn.ParameterList([nn.Parameter(torch.randn(shape, **kind) * shape[-1] ** -0.5) for shape in shapes])
+        self.cores = nn.ParameterList(
+            [nn.Parameter(torch.randn(shape, **kind) * shape[-1] ** -0.5) for shape in shapes]
+        )
 
     def forward(self, index: Tensor) -> Tensor:
         _, second, third = self.row_parts
         flat = index.reshape(-1)
         if may_look(index) and flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
-            raise IndexError(f"index out of range in an embedding of {self.num_embeddings}: {int(flat.min())} to {int(flat.max())}")
-        one, two, three = (core[part] for core, part in zip(self.cores, (flat // (second * third), flat // third % second, flat % third),
-                                                            strict=True))
-        left = torch.bmm(one, two.flatten(2)).view(len(flat), one.shape[1] * two.shape[2], two.shape[3])          # (n, d1 d2, r2)
+            raise IndexError(
+                f"index out of range in an embedding of {self.num_embeddings}: {int(flat.min())} to {int(flat.max())}"
+            )
+        one, two, three = (
+            core[part]
+            for core, part in zip(
+                self.cores, (flat // (second * third), flat // third % second, flat % third), strict=True
+            )
+        )
+        left = torch.bmm(one, two.flatten(2)).view(
+            len(flat), one.shape[1] * two.shape[2], two.shape[3]
+        )  # (n, d1 d2, r2)
         return torch.bmm(left, three).view(*index.shape, self.embedding_dim)
 
     @property
@@ -100,7 +122,7 @@ class TrainEmbedding(nn.Module):
         """The whole table: all that this is there to avoid."""
         one, two, three = self.cores
         whole = torch.einsum("aip,bpjq,cqk->abcijk", one, two, three)
-        return whole.reshape(-1, self.embedding_dim)[:self.num_embeddings]
+        return whole.reshape(-1, self.embedding_dim)[: self.num_embeddings]
 
 
 def may_look(index: Tensor) -> bool:
@@ -109,5 +131,7 @@ def may_look(index: Tensor) -> bool:
     return not (index.is_meta or torch.compiler.is_compiling() or jit.is_tracing())
 
 
-def core_shapes(rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]) -> tuple[tuple[int, ...], ...]:
+def core_shapes(
+    rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]
+) -> tuple[tuple[int, ...], ...]:
     return ((rows[0], columns[0], ranks[0]), (rows[1], ranks[0], columns[1], ranks[1]), (rows[2], ranks[1], columns[2]))

@@ -1,4 +1,5 @@
 """Which layers are factorized, and with which ranks: the share of its numbers that each keeps, or a rank; the rest is told."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
@@ -8,7 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.factorization.edits import Edit, LowRankEdit, TensorTrainEdit, TuckerEdit, edited, is_transposed
+from shoestring.compression.factorization.edits import (
+    Edit,
+    LowRankEdit,
+    TensorTrainEdit,
+    TuckerEdit,
+    edited,
+    is_transposed,
+)
 from shoestring.compression.factorization.ranks import (
     linear_rank,
     three_covering,
@@ -28,17 +36,29 @@ KINDS = ("linear", "convolution", "embedding")
 @dataclass(frozen=True)
 class Factorization:
     edits: tuple[Edit, ...]
-    told: tuple[str, ...]   # what was left alone, and why
+    told: tuple[str, ...]  # what was left alone, and why
 
 
-def edits_for(model: nn.Module, example: Example | None = None, *, share: float | None = None, rank: int | None = None,
-              kinds: Collection[str] = ("linear", "convolution")) -> tuple[Edit, ...]:
+def edits_for(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    share: float | None = None,
+    rank: int | None = None,
+    kinds: Collection[str] = ("linear", "convolution"),
+) -> tuple[Edit, ...]:
     """Edits that factorize every layer of these kinds that can be: see `factorization_for`, which also tells what was left alone."""
     return factorization_for(model, example, share=share, rank=rank, kinds=kinds).edits
 
 
-def factorization_for(model: nn.Module, example: Example | None = None, *, share: float | None = None, rank: int | None = None,
-                      kinds: Collection[str] = ("linear", "convolution")) -> Factorization:
+def factorization_for(
+    model: nn.Module,
+    example: Example | None = None,
+    *,
+    share: float | None = None,
+    rank: int | None = None,
+    kinds: Collection[str] = ("linear", "convolution"),
+) -> Factorization:
     """Factorize layers to a share of their numbers, or to a rank; what would save nothing is left alone.
 
     `example` runs the model: an edit after which it fails is not made. Every layer gets the same share: ranks given by the spectra of
@@ -56,7 +76,9 @@ def factorization_for(model: nn.Module, example: Example | None = None, *, share
         elif found is not None:
             edits.append(found)
         if isinstance(layer, nn.MultiheadAttention) and "linear" in kinds:
-            told.append(f"{name}.in_proj_weight: three products in one weight, which attention reads itself; it is left alone")
+            told.append(
+                f"{name}.in_proj_weight: three products in one weight, which attention reads itself; it is left alone"
+            )
     edits, failed = tried(model, edits, example)
     if not edits:
         why = "; ".join([*told, *failed]) or f"the model has none of the kinds {', '.join(kinds)}"
@@ -66,7 +88,9 @@ def factorization_for(model: nn.Module, example: Example | None = None, *, share
 
 def check(share: float | None, rank: int | None, kinds: Collection[str]) -> None:
     if (share is None) == (rank is None):
-        raise Mistake("a factorization needs either the share of a layer's numbers that is kept, or a rank: give one of them")
+        raise Mistake(
+            "a factorization needs either the share of a layer's numbers that is kept, or a rank: give one of them"
+        )
     if share is not None and not 0 < share < 1:
         raise Mistake(f"a share of {share} numbers: give one between 0 and 1, 0.5 keeps half of them")
     if rank is not None and rank < 1:
@@ -89,7 +113,9 @@ def refusal(model: nn.Module, layer: Any) -> str:
     if "weight" not in own_parameters(layer) or isinstance(layer.weight, nn.UninitializedParameter):
         return "its weight is no parameter of its own (it is parametrized, packed or lazy)"
     names = [name for name, one in model.named_parameters(remove_duplicate=False) if one is layer.weight]
-    owners = {id(module) for module in model.modules() for one in own_parameters(module).values() if one is layer.weight}
+    owners = {
+        id(module) for module in model.modules() for one in own_parameters(module).values() if one is layer.weight
+    }
     if len(owners) > 1:
         return f"its weight is shared ({', '.join(names)}): a factorized one would be stored beside it"
     if isinstance(layer, nn.Conv2d) and layer.groups != 1:
@@ -111,7 +137,11 @@ def edit_for(name: str, layer: Any, share: float | None, rank: int | None) -> Ed
         saves, said = chosen * (inputs + outputs) < count, f"rank {chosen}"
         found: Edit = LowRankEdit(name, chosen)
     else:
-        ranks = tucker_ranks(inputs, outputs, pixels, share) if share is not None else (min(rank or 0, outputs), min(rank or 0, inputs))
+        ranks = (
+            tucker_ranks(inputs, outputs, pixels, share)
+            if share is not None
+            else (min(rank or 0, outputs), min(rank or 0, inputs))
+        )
         saves, said = tucker_numbers(inputs, outputs, pixels, ranks) < count, f"ranks {ranks}"
         found, chosen = TuckerEdit(name, ranks), min(ranks)
     if chosen < 1:
@@ -120,9 +150,17 @@ def edit_for(name: str, layer: Any, share: float | None, rank: int | None) -> Ed
 
 
 def embedding_edit(name: str, layer: nn.Embedding, share: float | None, rank: int | None) -> Edit | str:
-    rows, columns, count = three_covering(layer.num_embeddings), three_factors(layer.embedding_dim), layer.weight.numel()
+    rows, columns, count = (
+        three_covering(layer.num_embeddings),
+        three_factors(layer.embedding_dim),
+        layer.weight.numel(),
+    )
     most = rows[0] * columns[0], rows[2] * columns[2]
-    ranks = train_ranks(rows, columns, int(share * count)) if share is not None else (min(rank or 0, most[0]), min(rank or 0, most[1]))
+    ranks = (
+        train_ranks(rows, columns, int(share * count))
+        if share is not None
+        else (min(rank or 0, most[0]), min(rank or 0, most[1]))
+    )
     if min(ranks) < 1:
         return f"a share of {share} of its {count} numbers is not enough for rank 1"
     if train_numbers(rows, columns, ranks) >= count:
@@ -136,9 +174,15 @@ def tried(model: nn.Module, edits: list[Edit], example: Example | None) -> tuple
         return edits, []
     failures = [failure(model, [edit], example) for edit in edits]
     kept = [edit for edit, said in zip(edits, failures, strict=True) if not said]
-    told = [f"{edit.module}: the model does not run with it factorized ({why})" for edit, why in zip(edits, failures, strict=True) if why]
+    told = [
+        f"{edit.module}: the model does not run with it factorized ({why})"
+        for edit, why in zip(edits, failures, strict=True)
+        if why
+    ]
     if kept and (together := failure(model, kept, example)):
-        raise Mistake(f"the model does not run with its layers factorized together ({together}): give a rank for fewer kinds of layers")
+        raise Mistake(
+            f"the model does not run with its layers factorized together ({together}): give a rank for fewer kinds of layers"
+        )
     return kept, told
 
 
@@ -146,6 +190,6 @@ def tried(model: nn.Module, edits: list[Edit], example: Example | None) -> tuple
 def failure(model: nn.Module, edits: list[Edit], example: Example) -> str:
     try:
         example(edited(model, edits))
-    except Exception as error:   # whatever the model's own code raises
+    except Exception as error:  # whatever the model's own code raises
         return f"{type(error).__name__}: {error}"
     return ""

@@ -1,4 +1,5 @@
 """Factorizations as data: which layer becomes which chain. Applied, they make a new model; names of its weights follow from them alone."""
+
 from __future__ import annotations
 
 import copy
@@ -30,7 +31,7 @@ class TuckerEdit:
     """A convolution becomes three."""
 
     module: str
-    ranks: tuple[int, int]   # channels of the core: outputs, inputs
+    ranks: tuple[int, int]  # channels of the core: outputs, inputs
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class TensorTrainEdit:
 
 Edit = LowRankEdit | TuckerEdit | TensorTrainEdit
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (LowRankEdit, TuckerEdit, TensorTrainEdit)}
-MOST_NUMBERS = 1 << 16   # that a small layer may have after an edit
-Moments = Mapping[str, Tensor]   # of the inputs of weights, by their names: sums of x x^T
+MOST_NUMBERS = 1 << 16  # that a small layer may have after an edit
+Moments = Mapping[str, Tensor]  # of the inputs of weights, by their names: sums of x x^T
 
 
 def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
@@ -77,7 +78,9 @@ def fitted(model: nn.Module, edits: Sequence[Edit], moments: Moments | None = No
     for edit in edits:
         before: Any = module_of(model, edit)
         if before.weight.is_meta:
-            raise Mistake(f"{edit.module} has no numbers (it is on the meta device): fit the model that has been trained")
+            raise Mistake(
+                f"{edit.module} has no numbers (it is on the meta device): fit the model that has been trained"
+            )
         moment = (moments or {}).get(f"{edit.module}.weight")
         chain: Any = result.get_submodule(edit.module)
         for target, value in zip(targets(chain), factors(before, edit, moment), strict=True):
@@ -119,33 +122,57 @@ def module_of(model: nn.Module, edit: Edit) -> nn.Module:
 
 def chain_for(layer: Any, edit: Edit) -> nn.Module:
     """The layers that a layer becomes, with its dtype and on its device."""
-    kinds: tuple[Any, ...] = {LowRankEdit: (nn.Linear, nn.Conv2d), TuckerEdit: (nn.Conv2d,), TensorTrainEdit: (nn.Embedding,)}[type(edit)]
+    kinds: tuple[Any, ...] = {
+        LowRankEdit: (nn.Linear, nn.Conv2d),
+        TuckerEdit: (nn.Conv2d,),
+        TensorTrainEdit: (nn.Embedding,),
+    }[type(edit)]
     if not isinstance(layer, kinds) and not (isinstance(edit, LowRankEdit) and is_transposed(layer)):
-        raise Mistake(f"{edit.module} is a {type(layer).__name__}, not for {type(edit).__name__}: these edits are of another model")
+        raise Mistake(
+            f"{edit.module} is a {type(layer).__name__}, not for {type(edit).__name__}: these edits are of another model"
+        )
     if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
-        raise Mistake(f"{edit.module} has {layer.weight.numel()} numbers, and would have {count} after {edit}: no edit of ours makes a "
-                      f"layer larger; take a folder that was not changed")
+        raise Mistake(
+            f"{edit.module} has {layer.weight.numel()} numbers, and would have {count} after {edit}: no edit of ours makes a "
+            f"layer larger; take a folder that was not changed"
+        )
     stride: Any = getattr(layer, "stride", 1)
     padding: Any = getattr(layer, "padding", 0)
     kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
     bias = getattr(layer, "bias", None) is not None
     match edit:
         case LowRankEdit(rank=rank) if isinstance(layer, nn.Conv2d):
-            first = nn.Conv2d(layer.in_channels, rank, 1, stride, padding, bias=False, padding_mode=layer.padding_mode, **kind)
+            first = nn.Conv2d(
+                layer.in_channels, rank, 1, stride, padding, bias=False, padding_mode=layer.padding_mode, **kind
+            )
             return LowRankConv(first, nn.Conv2d(rank, layer.out_channels, 1, bias=bias, **kind))
         case LowRankEdit(rank=rank):
             turned = is_transposed(layer)
             inputs, outputs = layer.weight.shape if turned else reversed(layer.weight.shape)
             return LowRankLinear(inputs, outputs, rank, bias, turned, **kind)
         case TuckerEdit(ranks=(outputs, inputs)):
-            core = nn.Conv2d(inputs, outputs, layer.kernel_size, stride, padding, layer.dilation, bias=False,
-                             padding_mode=layer.padding_mode, **kind)
-            return TuckerConv(nn.Conv2d(layer.in_channels, inputs, 1, bias=False, **kind), core,
-                              nn.Conv2d(outputs, layer.out_channels, 1, bias=bias, **kind))
+            core = nn.Conv2d(
+                inputs,
+                outputs,
+                layer.kernel_size,
+                stride,
+                padding,
+                layer.dilation,
+                bias=False,
+                padding_mode=layer.padding_mode,
+                **kind,
+            )
+            return TuckerConv(
+                nn.Conv2d(layer.in_channels, inputs, 1, bias=False, **kind),
+                core,
+                nn.Conv2d(outputs, layer.out_channels, 1, bias=bias, **kind),
+            )
         case TensorTrainEdit():
             if prod(edit.columns) != layer.embedding_dim or prod(edit.rows) < layer.num_embeddings:
-                raise Mistake(f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the train one of "
-                              f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model")
+                raise Mistake(
+                    f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the train one of "
+                    f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model"
+                )
             return TrainEmbedding(layer.num_embeddings, edit.rows, edit.columns, edit.ranks, layer.padding_idx, **kind)
 
 
@@ -173,9 +200,14 @@ def from_json(data: Json) -> tuple[Edit, ...]:
     True
     """
     if not isinstance(data, list) or any(not isinstance(one, dict) or one.get("edit") not in EDITS for one in data):
-        raise Mistake(f"factorizations are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed")
+        raise Mistake(
+            f"factorizations are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed"
+        )
     try:
-        found = tuple(value_from_json(EDITS[one["edit"]], {name: value for name, value in one.items() if name != "edit"}) for one in data)
+        found = tuple(
+            value_from_json(EDITS[one["edit"]], {name: value for name, value in one.items() if name != "edit"})
+            for one in data
+        )
     except (Unreadable, KeyError, TypeError, ValueError) as error:
         raise Mistake(f"a factorization can't be read ({error}): take a folder that was not changed") from None
     if any(number < 1 for one in found for number in numbers_of(one)):

@@ -1,4 +1,5 @@
 """Which rank a share of a layer's numbers buys, and from which on nothing is saved."""
+
 from __future__ import annotations
 
 from math import prod, sqrt
@@ -31,7 +32,9 @@ def tucker_numbers(inputs: int, outputs: int, pixels: int, ranks: tuple[int, int
 
 
 def train_numbers(rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]) -> int:
-    return rows[0] * columns[0] * ranks[0] + ranks[0] * rows[1] * columns[1] * ranks[1] + ranks[1] * rows[2] * columns[2]
+    return (
+        rows[0] * columns[0] * ranks[0] + ranks[0] * rows[1] * columns[1] * ranks[1] + ranks[1] * rows[2] * columns[2]
+    )
 
 
 def train_ranks(rows: tuple[int, int, int], columns: tuple[int, int, int], most: int) -> tuple[int, int]:
@@ -44,7 +47,11 @@ def train_ranks(rows: tuple[int, int, int], columns: tuple[int, int, int], most:
     low, high = 0, max(first, last)
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if train_numbers(rows, columns, (min(middle, first), min(middle, last))) <= most else (low, middle - 1)
+        low, high = (
+            (middle, high)
+            if train_numbers(rows, columns, (min(middle, first), min(middle, last))) <= most
+            else (low, middle - 1)
+        )
     return min(low, first), min(low, last)
 
 
@@ -54,8 +61,13 @@ def three_factors(number: int) -> tuple[int, int, int]:
     >>> three_factors(384), three_factors(7)
     ((8, 6, 8), (1, 1, 7))
     """
-    found = [(a, b, number // (a * b)) for a in range(1, round(number ** (1 / 3)) + 1) if number % a == 0
-             for b in range(a, int(sqrt(number // a)) + 1) if number // a % b == 0]
+    found = [
+        (a, b, number // (a * b))
+        for a in range(1, round(number ** (1 / 3)) + 1)
+        if number % a == 0
+        for b in range(a, int(sqrt(number // a)) + 1)
+        if number // a % b == 0
+    ]
     least, middle, largest = min(found, key=sum)
     return (middle, least, largest)
 

@@ -14,6 +14,7 @@ Measured without training after (benchmarks/compress/factorization.py): MiniLM's
 embedding as a train of .9, .75, .5: .014, .384, .427, where 4 bits cost .0012. Tucker, accuracy on digits of 5 nets with .979: at a share
 of .5 .979 (.977 without the metric), .25 .976 (.977), .1 .947 (.916). So factorizing is for convolutions, or where training follows.
 """
+
 from __future__ import annotations
 
 from math import prod
@@ -24,17 +25,21 @@ from torch import Tensor
 from shoestring.compression.factorization.chains import core_shapes
 from shoestring.core.errors import Mistake
 
-DAMPING = 1e-2    # of the mean second moment: inputs that were never seen are not free
-SWEEPS = 4        # of Tucker's orthogonal iteration
+DAMPING = 1e-2  # of the mean second moment: inputs that were never seen are not free
+SWEEPS = 4  # of Tucker's orthogonal iteration
 
 
 def root(moment: Tensor) -> Tensor:
     """L with M = L L^T, of the damped moment."""
     moment = moment.double()
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(torch.isfinite(moment).all()):
-        raise Mistake(f"a second moment of {list(moment.shape)} that is no square of finite numbers: it is the sum of x x^T over inputs x")
+        raise Mistake(
+            f"a second moment of {list(moment.shape)} that is no square of finite numbers: it is the sum of x x^T over inputs x"
+        )
     mean = float(moment.diagonal().mean())
-    lower: Tensor = torch.linalg.cholesky(moment + (DAMPING * mean if mean > 0 else 1.0) * torch.eye(len(moment), dtype=torch.float64))
+    lower: Tensor = torch.linalg.cholesky(
+        moment + (DAMPING * mean if mean > 0 else 1.0) * torch.eye(len(moment), dtype=torch.float64)
+    )
     return lower
 
 
@@ -48,7 +53,9 @@ def low_rank(weight: Tensor, rank: int, moment: Tensor | None = None) -> tuple[T
     """
     whole = weight.detach().double()
     if moment is not None and len(moment) != whole.shape[1]:
-        raise Mistake(f"a second moment of {len(moment)} inputs for a weight with {whole.shape[1]}: they are of different layers")
+        raise Mistake(
+            f"a second moment of {len(moment)} inputs for a weight with {whole.shape[1]}: they are of different layers"
+        )
     left = singular_vectors(whole if moment is None else whole @ root(moment), rank)
     return left.to(weight.dtype), (left.T @ whole).to(weight.dtype)
 
@@ -86,22 +93,30 @@ def channel_moment(moment: Tensor, channels: int, pixels: int) -> Tensor:
     if len(moment) == channels:
         return moment
     if len(moment) != channels * pixels:
-        raise Mistake(f"a second moment of {len(moment)} numbers for a convolution of {channels} channels and {pixels} pixels: give that "
-                      f"of its channels ({channels}) or of its patches ({channels * pixels})")
+        raise Mistake(
+            f"a second moment of {len(moment)} numbers for a convolution of {channels} channels and {pixels} pixels: give that "
+            f"of its channels ({channels}) or of its patches ({channels * pixels})"
+        )
     return moment.view(channels, pixels, channels, pixels).diagonal(dim1=1, dim2=3).mean(-1)
 
 
-def tensor_train(table: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]) -> tuple[Tensor, ...]:
+def tensor_train(
+    table: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]
+) -> tuple[Tensor, ...]:
     """Three cores of a table (count, width), filled up with zero rows to v1 v2 v3."""
     whole = torch.nn.functional.pad(table.detach().double(), (0, 0, 0, prod(rows) - len(table)))
-    whole = whole.view(*rows, *columns).permute(0, 3, 1, 4, 2, 5).reshape(rows[0] * columns[0], -1)      # (v1 d1, v2 d2 v3 d3)
+    whole = (
+        whole.view(*rows, *columns).permute(0, 3, 1, 4, 2, 5).reshape(rows[0] * columns[0], -1)
+    )  # (v1 d1, v2 d2 v3 d3)
     first = gram_vectors(whole, ranks[0])
-    rest = (first.T @ whole).view(ranks[0] * rows[1] * columns[1], -1)                                   # (r1 v2 d2, v3 d3)
+    rest = (first.T @ whole).view(ranks[0] * rows[1] * columns[1], -1)  # (r1 v2 d2, v3 d3)
     third = gram_vectors(rest.T, ranks[1])
     second = (rest @ third).view(ranks[0], rows[1], columns[1], ranks[1]).transpose(0, 1)
     shapes = core_shapes(rows, columns, ranks)
     third = third.view(rows[2], columns[2], ranks[1]).transpose(1, 2)
-    return tuple(one.to(table.dtype).contiguous().view(shape) for one, shape in zip((first, second, third), shapes, strict=True))
+    return tuple(
+        one.to(table.dtype).contiguous().view(shape) for one, shape in zip((first, second, third), shapes, strict=True)
+    )
 
 
 def gram_vectors(matrix: Tensor, rank: int) -> Tensor:

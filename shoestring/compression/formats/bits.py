@@ -1,11 +1,12 @@
 """Small whole numbers in a stream of bits: eight numbers of b bits are b bytes."""
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-EIGHT = 8           # numbers that are packed together, and bits of a byte
-PIECE = 1 << 18     # numbers that are packed at once: on the way each takes eight bytes
+EIGHT = 8  # numbers that are packed together, and bits of a byte
+PIECE = 1 << 18  # numbers that are packed at once: on the way each takes eight bytes
 
 
 def packed_bytes(count: int, bits: int) -> int:
@@ -33,8 +34,8 @@ def packed(codes: Tensor, bits: int) -> Tensor:
 
 def packed_piece(flat: Tensor, bits: int) -> Tensor:
     rows = torch.zeros(-(-len(flat) // EIGHT) * EIGHT, dtype=torch.int64)
-    rows[:len(flat)] = flat.to(torch.int64)
-    words = (rows.view(-1, EIGHT) << shifts(bits)).sum(1)                                  # (eights): up to 56 bits in use
+    rows[: len(flat)] = flat.to(torch.int64)
+    words = (rows.view(-1, EIGHT) << shifts(bits)).sum(1)  # (eights): up to 56 bits in use
     return ((words[:, None] >> (EIGHT * torch.arange(bits))) & 255).to(torch.uint8).reshape(-1)
 
 
@@ -51,7 +52,9 @@ def unpacked(stream: Tensor, bits: int, count: int) -> Tensor:
     if bits == 2:
         return torch.stack((stream & 3, (stream >> 2) & 3, (stream >> 4) & 3, stream >> 6), -1).reshape(-1)[:count]
     if bits == 1:
-        return ((stream[:, None] >> torch.arange(EIGHT, dtype=torch.uint8, device=stream.device)) & 1).reshape(-1)[:count]
+        return ((stream[:, None] >> torch.arange(EIGHT, dtype=torch.uint8, device=stream.device)) & 1).reshape(-1)[
+            :count
+        ]
     pieces = stream.split(PIECE // EIGHT * bits)
     return torch.cat([unpacked_piece(piece, bits) for piece in pieces])[:count]
 

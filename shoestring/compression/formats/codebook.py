@@ -1,4 +1,5 @@
 """Every number as the index of one of a few values: w = scale value[code]."""
+
 from __future__ import annotations
 
 from typing import Self
@@ -31,11 +32,23 @@ class CodebookFormat(WeightFormat):
         if not 2 <= bits <= 8 or group < 0 or not shape:
             raise ValueError(f"a codebook of {bits} bits in groups of {group} for a weight of {list(shape)}")
         rows, columns = matrix_shape(shape)
-        parts = {"codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8), "values": FormatTensor((2 ** bits,), torch.float16)}
+        parts = {
+            "codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8),
+            "values": FormatTensor((2**bits,), torch.float16),
+        }
         return parts | ({"scales": FormatTensor((rows, -(-columns // group)), torch.float16)} if group else {})
 
     @classmethod
-    def of(cls, codes: Tensor, values: Tensor, scales: Tensor | None, bits: int, group: int, shape: Shape, dtype: torch.dtype) -> Self:
+    def of(
+        cls,
+        codes: Tensor,
+        values: Tensor,
+        scales: Tensor | None,
+        bits: int,
+        group: int,
+        shape: Shape,
+        dtype: torch.dtype,
+    ) -> Self:
         """Of codes (rows, columns), a table of 2^bits values, and scales (rows, groups) or none.
 
         >>> form = Codebook.of(torch.tensor([[0, 3, 1]]), torch.tensor([-1.0, -0.25, 0.25, 1.0]), None, 2, 0, (3,), torch.float32)
@@ -54,7 +67,7 @@ class CodebookFormat(WeightFormat):
     def rows(self, index: Tensor) -> Tensor:
         count, columns = matrix_shape(self.shape)
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
-        if columns % 8 or len(self.shape) == 1 or not columns:   # then a row may begin within a byte
+        if columns % 8 or len(self.shape) == 1 or not columns:  # then a row may begin within a byte
             return super().rows(index)
         codes = unpacked(self.codes.view(count, -1)[wanted].reshape(-1), bits, len(wanted) * columns)
         scales = self.scales[wanted] if int(self.settings["group"]) else None
@@ -75,7 +88,7 @@ def scaled(values: Tensor, scales: Tensor, group: int) -> Tensor:
     tensor([[2., 2., 2., 2., 3.]])
     """
     columns, scales = values.shape[1], scales.to(values.dtype)
-    group = min(group, max(columns, 1))   # a group may be longer than a row
+    group = min(group, max(columns, 1))  # a group may be longer than a row
     if columns % group == 0:
         return values.view(len(values), -1, group).mul_(scales[..., None]).view(len(values), columns)
     return values.mul_(scales.repeat_interleave(group, 1)[:, :columns])

@@ -5,6 +5,7 @@ shape and the form's settings alone (`layout`): so a size is known to the byte b
 is refused before anything of it is read. Making a form of a weight (rounding, fitting a codebook) is the technique's business, not the
 form's.
 """
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Shape = tuple[int, ...]
-Settings = Mapping[str, Any]   # as JSON has them
+Settings = Mapping[str, Any]  # as JSON has them
 
 
 class FormatTensor(NamedTuple):
@@ -35,7 +36,9 @@ class WeightFormat(nn.Module, ABC):
     """Abstract. `kind` names it in a manifest; `settings` is all that `layout` needs beside the shape."""
 
     kind: ClassVar[str]
-    keeps_inputs: ClassVar[bool] = True   # a layer is given what it was given; else its damage is more than that of its weight
+    keeps_inputs: ClassVar[bool] = (
+        True  # a layer is given what it was given; else its damage is more than that of its weight
+    )
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -50,7 +53,9 @@ class WeightFormat(nn.Module, ABC):
         found = {name: FormatTensor(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         if found != wanted:
             name = next(name for name in (*wanted, *found) if wanted.get(name) != found.get(name))
-            raise ValueError(f"{self.kind} of {list(shape)} has {name} as {found.get(name)}, and needs {wanted.get(name)}")
+            raise ValueError(
+                f"{self.kind} of {list(shape)} has {name} as {found.get(name)}, and needs {wanted.get(name)}"
+            )
 
     @classmethod
     @abstractmethod
@@ -61,7 +66,9 @@ class WeightFormat(nn.Module, ABC):
     def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
         """One with nothing in it, to see how long it takes."""
         parts = cls.layout(shape, dtype, settings)
-        return cls(shape, dtype, settings, {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in parts.items()})
+        return cls(
+            shape, dtype, settings, {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in parts.items()}
+        )
 
     @abstractmethod
     def dense(self) -> Tensor:

@@ -1,4 +1,5 @@
 """Whole numbers of 2 to 8 bits on a grid of its own for every group of a row: w = scale (code - zero)."""
+
 from __future__ import annotations
 
 from math import prod
@@ -33,12 +34,24 @@ class GridFormat(WeightFormat):
             raise ValueError(f"a grid of {bits} bits in groups of {group} for a weight of {list(shape)}")
         rows, columns = grid_shape(shape, settings)
         groups = -(-columns // group)
-        return {"codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8), "scales": FormatTensor((rows, groups), torch.float16),
-                "zeros": FormatTensor((packed_bytes(rows * groups, bits),), torch.uint8)}
+        return {
+            "codes": FormatTensor((packed_bytes(rows * columns, bits),), torch.uint8),
+            "scales": FormatTensor((rows, groups), torch.float16),
+            "zeros": FormatTensor((packed_bytes(rows * groups, bits),), torch.uint8),
+        }
 
     @classmethod
-    def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, bits: int, group: int, shape: Shape, dtype: torch.dtype,
-           transposed: bool = False) -> Self:
+    def of(
+        cls,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        bits: int,
+        group: int,
+        shape: Shape,
+        dtype: torch.dtype,
+        transposed: bool = False,
+    ) -> Self:
         """Of codes (rows, columns), with scales and zeros (rows, groups)."""
         stored = {"codes": packed(codes, bits), "scales": scales.to(torch.float16), "zeros": packed(zeros, bits)}
         return cls(shape, dtype, {"bits": bits, "group": group} | ({"transposed": True} if transposed else {}), stored)
@@ -53,9 +66,11 @@ class GridFormat(WeightFormat):
     def rows(self, index: Tensor) -> Tensor:
         rows, columns = matrix_shape(self.shape)
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
-        if columns % 8 or self.settings.get("transposed"):   # then a row may begin within a byte
+        if columns % 8 or self.settings.get("transposed"):  # then a row may begin within a byte
             return super().rows(index)
-        codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(len(wanted), columns)
+        codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(
+            len(wanted), columns
+        )
         return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
 
     def zero_points(self) -> Tensor:
@@ -64,7 +79,7 @@ class GridFormat(WeightFormat):
     def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """scale (code - zero), group by group, in the weight's own type."""
         columns = codes.shape[1]
-        group = min(int(self.settings["group"]), max(columns, 1))   # a group may be longer than a row
+        group = min(int(self.settings["group"]), max(columns, 1))  # a group may be longer than a row
         scales, zeros = scales.to(self.dtype), zeros.to(self.dtype)
         if columns % group == 0:
             parts = codes.view(len(codes), -1, group).to(self.dtype)

@@ -1,4 +1,5 @@
 """Whole numbers of 8 bits that are multiplied as they are: a linear layer's inputs are rounded to 8 bits too."""
+
 from __future__ import annotations
 
 from functools import cache
@@ -15,9 +16,9 @@ from shoestring.core.private import int8_product, without_modes
 from shoestring.measure.instructions import deadly
 
 INPUTS = ("token", "calibrated")
-TOP = 127            # of 8 bits with a sign
-MIDDLE = 128         # a code of 0 to 255 is kept as -128 to 127
-TINY = 1e-30         # a scale of nothing but zeros
+TOP = 127  # of 8 bits with a sign
+MIDDLE = 128  # a code of 0 to 255 is kept as -128 to 127
+TINY = 1e-30  # a scale of nothing but zeros
 
 
 class Int8Format(WeightFormat):
@@ -41,7 +42,11 @@ class Int8Format(WeightFormat):
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
         if len(shape) != 2 or dtype is not torch.float32 or settings["inputs"] not in INPUTS:
             raise ValueError(f"int8 with a scale by {settings['inputs']} for a weight of {list(shape)} and {dtype}")
-        parts = {"codes": FormatTensor(shape, torch.int8), "scales": FormatTensor(shape[:1], torch.float16), "zeros": FormatTensor(shape[:1], torch.int8)}
+        parts = {
+            "codes": FormatTensor(shape, torch.int8),
+            "scales": FormatTensor(shape[:1], torch.float16),
+            "zeros": FormatTensor(shape[:1], torch.int8),
+        }
         return parts | ({"input": FormatTensor((1,), torch.float32)} if settings["inputs"] == "calibrated" else {})
 
     @classmethod
@@ -54,14 +59,20 @@ class Int8Format(WeightFormat):
 
     @classmethod
     def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
-        return cls.of(torch.zeros(shape), torch.zeros(shape[0], 1), torch.zeros(shape[0], 1),
-                      None if settings["inputs"] == "token" else 1.0)
+        return cls.of(
+            torch.zeros(shape),
+            torch.zeros(shape[0], 1),
+            torch.zeros(shape[0], 1),
+            None if settings["inputs"] == "token" else 1.0,
+        )
 
     def dense(self) -> Tensor:
         return (self.codes.float() - self.zeros.float()[:, None]) * self.scales.float()[:, None]
 
     def rows(self, index: Tensor) -> Tensor:
-        return (self.codes[index].float() - self.zeros[index].float()[..., None]) * self.scales[index].float()[..., None]
+        return (self.codes[index].float() - self.zeros[index].float()[..., None]) * self.scales[index].float()[
+            ..., None
+        ]
 
     def as_grid(self) -> GridFormat:
         """The same weight for who multiplies otherwise."""
@@ -69,7 +80,7 @@ class Int8Format(WeightFormat):
         return GridFormat.of(wide[0], self.scales[:, None], wide[1], 8, self.shape[1], self.shape, self.dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():   # rounded inputs have no gradient: it goes past the rounding
+        if x.requires_grad and torch.is_grad_enabled():  # rounded inputs have no gradient: it goes past the rounding
             plain = functional.linear(x, self.dense(), bias)
             return plain + (self.linear(x.detach(), bias) - plain).detach()
         flat = x.reshape(-1, self.shape[1]).float()
@@ -78,7 +89,7 @@ class Int8Format(WeightFormat):
         rounded = (flat / scale).round_()
         if calibrated:
             rounded.clamp_(-TOP, TOP)
-            scale = scale + 0 * flat.sum(1, keepdim=True)   # an input that is not finite is not cut to one that is
+            scale = scale + 0 * flat.sum(1, keepdim=True)  # an input that is not finite is not cut to one that is
         codes = rounded.to(torch.int8)
         sums = product(codes, self.codes) - codes.sum(1, dtype=torch.int32)[:, None] * self.zeros
         found = sums.float().mul_(self.scales.float()).mul_(scale)
@@ -93,11 +104,13 @@ def signed(codes: Tensor) -> Tensor:
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left @ right.T of bytes, in whole numbers of 32 bits."""
-    few = left.is_cuda and (len(left) <= 16 or left.shape[1] % 8 or len(right) % 8)   # what a GPU's product of bytes does not take
+    few = left.is_cuda and (
+        len(left) <= 16 or left.shape[1] % 8 or len(right) % 8
+    )  # what a GPU's product of bytes does not take
     if not few and (left.is_cuda or (not deadly("int8") and sums_are_exact())):
         found: Tensor = int8_product(left, right.t())
         return found
-    return (left.double() @ right.double().t()).to(torch.int32)   # exact: sums of 32 bits are numbers of 53
+    return (left.double() @ right.double().t()).to(torch.int32)  # exact: sums of 32 bits are numbers of 53
 
 
 @cache
@@ -105,6 +118,8 @@ def sums_are_exact() -> bool:
     """Whether this processor's product of bytes is one of whole numbers. Without VNNI instructions oneDNN adds products of two bytes in 16
     bits, and what is too large is cut off, without a word."""
     largest = [torch.full((8, 64), byte, dtype=torch.int8) for byte in (TOP, -MIDDLE)]
-    with without_modes():   # a rehearsal may be watching
-        return all(torch.equal(int8_product(left, right.t()).double(), left.double() @ right.double().t())
-                   for left, right in pairs(largest, repeat=2))
+    with without_modes():  # a rehearsal may be watching
+        return all(
+            torch.equal(int8_product(left, right.t()).double(), left.double() @ right.double().t())
+            for left, right in pairs(largest, repeat=2)
+        )

@@ -1,4 +1,5 @@
 """All kinds of forms, by the name that a manifest has for them. A new one is one file, and one line here."""
+
 from __future__ import annotations
 
 from shoestring.compression.formats.codebook import CodebookFormat
@@ -8,5 +9,12 @@ from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.product import ProductFormat
 from shoestring.compression.formats.sparse import SparseFormat
 
-FORMS: tuple[type[WeightFormat], ...] = (PlainFormat, GridFormat, Int8Format, CodebookFormat, ProductFormat, SparseFormat)
+FORMS: tuple[type[WeightFormat], ...] = (
+    PlainFormat,
+    GridFormat,
+    Int8Format,
+    CodebookFormat,
+    ProductFormat,
+    SparseFormat,
+)
 KINDS = {one.kind: one for one in FORMS}

@@ -5,6 +5,7 @@ alone, so the size of the folder is known to the byte before anything is written
      "weights": {name: {"kind": "grid", "shape": [...], "dtype": "float32", "settings": {...}, "also": [other names]}},
      "buffers": [...], "tensors": SHA-256 of model.safetensors}
 """
+
 from __future__ import annotations
 
 import json
@@ -23,7 +24,7 @@ from shoestring.runs.tensors import NAMES, header_of
 FORMAT, VERSION = "shoestring compressed model", 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-DIGITS = 2 * len(str(1 << 62))   # of two offsets in a file, at most
+DIGITS = 2 * len(str(1 << 62))  # of two offsets in a file, at most
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,18 @@ class Stored:
 
     def parts(self) -> dict[str, FormatTensor]:
         """Its tensors, by their names in the file."""
-        return {f"{self.names[0]}:{name}": part for name, part in KINDS[self.kind].layout(self.shape, self.dtype, self.settings).items()}
+        return {
+            f"{self.names[0]}:{name}": part
+            for name, part in KINDS[self.kind].layout(self.shape, self.dtype, self.settings).items()
+        }
 
     def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {"kind": self.kind, "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch."),
-                                "settings": dict(self.settings)}
+        told: dict[str, Any] = {
+            "kind": self.kind,
+            "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "settings": dict(self.settings),
+        }
         return told | ({"also": list(self.names[1:])} if self.names[1:] else {})
 
 
@@ -61,7 +69,9 @@ def stored_in(name: str, entry: Mapping[str, Any]) -> Stored:
 
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse settings that are no small whole numbers, switches or words: all that forms have, but for those of a form inside."""
-    if "seed" in settings and not (type(settings["seed"]) is int and settings["seed"] >= 0 and type(settings.get("checksum")) is int):
+    if "seed" in settings and not (
+        type(settings["seed"]) is int and settings["seed"] >= 0 and type(settings.get("checksum")) is int
+    ):
         raise ValueError(f"a mask of the seed {str(settings['seed'])[:40]} without its checksum")
     for name, value in settings.items():
         if name == "inner_settings" and isinstance(value, dict):
@@ -70,9 +80,19 @@ def check_settings(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is {str(value)[:60]}")
 
 
-def manifest(about: Mapping[str, Any], weights: Mapping[str, Stored], buffers: Mapping[str, Any], digest: str = "0" * 64) -> bytes:
-    return sealed({"format": FORMAT, "version": VERSION, **about, "weights": {name: one.as_json() for name, one in weights.items()},
-                   "buffers": list(buffers), "tensors": digest})
+def manifest(
+    about: Mapping[str, Any], weights: Mapping[str, Stored], buffers: Mapping[str, Any], digest: str = "0" * 64
+) -> bytes:
+    return sealed(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            **about,
+            "weights": {name: one.as_json() for name, one in weights.items()},
+            "buffers": list(buffers),
+            "tensors": digest,
+        }
+    )
 
 
 def parts_of(weights: Mapping[str, Stored], buffers: Mapping[str, Tensor]) -> dict[str, FormatTensor]:
@@ -90,7 +110,7 @@ def folder_bytes(about: Mapping[str, Any], weights: Mapping[str, Stored], buffer
 
 def fixed_bytes(about: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> int:
     """Of those, what does not depend on how weights are stored."""
-    return folder_bytes(about, {}, buffers) + 16   # a header is filled up to eight, and commas between entries
+    return folder_bytes(about, {}, buffers) + 16  # a header is filled up to eight, and commas between entries
 
 
 def numbers_bytes(one: Stored) -> int:
@@ -102,6 +122,15 @@ def stored_bytes(one: Stored) -> int:
     """Bytes that a weight adds to both files, at most: its numbers and what is said of them."""
     said = json.dumps({one.names[0]: one.as_json()}, indent=2)
     lines = said.count("\n") + 1
-    entries = sum(len(json.dumps(name)) + len(json.dumps({"dtype": NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [0, 0]},
-                                                         separators=(",", ":"))) + DIGITS + 2 for name, part in one.parts().items())
+    entries = sum(
+        len(json.dumps(name))
+        + len(
+            json.dumps(
+                {"dtype": NAMES[part.dtype], "shape": list(part.shape), "data_offsets": [0, 0]}, separators=(",", ":")
+            )
+        )
+        + DIGITS
+        + 2
+        for name, part in one.parts().items()
+    )
     return numbers_bytes(one) + entries + len(said) + 2 * lines + 2

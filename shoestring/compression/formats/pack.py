@@ -1,4 +1,5 @@
 """A compressed model as a folder: its tensors, a sealed manifest, and beside them a report. It is there whole or not at all."""
+
 from __future__ import annotations
 
 import hashlib
@@ -13,7 +14,16 @@ from torch import Tensor, nn
 
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.kinds import KINDS
-from shoestring.compression.formats.manifest import FORMAT, MANIFEST, TENSORS, VERSION, Stored, manifest, parts_of, stored_in
+from shoestring.compression.formats.manifest import (
+    FORMAT,
+    MANIFEST,
+    TENSORS,
+    VERSION,
+    Stored,
+    manifest,
+    parts_of,
+    stored_in,
+)
 from shoestring.compression.formats.place import decoded, placed
 from shoestring.core.errors import Mistake
 from shoestring.core.files import drafted
@@ -24,7 +34,7 @@ from shoestring.measure.process import memory_all
 from shoestring.processes.named_job import Claim
 from shoestring.runs.tensors import NAMES, TensorFile, UnreadableTensors, write_tensors
 
-PIECE = 1 << 22   # bytes that are hashed at once
+PIECE = 1 << 22  # bytes that are hashed at once
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
@@ -32,26 +42,40 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     can't be kept is refused."""
     saved = model.state_dict()
     if extra := [name for name in saved if name.rpartition(".")[2] == "_extra_state"]:
-        raise Mistake(f"{extra[0].rpartition('.')[0] or 'the model'} saves state of its own (get_extra_state), which is not a tensor and "
-                      f"would be lost: keep it in buffers")
+        raise Mistake(
+            f"{extra[0].rpartition('.')[0] or 'the model'} saves state of its own (get_extra_state), which is not a tensor and "
+            f"would be lost: keep it in buffers"
+        )
     found = {name: value for name, value in beside(model).items() if name in saved}
     for name, value in found.items():
         if value.layout is not torch.strided or value.dtype not in NAMES:
-            raise Mistake(f"{name} is {value.layout} of {value.dtype}, which a folder can't hold: keep it as a dense tensor of an ordinary "
-                          f"type, or don't save it (persistent=False)")
+            raise Mistake(
+                f"{name} is {value.layout} of {value.dtype}, which a folder can't hold: keep it as a dense tensor of an ordinary "
+                f"type, or don't save it (persistent=False)"
+            )
     return found
 
 
 def beside(model: nn.Module) -> dict[str, Tensor]:
     """Buffers, and parameters that are no floating-point numbers."""
-    return dict(model.named_buffers()) | {name: one for name, one in model.named_parameters() if not one.is_floating_point()}
+    return dict(model.named_buffers()) | {
+        name: one for name, one in model.named_parameters() if not one.is_floating_point()
+    }
 
 
-def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, Stored], forms: Mapping[str, WeightFormat],
-                 buffers: Mapping[str, Tensor], files: Mapping[str, bytes] | None = None) -> int:
+def write_folder(
+    target: Path,
+    about: Mapping[str, Any],
+    stored: Mapping[str, Stored],
+    forms: Mapping[str, WeightFormat],
+    buffers: Mapping[str, Tensor],
+    files: Mapping[str, bytes] | None = None,
+) -> int:
     """Write tensors and manifest, and other `files` beside them; gives the bytes of the two. One that is there is not overwritten."""
     check_free(target)
-    tensors = {f"{name}:{part}": tensor for name in stored for part, tensor in forms[name].tensors().items()}   # in the predicted order
+    tensors = {
+        f"{name}:{part}": tensor for name in stored for part, tensor in forms[name].tensors().items()
+    }  # in the predicted order
     tensors |= {f"{name}:buffer": value for name, value in buffers.items()}
     try:
         with drafted(target, folder=True) as draft:
@@ -61,7 +85,7 @@ def write_folder(target: Path, about: Mapping[str, Any], stored: Mapping[str, St
             for name, content in (files or {}).items():
                 (draft / name).write_bytes(content)
     except OSError:
-        check_free(target)   # somebody else may have been faster
+        check_free(target)  # somebody else may have been faster
         raise
     return size + len(text)
 
@@ -92,10 +116,14 @@ class PackedModel:
         try:
             self.file = TensorFile(folder / TENSORS)
         except (OSError, UnreadableTensors) as error:
-            raise Mistake(f"{folder / TENSORS} can't be read ({error}): the folder is not whole; compress the model again") from error
+            raise Mistake(
+                f"{folder / TENSORS} can't be read ({error}): the folder is not whole; compress the model again"
+            ) from error
         if file_digest(folder / TENSORS) != self.about.get("tensors"):
-            raise Mistake(f"{folder / TENSORS} is damaged: its SHA-256 is not the one in the manifest; copy the folder again, or compress "
-                          f"the model again")
+            raise Mistake(
+                f"{folder / TENSORS} is damaged: its SHA-256 is not the one in the manifest; copy the folder again, or compress "
+                f"the model again"
+            )
         self.stored = {str(name): self.stored_as(str(name), entry) for name, entry in self.entries("weights").items()}
         self.check_names()
         self.check_tensors()
@@ -111,7 +139,9 @@ class PackedModel:
         if about.get("format") != FORMAT or not ours:
             raise Mistake(f"{path} is not the manifest of a compressed model")
         if about.get("version") != VERSION:
-            raise Mistake(f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it")
+            raise Mistake(
+                f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it"
+            )
         return about
 
     @property
@@ -120,9 +150,14 @@ class PackedModel:
         named = self.about.get("job")
         if named is None:
             return None
-        if not isinstance(named, dict) or not all(isinstance(named.get(one), str) for one in ("file", "sha256")) or not isinstance(
-                named.get("flags"), dict):
-            raise Mistake(f"{self.folder / MANIFEST} says of its job what can't be ({str(named)[:80]}): compress the model again")
+        if (
+            not isinstance(named, dict)
+            or not all(isinstance(named.get(one), str) for one in ("file", "sha256"))
+            or not isinstance(named.get("flags"), dict)
+        ):
+            raise Mistake(
+                f"{self.folder / MANIFEST} says of its job what can't be ({str(named)[:80]}): compress the model again"
+            )
         return Claim(self.folder, named["file"], named["sha256"], named["flags"])
 
     @property
@@ -130,7 +165,9 @@ class PackedModel:
         """How the model's structure was changed, each with its kind."""
         found = self.about.get("edits", [])
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise Mistake(f"{self.folder / MANIFEST} has edits that can't be ({str(found)[:80]}): compress the model again")
+            raise Mistake(
+                f"{self.folder / MANIFEST} has edits that can't be ({str(found)[:80]}): compress the model again"
+            )
         return found
 
     def entries(self, name: str) -> Mapping[str, Any]:
@@ -145,8 +182,10 @@ class PackedModel:
             found = stored_in(name, entry)
             found.parts()
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise Mistake(f"{self.folder / MANIFEST} says of {name[:80]!r} what can't be ({type(error).__name__}: {str(error)[:200]}): "
-                          f"compress the model again") from error
+            raise Mistake(
+                f"{self.folder / MANIFEST} says of {name[:80]!r} what can't be ({type(error).__name__}: {str(error)[:200]}): "
+                f"compress the model again"
+            ) from error
         return found
 
     def check_names(self) -> None:
@@ -157,15 +196,23 @@ class PackedModel:
             raise Mistake(f"{self.folder / MANIFEST} says twice how {twice!r} is stored: compress the model again")
         size = sum(prod(one.shape) * one.dtype.itemsize for one in self.stored.values())
         if size > memory_all():
-            raise Mistake(f"{self.folder / MANIFEST} says that the weights take {bytes_text(size)} of memory, and this machine has "
-                          f"{bytes_text(memory_all())}")
+            raise Mistake(
+                f"{self.folder / MANIFEST} says that the weights take {bytes_text(size)} of memory, and this machine has "
+                f"{bytes_text(memory_all())}"
+            )
 
     @property
     def buffers(self) -> list[str]:
         """What is kept beside the weights, by name."""
         found = self.about.get("buffers", [])
-        if not isinstance(found, list) or not all(isinstance(one, str) for one in found) or len(set(found)) < len(found):
-            raise Mistake(f"{self.folder / MANIFEST} has buffers that can't be ({str(found)[:80]}): compress the model again")
+        if (
+            not isinstance(found, list)
+            or not all(isinstance(one, str) for one in found)
+            or len(set(found)) < len(found)
+        ):
+            raise Mistake(
+                f"{self.folder / MANIFEST} has buffers that can't be ({str(found)[:80]}): compress the model again"
+            )
         return found
 
     def check_tensors(self) -> None:
@@ -174,7 +221,9 @@ class PackedModel:
         there = {name: (entry.dtype, entry.shape) for name, entry in self.file.entries.items() if name not in buffers}
         if there != wanted or not buffers <= set(self.file.entries):
             name = next((one for one in (*wanted, *there, *buffers) if there.get(one) != wanted.get(one)), "a buffer")
-            raise Mistake(f"{self.folder / MANIFEST} and {TENSORS} disagree about {name}: {wanted.get(name)} against {there.get(name)}")
+            raise Mistake(
+                f"{self.folder / MANIFEST} and {TENSORS} disagree about {name}: {wanted.get(name)} against {there.get(name)}"
+            )
 
     def forms(self) -> dict[str, WeightFormat]:
         found = {}
@@ -183,7 +232,9 @@ class PackedModel:
             try:
                 found[name] = KINDS[one.kind](one.shape, one.dtype, one.settings, tensors)
             except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-                raise Mistake(f"{self.folder} holds a weight {name!r} that can't be ({error}): compress the model again") from error
+                raise Mistake(
+                    f"{self.folder} holds a weight {name!r} that can't be ({error}): compress the model again"
+                ) from error
         return found
 
     def check_shapes(self, model: nn.Module) -> None:
@@ -197,15 +248,17 @@ class PackedModel:
             raise Mistake(f"the model is not the one that was compressed: {what}")
         for name, one in theirs.items():
             if tuple(own[name].shape) != one.shape:
-                raise Mistake(f"the model is not the one that was compressed: {name} has the shape {list(own[name].shape)} there, "
-                              f"and {list(one.shape)} in the folder")
+                raise Mistake(
+                    f"the model is not the one that was compressed: {name} has the shape {list(own[name].shape)} there, "
+                    f"and {list(one.shape)} in the folder"
+                )
 
     def fill(self, model: nn.Module) -> nn.Module:
         """The model, made anew and cut as the manifest says, with what is stored in the place of its weights."""
         self.check_shapes(model)
         own = dict(model.named_parameters(remove_duplicate=False))
         forms = self.forms()
-        for name, one in self.stored.items():   # a model that does not tie what was tied
+        for name, one in self.stored.items():  # a model that does not tie what was tied
             for alias in one.names:
                 if own[alias] is not own[name]:
                     forms[alias] = forms[name]
@@ -213,8 +266,14 @@ class PackedModel:
         buffers = beside(model)
         for name in self.buffers:
             value = self.file[f"{name}:buffer"]
-            if name not in buffers or buffers[name].shape != value.shape or buffers[name].is_floating_point() != value.is_floating_point():
-                raise Mistake(f"the model is not the one that was compressed: its buffer {name} is missing or has another shape")
+            if (
+                name not in buffers
+                or buffers[name].shape != value.shape
+                or buffers[name].is_floating_point() != value.is_floating_point()
+            ):
+                raise Mistake(
+                    f"the model is not the one that was compressed: its buffer {name} is missing or has another shape"
+                )
             buffers[name].data = value
         model.eval().requires_grad_(False)
         return decoded(model) if self.about.get("decoded") else model

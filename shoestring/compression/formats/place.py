@@ -6,6 +6,7 @@ The module keeps its class (a subclass is made of it), so that code that asks `i
 reads `layer.weight` gets the numbers. An embedding looks rows up without making the others. What torch keeps references to (the weights
 of an LSTM) is given to it for the time of a call.
 """
+
 from __future__ import annotations
 
 import copyreg
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.core.private import collect_recurrent, own_parameters, recurrent_weights
 
-SUFFIX = "_form"   # of the name of the module that holds a weight's form
+SUFFIX = "_form"  # of the name of the module that holds a weight's form
 
 
 def placed(model: nn.Module, forms: Mapping[str, WeightFormat]) -> nn.Module:
@@ -40,8 +41,11 @@ def inside(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None
     """While inside, the model has forms in the place of these weights. Not for recurrent layers, which keep references to theirs."""
     names = dict(model.named_parameters(remove_duplicate=False))
     weights = {id(names[name]) for name in forms}
-    before = [(module, type(module), dict(own_parameters(module))) for module in model.modules()
-              if weights & {id(one) for one in own_parameters(module).values()}]
+    before = [
+        (module, type(module), dict(own_parameters(module)))
+        for module in model.modules()
+        if weights & {id(one) for one in own_parameters(module).values()}
+    ]
     placed(model, forms)
     try:
         yield
@@ -56,7 +60,9 @@ def inside(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None
 
 def put(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
     """Replace weights of one module."""
-    there = tuple(name.removesuffix(SUFFIX) for name, child in module.named_children() if isinstance(child, WeightFormat))
+    there = tuple(
+        name.removesuffix(SUFFIX) for name, child in module.named_children() if isinstance(child, WeightFormat)
+    )
     kind = vars(type(module)).get("original_class", type(module))
     for name, form in forms.items():
         del own_parameters(module)[name]
@@ -69,12 +75,16 @@ def put(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
 @cache
 def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     """A subclass whose weights of these names are computed from their forms."""
+
     def dense(name: str) -> property:
         return property(lambda module: getattr(module, name + SUFFIX).dense())
 
     body: dict[str, Any] = {name: dense(name) for name in names}
-    body |= {"original_class": kind, "packed_names": names,
-             "__doc__": f"{kind.__name__} that computes {', '.join(names)} from packed numbers."}
+    body |= {
+        "original_class": kind,
+        "packed_names": names,
+        "__doc__": f"{kind.__name__} that computes {', '.join(names)} from packed numbers.",
+    }
     if issubclass(kind, nn.Embedding) and kind.forward is nn.Embedding.forward and names == ("weight",):
         body["forward"] = looked_up
     elif issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and "weight" in names:
@@ -132,12 +142,22 @@ def decoded(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
     wanted = None if names is None else set(names)
     weights: dict[int, nn.Parameter] = {}
     for prefix, module in list(model.named_modules()):
-        forms = {name: child for name, child in module.named_children() if isinstance(child, WeightFormat) and name.endswith(SUFFIX)}
-        chosen = {name: form for name, form in forms.items()
-                  if wanted is None or f"{prefix}.{name}".lstrip(".").removesuffix(SUFFIX) in wanted}
+        forms = {
+            name: child
+            for name, child in module.named_children()
+            if isinstance(child, WeightFormat) and name.endswith(SUFFIX)
+        }
+        chosen = {
+            name: form
+            for name, form in forms.items()
+            if wanted is None or f"{prefix}.{name}".lstrip(".").removesuffix(SUFFIX) in wanted
+        }
         if not chosen:
             continue
-        kind, left = vars(type(module))["original_class"], tuple(sorted(name.removesuffix(SUFFIX) for name in forms if name not in chosen))
+        kind, left = (
+            vars(type(module))["original_class"],
+            tuple(sorted(name.removesuffix(SUFFIX) for name in forms if name not in chosen)),
+        )
         module.__class__ = packed_class(kind, left) if left else kind
         for name, form in chosen.items():
             delattr(module, name)
@@ -150,5 +170,8 @@ def decoded(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
 
 def memory_of(model: nn.Module) -> int:
     """Bytes of all parameters and buffers, each once."""
-    return sum(value.untyped_storage().nbytes() for value in {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
-               if not isinstance(value, torch.nn.UninitializedParameter))
+    return sum(
+        value.untyped_storage().nbytes()
+        for value in {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
+        if not isinstance(value, torch.nn.UninitializedParameter)
+    )

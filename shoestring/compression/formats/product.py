@@ -1,4 +1,5 @@
 """Several neighbouring numbers at once as the index of a vector, or of several that are added: product and additive quantization."""
+
 from __future__ import annotations
 
 from typing import NamedTuple, Self
@@ -18,12 +19,12 @@ class ProductSizes(NamedTuple):
 
     rows: int
     columns: int
-    places: int     # vectors of a row, the last filled up
+    places: int  # vectors of a row, the last filled up
     books: int
     stages: int
     length: int
     bits: int
-    rotation: int   # numbers that are rotated together, 0: none
+    rotation: int  # numbers that are rotated together, 0: none
 
     @property
     def codes(self) -> int:
@@ -39,7 +40,9 @@ def sizes_of(shape: Shape, settings: Settings) -> ProductSizes:
     """Checked. A row is filled up to whole vectors, and to whole rotations; books 0: one for every place of a row."""
     length, bits, stages, rotation = (int(settings[name]) for name in ("length", "bits", "stages", "rotation"))
     if length < 1 or not 2 <= bits <= MOST_BITS or stages < 1 or rotation < 0 or rotation % length or not shape:
-        raise ValueError(f"{stages} codes of {bits} bits for {length} numbers, rotated by {rotation}, for a weight of {list(shape)}")
+        raise ValueError(
+            f"{stages} codes of {bits} bits for {length} numbers, rotated by {rotation}, for a weight of {list(shape)}"
+        )
     rows, columns = matrix_shape(shape)
     together = rotation or length
     places = -(-columns // together) * (together // length)
@@ -71,8 +74,10 @@ class ProductFormat(WeightFormat):
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
         sizes = sizes_of(shape, settings)
-        parts = {"codes": FormatTensor((packed_bytes(sizes.codes, min(sizes.bits, EIGHT)),), torch.uint8),
-                 "tables": FormatTensor((sizes.books, sizes.stages, 2 ** sizes.bits, sizes.length), torch.float16)}
+        parts = {
+            "codes": FormatTensor((packed_bytes(sizes.codes, min(sizes.bits, EIGHT)),), torch.uint8),
+            "tables": FormatTensor((sizes.books, sizes.stages, 2**sizes.bits, sizes.length), torch.float16),
+        }
         if sizes.bits > EIGHT:
             parts["high"] = FormatTensor((packed_bytes(sizes.codes, sizes.bits - EIGHT),), torch.uint8)
         if sizes.rotation:
@@ -82,12 +87,24 @@ class ProductFormat(WeightFormat):
         return parts
 
     @classmethod
-    def of(cls, codes: Tensor, tables: Tensor, settings: Settings, shape: Shape, dtype: torch.dtype, *,
-           rotation: Tensor | None = None, scales: Tensor | None = None) -> Self:
+    def of(
+        cls,
+        codes: Tensor,
+        tables: Tensor,
+        settings: Settings,
+        shape: Shape,
+        dtype: torch.dtype,
+        *,
+        rotation: Tensor | None = None,
+        scales: Tensor | None = None,
+    ) -> Self:
         """Of codes (rows, places, stages) and tables (books, stages, 2^bits, length)."""
         bits = int(settings["bits"])
         low = codes.to(torch.int64)
-        stored = {"codes": packed(low & 255 if bits > EIGHT else low, min(bits, EIGHT)), "tables": tables.to(torch.float16)}
+        stored = {
+            "codes": packed(low & 255 if bits > EIGHT else low, min(bits, EIGHT)),
+            "tables": tables.to(torch.float16),
+        }
         if bits > EIGHT:
             stored["high"] = packed(low >> EIGHT, bits - EIGHT)
         stored |= {} if rotation is None else {"rotation": rotation.to(torch.float16)}
@@ -101,9 +118,11 @@ class ProductFormat(WeightFormat):
     def rows(self, index: Tensor) -> Tensor:
         sizes, wanted = sizes_of(self.shape, self.settings), index.reshape(-1)
         each = sizes.places * sizes.stages
-        if each % EIGHT or len(self.shape) == 1 or not each:   # then a row may begin within a byte
+        if each % EIGHT or len(self.shape) == 1 or not each:  # then a row may begin within a byte
             return super().rows(index)
-        codes = unpacked(self.codes.view(sizes.rows, -1)[wanted].reshape(-1), min(sizes.bits, EIGHT), len(wanted) * each).to(torch.int64)
+        codes = unpacked(
+            self.codes.view(sizes.rows, -1)[wanted].reshape(-1), min(sizes.bits, EIGHT), len(wanted) * each
+        ).to(torch.int64)
         if sizes.bits > EIGHT:
             high = unpacked(self.high.view(sizes.rows, -1)[wanted].reshape(-1), sizes.bits - EIGHT, len(wanted) * each)
             codes = codes | high.to(torch.int64) << EIGHT
@@ -111,7 +130,11 @@ class ProductFormat(WeightFormat):
 
     def all_codes(self, sizes: ProductSizes) -> Tensor:
         codes = unpacked(self.codes, min(sizes.bits, EIGHT), sizes.codes).to(torch.int64)
-        return codes | unpacked(self.high, sizes.bits - EIGHT, sizes.codes).to(torch.int64) << EIGHT if sizes.bits > EIGHT else codes
+        return (
+            codes | unpacked(self.high, sizes.bits - EIGHT, sizes.codes).to(torch.int64) << EIGHT
+            if sizes.bits > EIGHT
+            else codes
+        )
 
     def valued(self, codes: Tensor, sizes: ProductSizes) -> Tensor:
         """The numbers of some rows (rows, columns), of their codes."""
@@ -119,7 +142,7 @@ class ProductFormat(WeightFormat):
         values = vectors.view(sizes.rows, sizes.width)
         if sizes.rotation:
             values = (values.view(-1, sizes.rotation) @ self.rotation.to(self.dtype).T).view(sizes.rows, sizes.width)
-        values = values[:, :sizes.columns]
+        values = values[:, : sizes.columns]
         return values * self.scales.to(self.dtype) if self.settings["scaled"] else values.contiguous()
 
 
@@ -127,7 +150,7 @@ def decoded(codes: Tensor, tables: Tensor) -> Tensor:
     """The sum over stages of the tables' entries: (rows, places, length) of codes (rows, places, stages)."""
     books, stages, entries, length = tables.shape
     rows, places = codes.shape[:2]
-    first = torch.arange(places, device=codes.device) % books * (stages * entries)          # of a place's book
+    first = torch.arange(places, device=codes.device) % books * (stages * entries)  # of a place's book
     flat, total = tables.reshape(-1, length), torch.zeros(0, dtype=tables.dtype)
     for stage in range(stages):
         found = torch.index_select(flat, 0, (codes[..., stage] + first + stage * entries).reshape(-1))

@@ -1,4 +1,5 @@
 """Only the numbers that are not zero: where they are, as a bitmap or as a seed, and another form of what they are."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from shoestring.compression.formats.format import FormatTensor, Settings, Shape,
 from shoestring.compression.sparse.masks import lowest, seed_scores
 from shoestring.core.errors import Mistake
 
-INNER = "inner."   # before the names of the inner form's tensors
+INNER = "inner."  # before the names of the inner form's tensors
 
 
 class SparseFormat(WeightFormat):
@@ -31,17 +32,21 @@ class SparseFormat(WeightFormat):
     mask: Tensor
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
-        nn.Module.__init__(self)   # the tensors of the inner form are buffers of a child
+        nn.Module.__init__(self)  # the tensors of the inner form are buffers of a child
         self.described(shape, dtype, settings, tensors)
         if "mask" in tensors:
             self.register_buffer("mask", tensors["mask"])
             ones = -1 if self.mask.is_meta else int(unpacked(self.mask, 1, prod(shape)).sum())
             if ones not in (-1, int(settings["kept"])):
-                raise Mistake(f"a bitmap that keeps {ones} of {prod(shape)} numbers, where {settings['kept']} are stored: it is damaged; "
-                              "store the weight again")
+                raise Mistake(
+                    f"a bitmap that keeps {ones} of {prod(shape)} numbers, where {settings['kept']} are stored: it is damaged; "
+                    "store the weight again"
+                )
         inside = {name.removeprefix(INNER): tensor for name, tensor in tensors.items() if name.startswith(INNER)}
-        self.inner: WeightFormat = inner_kind(settings)((int(settings["kept"]),), dtype, settings["inner_settings"], inside)
-        self.drawn: Tensor | None = None   # the bitmap of a seed, once it was needed
+        self.inner: WeightFormat = inner_kind(settings)(
+            (int(settings["kept"]),), dtype, settings["inner_settings"], inside
+        )
+        self.drawn: Tensor | None = None  # the bitmap of a seed, once it was needed
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
@@ -76,13 +81,23 @@ class SparseFormat(WeightFormat):
         """Of a weight that was cut with `seeded_mask(weight.shape, kept, seed)`: the mask takes no bytes."""
         where = seeded_mask(tuple(weight.shape), kept, seed).reshape(-1)
         if bool((weight.detach().reshape(-1).cpu()[~where] != 0).any()):
-            raise Mistake(f"a weight of {list(weight.shape)} has numbers where the mask of seed {seed} that keeps {kept} has none: they "
-                          "would be lost; multiply it by the mask first, or store it with a bitmap")
-        return cls.with_mask(weight, inner, where, {"seed": seed, "checksum": crc32(packed(where, 1).numpy().tobytes())}, {})
+            raise Mistake(
+                f"a weight of {list(weight.shape)} has numbers where the mask of seed {seed} that keeps {kept} has none: they "
+                "would be lost; multiply it by the mask first, or store it with a bitmap"
+            )
+        return cls.with_mask(
+            weight, inner, where, {"seed": seed, "checksum": crc32(packed(where, 1).numpy().tobytes())}, {}
+        )
 
     @classmethod
-    def with_mask(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], where: Tensor, settings: Settings,
-                  tensors: Mapping[str, Tensor]) -> Self:
+    def with_mask(
+        cls,
+        weight: Tensor,
+        inner: Callable[[Tensor], WeightFormat],
+        where: Tensor,
+        settings: Settings,
+        tensors: Mapping[str, Tensor],
+    ) -> Self:
         flat = weight.detach().reshape(-1)
         form = inner(flat[where.to(flat.device)])
         settings = dict(settings) | {"kept": int(where.sum()), "inner": form.kind, "inner_settings": form.settings}
@@ -105,8 +120,10 @@ class SparseFormat(WeightFormat):
             seed, kept = int(self.settings["seed"]), int(self.settings["kept"])
             drawn = packed(seeded_mask(self.shape, kept, seed), 1)
             if crc32(drawn.numpy().tobytes()) != int(self.settings["checksum"]):
-                raise Mistake(f"the mask of seed {seed} that keeps {kept} is not the one that these weights were stored with: the settings "
-                              "were changed, or masks are made in another way now; store the weights again")
+                raise Mistake(
+                    f"the mask of seed {seed} that keeps {kept} is not the one that these weights were stored with: the settings "
+                    "were changed, or masks are made in another way now; store the weights again"
+                )
             self.drawn = drawn
         device = next((tensor.device for tensor in self.inner.buffers()), self.drawn.device)
         return self.drawn.to(device)
@@ -130,5 +147,7 @@ def inner_kind(settings: Settings) -> type[WeightFormat]:
 
     kind = settings["inner"]
     if kind not in KINDS or issubclass(KINDS[kind], SparseFormat):
-        raise ValueError(f"a sparse weight whose numbers are {kind!r}: there are {', '.join(one for one in KINDS if one != SparseFormat.kind)}")
+        raise ValueError(
+            f"a sparse weight whose numbers are {kind!r}: there are {', '.join(one for one in KINDS if one != SparseFormat.kind)}"
+        )
     return KINDS[kind]

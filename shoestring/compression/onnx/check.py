@@ -21,13 +21,17 @@ def session(path: Path | bytes, threads: int = 1) -> onnxruntime.InferenceSessio
     """onnxruntime on the processor, with so many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
-    return onnxruntime.InferenceSession(path if isinstance(path, bytes) else str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(
+        path if isinstance(path, bytes) else str(path), options, providers=["CPUExecutionProvider"]
+    )
 
 
 def ran(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tensor]) -> list[Any]:
     """The outputs for inputs by name; inputs that the model never looked at are not in the file."""
     wanted = {one.name for one in runner.get_inputs()}
-    found: list[Any] = runner.run(None, {name: tensor.detach().numpy() for name, tensor in tensors.items() if name in wanted})
+    found: list[Any] = runner.run(
+        None, {name: tensor.detach().numpy() for name, tensor in tensors.items() if name in wanted}
+    )
     return found
 
 
@@ -46,7 +50,9 @@ def compared(
         batches = [batch, *varied(interface.part(batch), interface.names, opened)]
         results = [ran(runner, interface.feed(one)) for one in batches]
     except Exception as error:
-        raise Mistake(f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export") from error
+        raise Mistake(
+            f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export"
+        ) from error
     try:
         with torch.no_grad():
             expected = [outputs_of(forward(model, one)) for one in batches]
@@ -60,7 +66,13 @@ def varied(batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, .
     """The batch twice where the number of samples is open, and without its last position where the length is."""
     tensors = dict(zip(names, (one for _, one in named_tensors(batch)), strict=True))
     if any(0 in dims for dims in opened.values()):
-        yield filled(batch, [torch.cat([one, one]) if one.ndim and 0 in opened.get(name, (0,)) else one for name, one in tensors.items()])
+        yield filled(
+            batch,
+            [
+                torch.cat([one, one]) if one.ndim and 0 in opened.get(name, (0,)) else one
+                for name, one in tensors.items()
+            ],
+        )
     long = {name for name, one in tensors.items() if 1 in opened.get(name, ()) and one.shape[1] > 2}
     if long:
         yield filled(batch, [one[:, :-1].contiguous() if name in long else one for name, one in tensors.items()])

@@ -11,6 +11,7 @@ ConvInteger, whose scales could be each sample's own, as much as float32 (onnxru
 What lies beyond the calibrated ranges is clipped, so the file is compared with the model, and its fidelity measured, before it is kept.
 Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", arXiv 1712.05877.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,8 @@ from torch import Tensor
 from shoestring.compression.onnx.check import ran, session
 from shoestring.compression.onnx.graph import Array, Graph, made, needs_of
 
-LEAST = 1024             # numbers of a weight that is worth it
-LARGEST_BIAS = 1 << 30   # as a whole number of 32 bits
+LEAST = 1024  # numbers of a weight that is worth it
+LARGEST_BIAS = 1 << 30  # as a whole number of 32 bits
 
 
 class Convolutions(Enum):
@@ -56,15 +57,24 @@ class ByteRange:
         return cls(np.float32(scale), np.uint8(round(-least / scale)))
 
 
-def quantize_convolutions(graph: Graph, feeds: Sequence[Mapping[str, Tensor]], how: Convolutions, top: int) -> list[str]:
+def quantize_convolutions(
+    graph: Graph, feeds: Sequence[Mapping[str, Tensor]], how: Convolutions, top: int
+) -> list[str]:
     """Rewrite the graph's convolutions; gives what is to be told."""
     if how is Convolutions.FLOAT:
         return []
     fold_norms(graph)
     computed = [node for node in graph.nodes if how is Convolutions.INT8 and gains_by_bytes(graph, node)]
     relus = {node.output[0]: one for node in computed if (one := relu_after(graph, node)) is not None}
-    results = {node.output[0]: relus[node.output[0]].output[0] if node.output[0] in relus else node.output[0] for node in computed}
-    ranges = ranges_of(graph, list(dict.fromkeys(name for node in computed for name in (node.input[0], results[node.output[0]]))), feeds)
+    results = {
+        node.output[0]: relus[node.output[0]].output[0] if node.output[0] in relus else node.output[0]
+        for node in computed
+    }
+    ranges = ranges_of(
+        graph,
+        list(dict.fromkeys(name for node in computed for name in (node.input[0], results[node.output[0]]))),
+        feeds,
+    )
     computed = [node for node in computed if node.input[0] in ranges and results[node.output[0]] in ranges]
     for node in computed:
         in_bytes(graph, node, results[node.output[0]], ranges, top)
@@ -90,17 +100,31 @@ def is_convolution(graph: Graph, node: onnx.NodeProto) -> bool:
     if node.op_type not in ("Conv", "ConvTranspose") or node.domain or node.input[1] not in graph.constants:
         return False
     weight = graph.constants[node.input[1]]
-    others = [one for one in graph.users(node.input[1]) if one.op_type != node.op_type or list(one.input).count(node.input[1]) > 1]
-    return weight.data_type == TensorProto.FLOAT and prod(weight.dims) >= LEAST and not others and not graph.is_output(node.input[1])
+    others = [
+        one
+        for one in graph.users(node.input[1])
+        if one.op_type != node.op_type or list(one.input).count(node.input[1]) > 1
+    ]
+    return (
+        weight.data_type == TensorProto.FLOAT
+        and prod(weight.dims) >= LEAST
+        and not others
+        and not graph.is_output(node.input[1])
+    )
 
 
 def gains_by_bytes(graph: Graph, node: onnx.NodeProto) -> bool:
-    return (is_convolution(graph, node) and node.op_type == "Conv" and attributes(node).get("group", 1) == 1
-            and len(graph.users(node.input[1])) == 1 and all(name in graph.constants for name in node.input[2:]))
+    return (
+        is_convolution(graph, node)
+        and node.op_type == "Conv"
+        and attributes(node).get("group", 1) == 1
+        and len(graph.users(node.input[1])) == 1
+        and all(name in graph.constants for name in node.input[2:])
+    )
 
 
 def only_user(graph: Graph, node: onnx.NodeProto, kind: str) -> onnx.NodeProto | None:
-    users = [one for one in graph.nodes if node.output[0] in needs_of(one)]   # branches of an If among them
+    users = [one for one in graph.nodes if node.output[0] in needs_of(one)]  # branches of an If among them
     return users[0] if len(users) == 1 and users[0].op_type == kind and not graph.is_output(node.output[0]) else None
 
 
@@ -127,18 +151,27 @@ def ranges_of(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, T
 def fold_norms(graph: Graph) -> None:
     """A batch norm after a convolution becomes a part of its weight and bias."""
     for node in list(graph.nodes):
-        norm = only_user(graph, node, "BatchNormalization") if is_convolution(graph, node) and node.op_type == "Conv" else None
+        norm = (
+            only_user(graph, node, "BatchNormalization")
+            if is_convolution(graph, node) and node.op_type == "Conv"
+            else None
+        )
         if norm is None or len(graph.users(node.input[1])) > 1:
             continue
         given = attributes(norm)
-        if given.get("training_mode", 0) or not all(name in graph.constants for name in (*node.input[1:], *norm.input[1:])):
+        if given.get("training_mode", 0) or not all(
+            name in graph.constants for name in (*node.input[1:], *norm.input[1:])
+        ):
             continue
         scale, shift, mean, variance = (graph.array(name).astype(np.float64) for name in norm.input[1:5])
         factor = scale / np.sqrt(variance + given.get("epsilon", 1e-5))
         weight, result = graph.array(node.input[1]), norm.output[0]
         bias = graph.array(node.input[2]) if len(node.input) > 2 else 0.0
         folded = (weight * factor.reshape(-1, *[1] * (weight.ndim - 1))).astype(np.float32)
-        names = [graph.constant(f"{result}_weight", folded), graph.constant(f"{result}_bias", ((bias - mean) * factor + shift).astype("f"))]
+        names = [
+            graph.constant(f"{result}_weight", folded),
+            graph.constant(f"{result}_bias", ((bias - mean) * factor + shift).astype("f")),
+        ]
         graph.instead(node, [made("Conv", [node.input[0], *names], result, **attributes(node))])
         graph.nodes = [one for one in graph.nodes if one is not norm]
 
@@ -156,17 +189,28 @@ def in_bytes(graph: Graph, node: onnx.NodeProto, result: str, ranges: Mapping[st
     weight = graph.array(node.input[1])
     bias = graph.array(node.input[2]).astype(np.float64) if len(node.input) > 2 else np.zeros(len(weight))
     step = float(ranges[x].scale)
-    codes, scales = byte_rows(weight, top, np.maximum(np.abs(bias) / step / LARGEST_BIAS, 1e-12))   # so that the bias fits too
+    codes, scales = byte_rows(
+        weight, top, np.maximum(np.abs(bias) / step / LARGEST_BIAS, 1e-12)
+    )  # so that the bias fits too
     scaled = range_constants(graph, x, ranges[x])
     before = [] if graph.maker(f"{x}_bytes") else [made("QuantizeLinear", [x, *scaled], f"{x}_bytes")]
-    weights = [graph.constant(f"{output}_codes", codes), graph.constant(f"{output}_scales", scales),
-               graph.constant(f"{output}_zeros", np.zeros(len(weight), np.int8))]
+    weights = [
+        graph.constant(f"{output}_codes", codes),
+        graph.constant(f"{output}_scales", scales),
+        graph.constant(f"{output}_zeros", np.zeros(len(weight), np.int8)),
+    ]
     after = range_constants(graph, result, ranges[result])
     summand = graph.constant(f"{output}_summand", np.round(bias / (step * scales.astype(np.float64))).astype(np.int32))
-    graph.instead(node, [
-        *before,
-        made("QLinearConv", [f"{x}_bytes", *scaled, *weights, *after, summand], f"{result}_bytes", **attributes(node)),
-        made("DequantizeLinear", [f"{result}_bytes", *after], result)])
+    graph.instead(
+        node,
+        [
+            *before,
+            made(
+                "QLinearConv", [f"{x}_bytes", *scaled, *weights, *after, summand], f"{result}_bytes", **attributes(node)
+            ),
+            made("DequantizeLinear", [f"{result}_bytes", *after], result),
+        ],
+    )
 
 
 def range_constants(graph: Graph, name: str, found: ByteRange) -> list[str]:
@@ -177,7 +221,15 @@ def stored_in_bytes(graph: Graph, name: str) -> None:
     """A weight as int8 and a scale for each row of it, from which onnxruntime makes it when it loads the file."""
     weight = graph.array(name)
     codes, scales = byte_rows(weight, 127)
-    parts = [graph.constant(f"{name}_codes", codes), graph.constant(f"{name}_scales", scales.reshape(-1, *[1] * (weight.ndim - 1)))]
+    parts = [
+        graph.constant(f"{name}_codes", codes),
+        graph.constant(f"{name}_scales", scales.reshape(-1, *[1] * (weight.ndim - 1))),
+    ]
     del graph.constants[name]
-    graph.instead(None, [made("Cast", parts[:1], f"{name}_float", to=TensorProto.FLOAT),
-                         made("Mul", [f"{name}_float", parts[1]], name)])
+    graph.instead(
+        None,
+        [
+            made("Cast", parts[:1], f"{name}_float", to=TensorProto.FLOAT),
+            made("Mul", [f"{name}_float", parts[1]], name),
+        ],
+    )

@@ -32,7 +32,11 @@ def emit(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str
     if isinstance(form, torch.Tensor) or (isinstance(form, PlainFormat) and not form.settings.get("stored")):
         graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
         return []
-    if form.dtype != torch.float32 or not isinstance(form, (PlainFormat, GridFormat, CodebookFormat)) or form.settings.get("transposed"):
+    if (
+        form.dtype != torch.float32
+        or not isinstance(form, (PlainFormat, GridFormat, CodebookFormat))
+        or form.settings.get("transposed")
+    ):
         dense = form.dense().float().numpy()
         graph.constant(name, dense)
         return [
@@ -49,7 +53,11 @@ def emit(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str
         graph.instead(None, dense_nodes(graph, name, form))
     took = sum(len(one.raw_data) for one in graph.constants.values()) - before
     more = took > 1.02 * form.stored_bytes + 256
-    return [f"{name}: {took:,} bytes instead of {form.stored_bytes:,} ({form.extra_repr()}; ONNX has 4 and 8 bits)"] if more else []
+    return (
+        [f"{name}: {took:,} bytes instead of {form.stored_bytes:,} ({form.extra_repr()}; ONNX has 4 and 8 bits)"]
+        if more
+        else []
+    )
 
 
 def axis_of(node: onnx.NodeProto) -> int:
@@ -57,7 +65,11 @@ def axis_of(node: onnx.NodeProto) -> int:
 
 
 def in_blocks(form: GridFormat) -> bool:
-    return len(form.shape) == 2 and int(form.settings["group"]) in BLOCKS and matrix_shape(form.shape)[1] % int(form.settings["group"]) == 0
+    return (
+        len(form.shape) == 2
+        and int(form.settings["group"]) in BLOCKS
+        and matrix_shape(form.shape)[1] % int(form.settings["group"]) == 0
+    )
 
 
 def wide(bits: int) -> int:
@@ -107,7 +119,12 @@ def linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> N
         for user in graph.users(node.output[0]):
             graph.instead(user, nbits(graph, name, form, user.input[0], "", user.output[0]))
         graph.nodes = [one for one in graph.nodes if one is not node]
-    elif node.op_type == "Gemm" and node.input[1] == name and name not in (node.input[0], *node.input[2:]) and plain_gemm(node):
+    elif (
+        node.op_type == "Gemm"
+        and node.input[1] == name
+        and name not in (node.input[0], *node.input[2:])
+        and plain_gemm(node)
+    ):
         bias = node.input[2] if len(node.input) > 2 else ""
         graph.instead(node, nbits(graph, name, form, node.input[0], bias, node.output[0]))
 
@@ -115,7 +132,12 @@ def linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> N
 def plain_gemm(node: onnx.NodeProto) -> bool:
     """x W^T + b and nothing else."""
     found = {one.name: one.f if one.type == onnx.AttributeProto.FLOAT else one.i for one in node.attribute}
-    return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (1, 0, 1.0, 1.0)
+    return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (
+        1,
+        0,
+        1.0,
+        1.0,
+    )
 
 
 def nbits(graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: str) -> list[onnx.NodeProto]:
@@ -177,7 +199,9 @@ def rows(graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainForma
     graph.instead(node, nodes)
 
 
-def looked_up(graph: Graph, name: str, form: GridFormat | CodebookFormat, index: str, output: str) -> list[onnx.NodeProto]:
+def looked_up(
+    graph: Graph, name: str, form: GridFormat | CodebookFormat, index: str, output: str
+) -> list[onnx.NodeProto]:
     """Rows of codes, and what they mean; a byte for each, since rows of half bytes can't be gathered."""
     graph.constant(f"{name}_codes", codes_of(form))
     nodes = [made("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0)]
@@ -245,10 +269,17 @@ def dense_nodes(graph: Graph, name: str, form: GridFormat | CodebookFormat | Pla
         scales, nodes = scales_in_float(graph, name, form)
         points = form.zero_points().numpy()
         four = wide(int(form.settings["bits"])) == 4
-        zeros = graph.nibbles(f"{name}_zeros4", nibble_stream(points), points.shape) if four else graph.constant(f"{name}_zeros", points)
+        zeros = (
+            graph.nibbles(f"{name}_zeros4", nibble_stream(points), points.shape)
+            if four
+            else graph.constant(f"{name}_zeros", points)
+        )
         nodes = [*nodes, made("DequantizeLinear", [codes, scales, zeros], flat, axis=1, block_size=group)]
     else:
-        nodes = [made("Cast", [codes], f"{name}_index", to=TensorProto.INT32), *table(graph, name, form, f"{name}_index", f"{name}_values")]
+        nodes = [
+            made("Cast", [codes], f"{name}_index", to=TensorProto.INT32),
+            *table(graph, name, form, f"{name}_index", f"{name}_values"),
+        ]
         if "scales" in form.tensors():
             scales, before = scales_in_float(graph, name, form)
             nodes += [

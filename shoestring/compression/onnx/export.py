@@ -47,7 +47,9 @@ class Exported:
     path: Path
     bytes: int
     tolerance: float  # what was promised of the difference
-    largest_difference: float  # on the batch, on it twice and on shorter sequences: by the largest output; of `fast`: of norms
+    largest_difference: (
+        float  # on the batch, on it twice and on shorter sequences: by the largest output; of `fast`: of norms
+    )
     notes: tuple[str, ...] = ()
 
 
@@ -77,18 +79,22 @@ def exported(
     versions = int8_versions(graph, feeds) if fast else iter([Version(graph, TOLERANCE)])
     target.parent.mkdir(parents=True, exist_ok=True)
     with drafted(target) as draft:
+
         def difference(version: Version) -> float:
             draft.write_bytes(serialized(version.graph))
             return compared(draft, model, forward, batch, interface, open_dimensions(version.graph), norm=fast)
 
         best, largest = chosen_version(versions, difference, lambda: not fast or enough(draft))
-        draft.write_bytes(written := best.graph.SerializeToString())   # as it was compared
-    stated = [f"fast: the file's output differs from the model's by {largest:.2%} (norm of the difference by its norm, one batch)"] * fast
+        draft.write_bytes(written := best.graph.SerializeToString())  # as it was compared
+    stated = [
+        f"fast: the file's output differs from the model's by {largest:.2%} (norm of the difference by its norm, one batch)"
+    ] * fast
     return Exported(target, len(written), best.tolerance, largest, (*told, *notes, *best.notes, *stated))
 
 
-def chosen_version(versions: Iterator[Version], difference: Callable[[Version], float],
-                   enough: Callable[[], bool]) -> tuple[Version, float]:
+def chosen_version(
+    versions: Iterator[Version], difference: Callable[[Version], float], enough: Callable[[], bool]
+) -> tuple[Version, float]:
     """The first version that is within its tolerance and enough, told why those before it are not; where none is enough, the first within
     its tolerance. And its difference."""
     within: tuple[Version, float] | None = None
@@ -99,8 +105,11 @@ def chosen_version(versions: Iterator[Version], difference: Callable[[Version], 
             if enough():
                 return replace(version, notes=(*dropped, *version.notes)), largest
             within = within or (version, largest)
-        why = "it is not as small and as close as was asked for" if largest <= version.tolerance else (
-            f"its output differs by {largest:.1e} of its norm, more than {version.tolerance:g}")
+        why = (
+            "it is not as small and as close as was asked for"
+            if largest <= version.tolerance
+            else (f"its output differs by {largest:.1e} of its norm, more than {version.tolerance:g}")
+        )
         dropped.append(f"not kept, because {why}: {'; '.join(version.notes)}")
     if within is None:
         raise Mistake(
@@ -116,7 +125,9 @@ def serialized(graph: Any) -> bytes:
     slim(graph)
     written: bytes = graph.SerializeToString()
     if len(written) > LARGEST:
-        raise Mistake(f"the model takes {len(written):,} bytes, and one ONNX file holds {LARGEST:,}: compress it to fewer bits first")
+        raise Mistake(
+            f"the model takes {len(written):,} bytes, and one ONNX file holds {LARGEST:,}: compress it to fewer bits first"
+        )
     return written
 
 
@@ -129,8 +140,10 @@ def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
         for name, child in list(module.named_children()):
             if isinstance(child, Int8Format):
                 setattr(module, name, child.as_grid())
-    return changed, ["the ONNX file has the weights of the folder, but does not round the inputs of linear layers as the folder's model "
-                     "does (Int8 is torch's own product of bytes); onnx-int8 rounds them in onnxruntime's way"]
+    return changed, [
+        "the ONNX file has the weights of the folder, but does not round the inputs of linear layers as the folder's model "
+        "does (Int8 is torch's own product of bytes); onnx-int8 rounds them in onnxruntime's way"
+    ]
 
 
 # The trace
@@ -144,7 +157,9 @@ class TensorForward(nn.Module):
         self.model, self.call, self.batch = model, forward, batch
 
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
-        with ExitStack() as stack:  # recurrent layers keep references to their weights: let them look up those of this call
+        with (
+            ExitStack() as stack
+        ):  # recurrent layers keep references to their weights: let them look up those of this call
             for module in self.model.modules():
                 if isinstance(module, nn.RNNBase):
                     stack.enter_context(recurrent_weights(module))
@@ -164,8 +179,9 @@ class WithWeights(nn.Module):
         return found
 
 
-def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interface, dynamic: bool,
-           dense: bool = False) -> tuple[Any, list[str]]:
+def traced(
+    model: nn.Module, forward: Forward, batch: Batch, interface: Interface, dynamic: bool, dense: bool = False
+) -> tuple[Any, list[str]]:
     """The model as an ONNX graph with its weights in their forms (`dense`: all in float32), and what is to be told of it."""
     from shoestring.compression.onnx.emit import emit
     from shoestring.compression.onnx.graph import Graph, needs_of
@@ -182,9 +198,15 @@ def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interfac
     called = WithWeights(TensorForward(plain, forward, interface.part(batch)), tuple(weights))
     inputs = {name: doubled(one) if dynamic else one for name, one in interface.feed(batch).items()}
     asked = {name: open_shape(one) if dynamic else None for name, one in inputs.items()}
-    given = [f"input_of_file_{number}" for number in range(len(inputs))]   # no tensor within has such a name
-    program = onnx_program(called, list(inputs.values()), list(weights.values()), list(asked.values()), given,
-                           [f"output_of_file_{number}" for number in range(len(result))])
+    given = [f"input_of_file_{number}" for number in range(len(inputs))]  # no tensor within has such a name
+    program = onnx_program(
+        called,
+        list(inputs.values()),
+        list(weights.values()),
+        list(asked.values()),
+        given,
+        [f"output_of_file_{number}" for number in range(len(result))],
+    )
     graph = Graph(program)
     weights = {free_name(name, (*inputs, *result)): value for name, value in weights.items()}
     forms = {free_name(name, (*inputs, *result)): form for name, form in forms.items()}
@@ -195,8 +217,12 @@ def traced(model: nn.Module, forward: Forward, batch: Batch, interface: Interfac
         form: WeightFormat | Tensor = value if dense or name not in forms else forms[name]
         notes += emit(graph, name, form)
     graph.fold_transposes(shared=False)
-    graph.rename({**dict(zip(given, inputs, strict=True)),
-                  **{f"output_of_file_{number}": free_name(name, inputs, "_result") for number, name in enumerate(result)}})
+    graph.rename(
+        {
+            **dict(zip(given, inputs, strict=True)),
+            **{f"output_of_file_{number}": free_name(name, inputs, "_result") for number, name in enumerate(result)},
+        }
+    )
     proto = graph.proto()
     read = {name for node in graph.nodes for name in needs_of(node)} | {one.name for one in proto.graph.output}
     left = [one for one in proto.graph.input if one.name not in weights and one.name in read]
@@ -225,22 +251,37 @@ def open_shape(tensor: Tensor) -> dict[int, Any] | None:
 
 
 def onnx_program(
-    called: nn.Module, inputs: list[Tensor], weights: list[Tensor], shapes: list[Any], names: list[str], results: list[str]
+    called: nn.Module,
+    inputs: list[Tensor],
+    weights: list[Tensor],
+    shapes: list[Any],
+    names: list[str],
+    results: list[str],
 ) -> Any:
     """torch's own exporter, quiet; what it can't do is a Mistake that says what."""
     fixed = [None] * len(weights)
     weights_named = [f"weights_{number}" for number in range(len(weights))]
     with quiet():
         try:
-            program = torch.export.export(called.eval(), (inputs, weights), dynamic_shapes=(shapes, fixed), strict=False)
-            written: Any = torch.onnx.export(program, (), dynamo=True, opset_version=OPSET, verbose=False, optimize=True,
-                                     input_names=[*names, *weights_named], output_names=results)
+            program = torch.export.export(
+                called.eval(), (inputs, weights), dynamic_shapes=(shapes, fixed), strict=False
+            )
+            written: Any = torch.onnx.export(
+                program,
+                (),
+                dynamo=True,
+                opset_version=OPSET,
+                verbose=False,
+                optimize=True,
+                input_names=[*names, *weights_named],
+                output_names=results,
+            )
         except Exception as error:
             raise Mistake(
                 f"torch can't export this model to ONNX: {reason(error)}. Give a forward without it, or keep the packed folder, "
                 f"which needs no export"
             ) from error
-    model = written.model_proto   # made anew whenever it is asked for
+    model = written.model_proto  # made anew whenever it is asked for
     fix_dimensions(model, program, names)
     return model
 
@@ -249,7 +290,9 @@ def fix_dimensions(model: Any, program: torch.export.ExportedProgram, names: Seq
     """Write the sizes that the program needs into the model's inputs. A size that torch found to be fixed is still a symbol, which prints
     as its number: the exporter takes it for an open one."""
     places = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-    needed = {name: places[place].shape for name, place in zip(names, program.graph_signature.user_inputs, strict=False)}
+    needed = {
+        name: places[place].shape for name, place in zip(names, program.graph_signature.user_inputs, strict=False)
+    }
     for one in model.graph.input:
         for size, given in zip(one.type.tensor_type.shape.dim, needed.get(one.name, ()), strict=False):
             if str(given).isdigit():
@@ -279,7 +322,10 @@ def quiet() -> Iterator[None]:
 
 def open_dimensions(model: Any) -> dict[str, tuple[int, ...]]:
     """Of each input, the dimensions that may have any size."""
-    return {one.name: tuple(at for at, size in enumerate(one.type.tensor_type.shape.dim) if size.dim_param) for one in model.graph.input}
+    return {
+        one.name: tuple(at for at, size in enumerate(one.type.tensor_type.shape.dim) if size.dim_param)
+        for one in model.graph.input
+    }
 
 
 def fixed_dimensions(inputs: Sequence[Any], asked: Mapping[str, Mapping[int, Any] | None]) -> str:

@@ -58,8 +58,10 @@ class Inputs:
 
 
 def accelerated(
-    model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]], wide: bool | None = None,
-    convolutions: Convolutions = Convolutions.INT8
+    model: onnx.ModelProto,
+    feeds: Sequence[Mapping[str, Tensor]],
+    wide: bool | None = None,
+    convolutions: Convolutions = Convolutions.INT8,
 ) -> tuple[onnx.ModelProto, list[str]]:
     """A float32 model with its linear layers and convolutions in int8. `feeds`: inputs by name, to calibrate with. `wide`: the processor
     adds in 32 bits."""
@@ -71,7 +73,8 @@ def accelerated(
     tables = [node for node in graph.nodes if is_table(graph, node)]
     if not layers and not tables:
         return graph.proto(), told or [
-            "fast: no linear layer of constants with at least 64 rows and columns and no large convolution, so nothing computes in int8"]
+            "fast: no linear layer of constants with at least 64 rows and columns and no large convolution, so nothing computes in int8"
+        ]
     seen = recorded(graph, list(layers), feeds)
     smoothed = sum(quantize(graph, x, nodes, seen[x], top) for x, nodes in layers.items())
     for node in tables:
@@ -108,12 +111,18 @@ def constants_last(graph: Graph) -> None:
     """MatMul(x, Transpose(W)) and Gemm as MatMul of a constant, and Add of the bias."""
     graph.fold_transposes()
     for node in list(graph.nodes):
-        if node.op_type == "Gemm" and is_matrix(graph, node.input[1]) and min(graph.array(node.input[1]).shape) >= LEAST:
+        if (
+            node.op_type == "Gemm"
+            and is_matrix(graph, node.input[1])
+            and min(graph.array(node.input[1]).shape) >= LEAST
+        ):
             given = {one.name: helper.get_attribute_value(one) for one in node.attribute}
             if given.get("transA", 0) or given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0:
                 continue
             turned = given.get("transB", 0)
-            weight = graph.constant(f"{node.input[1]}_turned", graph.array(node.input[1]).T) if turned else node.input[1]
+            weight = (
+                graph.constant(f"{node.input[1]}_turned", graph.array(node.input[1]).T) if turned else node.input[1]
+            )
             biased, output = len(node.input) > 2, node.output[0]
             graph.instead(
                 node,
@@ -125,14 +134,22 @@ def constants_last(graph: Graph) -> None:
 
 
 def is_matrix(graph: Graph, name: str) -> bool:
-    return name in graph.constants and len(graph.constants[name].dims) == 2 and graph.constants[name].data_type == TensorProto.FLOAT
+    return (
+        name in graph.constants
+        and len(graph.constants[name].dims) == 2
+        and graph.constants[name].data_type == TensorProto.FLOAT
+    )
 
 
 def linear_layers(graph: Graph) -> dict[str, list[onnx.NodeProto]]:
     """Products with a constant that is large enough, by the name of what is multiplied."""
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
-        if node.op_type == "MatMul" and is_matrix(graph, node.input[1]) and min(graph.constants[node.input[1]].dims) >= LEAST:
+        if (
+            node.op_type == "MatMul"
+            and is_matrix(graph, node.input[1])
+            and min(graph.constants[node.input[1]].dims) >= LEAST
+        ):
             found.setdefault(node.input[0], []).append(node)
     return found
 
@@ -168,7 +185,9 @@ def quantize(graph: Graph, x: str, nodes: Sequence[onnx.NodeProto], seen: Inputs
     best, plain, smoothing = searched(torch.cat(weights), seen, top)
     smooth = best * (1.0 if free else GAIN) < plain
     divisor = smoothing if smooth else torch.ones_like(smoothing)
-    first = next(node for node in graph.nodes if x in node.input)  # of all users: the new tensors are needed from there on
+    first = next(
+        node for node in graph.nodes if x in node.input
+    )  # of all users: the new tensors are needed from there on
     new, source = divided(graph, x, before if free else None, divisor) if smooth else ([], x)
     new += token_scaled(graph, source)
     graph.instead(first, [*new, first])
@@ -188,7 +207,10 @@ def quantize(graph: Graph, x: str, nodes: Sequence[onnx.NodeProto], seen: Inputs
         ]
         graph.instead(
             node,
-            [made("MatMulIntegerToFloat", inputs, f"{output}_int8", CONTRIB), made("Mul", [f"{output}_int8", f"{source}_largest"], output)],
+            [
+                made("MatMulIntegerToFloat", inputs, f"{output}_int8", CONTRIB),
+                made("Mul", [f"{output}_int8", f"{source}_largest"], output),
+            ],
         )
     return smooth
 
@@ -231,7 +253,11 @@ def rounded_rows(weight: Tensor, top: int, moment: Tensor | None) -> tuple[Tenso
         torch.full_like(weight, float(top)),
         torch.full((len(weight), 1), 2.0 * top),
     )
-    codes = coded(weight, spread, zeros, limit) if moment is None else compensated(weight.clone(), spread, zeros, limit, moment, None)
+    codes = (
+        coded(weight, spread, zeros, limit)
+        if moment is None
+        else compensated(weight.clone(), spread, zeros, limit, moment, None)
+    )
     return (codes - top).to(torch.int8), scales[:, 0]
 
 
@@ -276,7 +302,11 @@ def token_scaled(graph: Graph, x: str) -> list[onnx.NodeProto]:
 
 
 def is_table(graph: Graph, node: onnx.NodeProto) -> bool:
-    if node.op_type != "Gather" or not is_matrix(graph, node.input[0]) or any(one.i for one in node.attribute if one.name == "axis"):
+    if (
+        node.op_type != "Gather"
+        or not is_matrix(graph, node.input[0])
+        or any(one.i for one in node.attribute if one.name == "axis")
+    ):
         return False
     return int(np.prod(graph.constants[node.input[0]].dims)) >= TABLE
 

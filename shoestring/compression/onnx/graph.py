@@ -48,7 +48,9 @@ class Graph:
         """A constant of numbers of 4 bits, which numpy does not have, from bytes with the first number in the lower half."""
         if name not in self.constants:
             count = -(-int(np.prod(shape)) // 2)
-            self.constants[name] = helper.make_tensor(name, onnx.TensorProto.UINT4, list(shape), stream[:count].tobytes(), raw=True)
+            self.constants[name] = helper.make_tensor(
+                name, onnx.TensorProto.UINT4, list(shape), stream[:count].tobytes(), raw=True
+            )
         return name
 
     def instead(self, old: onnx.NodeProto | None, new: Sequence[onnx.NodeProto]) -> None:
@@ -60,7 +62,11 @@ class Graph:
         """Constants as they are after Transpose. `shared`: also those that are used otherwise too, which are then there twice."""
         for node in list(self.nodes):
             name = node.input[0] if node.op_type == "Transpose" else ""
-            if name in self.constants and len(self.constants[name].dims) == 2 and (shared or len(self.users(name)) == 1):
+            if (
+                name in self.constants
+                and len(self.constants[name].dims) == 2
+                and (shared or len(self.users(name)) == 1)
+            ):
                 self.constant(node.output[0], self.array(name).T)
                 self.nodes = [one for one in self.nodes if one is not node]
 
@@ -134,23 +140,34 @@ def rename_in(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 def within(node: onnx.NodeProto) -> set[str]:
     """Names of tensors that graphs within a node make."""
-    return {name for graph in graphs_in(node) for name in (*(one.name for one in (*graph.input, *graph.initializer)),
-                                                  *(name for inner in graph.node for name in (*inner.output, *within(inner))))}
+    return {
+        name
+        for graph in graphs_in(node)
+        for name in (
+            *(one.name for one in (*graph.input, *graph.initializer)),
+            *(name for inner in graph.node for name in (*inner.output, *within(inner))),
+        )
+    }
 
 
 def slim(model: onnx.ModelProto) -> None:
     """Leave out what no runtime reads: the exporter's stack traces, which are most of a small file, texts and shapes of tensors within; and
     give those tensors short names."""
     graph = Graph(model)
-    taken = {one.name for one in (*model.graph.input, *model.graph.output)} | set(graph.constants) | {
-        name for node in graph.nodes for name in within(node)}
+    taken = (
+        {one.name for one in (*model.graph.input, *model.graph.output)}
+        | set(graph.constants)
+        | {name for node in graph.nodes for name in within(node)}
+    )
     for node in graph.nodes:
         clear_texts(node)
     inner = (name for node in graph.nodes for name in node.output if name and name not in taken)
     short = (name for number in count() if (name := f"t{number}") not in taken)
     names = dict(zip(inner, short, strict=False))
     prefixes = {name: name.removeprefix(CALLED) for name in graph.constants if name.startswith(CALLED)}
-    graph.rename(names | {name: new for name, new in prefixes.items() if new not in taken and new not in names.values()})
+    graph.rename(
+        names | {name: new for name, new in prefixes.items() if new not in taken and new not in names.values()}
+    )
     del model.graph.value_info[:], model.graph.metadata_props[:], model.metadata_props[:]
     for one in (*graph.constants.values(), *model.graph.input, *model.graph.output):
         del one.metadata_props[:]

@@ -1,4 +1,5 @@
 """What an ONNX file takes and gives, and what that is called: by the names that the model's own forward has for it."""
+
 from __future__ import annotations
 
 import inspect
@@ -14,15 +15,15 @@ from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
 
 Forward = Callable[[nn.Module, Any], Any]
-AXES = {0: "batch", 1: "length", 2: "height", 3: "width"}   # of open dimensions
+AXES = {0: "batch", 1: "length", 2: "height", 3: "width"}  # of open dimensions
 
 
 @dataclass(frozen=True)
 class Interface:
     """How a job's batches become inputs of a file."""
 
-    names: tuple[str, ...]              # of the batch's tensors, in their order
-    labels: frozenset[str] = frozenset()   # keys of the batch that only the loss reads
+    names: tuple[str, ...]  # of the batch's tensors, in their order
+    labels: frozenset[str] = frozenset()  # keys of the batch that only the loss reads
 
     def part(self, batch: Batch) -> Batch:
         """The batch without what only the loss reads, every tensor an object of its own: one that is there twice, as labels that are the
@@ -40,7 +41,9 @@ def interface_of(model: nn.Module, forward: Forward, batch: Batch) -> Interface:
     labels = loss_keys(model, forward, batch)
     part = Interface((), labels).part(batch)
     if not (own := [name for name, _ in named_tensors(part)]):
-        raise Mistake("the batch holds no tensor, and only tensors can be inputs of an ONNX file: give a batch with a tensor in it")
+        raise Mistake(
+            "the batch holds no tensor, and only tensors can be inputs of an ONNX file: give a batch with a tensor in it"
+        )
     said = parameter_names(model, forward, part)
     chosen = [said.get(id(one), name) for name, one in named_tensors(part)]
     names = [one if chosen.count(one) == 1 else name for one, name in zip(chosen, own, strict=True)]
@@ -54,13 +57,19 @@ def parameter_names(model: nn.Module, forward: Forward, batch: Batch) -> dict[in
     def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         try:
             bound = inspect.signature(module.forward).bind(*args, **named)
-        except (TypeError, ValueError):   # the call itself will say what is wrong with it
+        except (TypeError, ValueError):  # the call itself will say what is wrong with it
             return
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind
-            pairs = value.items() if kind is inspect.Parameter.VAR_KEYWORD else (
-                ((f"{name}_{number}", one) for number, one in enumerate(value)) if kind is inspect.Parameter.VAR_POSITIONAL else
-                ((name, value),))
+            pairs = (
+                value.items()
+                if kind is inspect.Parameter.VAR_KEYWORD
+                else (
+                    ((f"{name}_{number}", one) for number, one in enumerate(value))
+                    if kind is inspect.Parameter.VAR_POSITIONAL
+                    else ((name, value),)
+                )
+            )
             for key, one in pairs:
                 if isinstance(one, Tensor):
                     found.setdefault(id(one), str(key))
@@ -91,7 +100,9 @@ def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (tuple, list)):
         keys = getattr(value, "_fields", range(len(value)))
         for key, one in zip(keys, value, strict=True):
-            yield from named_tensors(one, f"{name}_{key}" if name else str(key) if hasattr(value, "_fields") else f"input_{key}")
+            yield from named_tensors(
+                one, f"{name}_{key}" if name else str(key) if hasattr(value, "_fields") else f"input_{key}"
+            )
 
 
 def all_outputs(result: Any) -> dict[str, Tensor]:
@@ -102,8 +113,11 @@ def all_outputs(result: Any) -> dict[str, Tensor]:
 def losses(found: Mapping[str, Tensor]) -> frozenset[str]:
     """The outputs that are a loss: by their name, or a single number beside outputs that are more (transformers without names)."""
     several = any(one.ndim for one in found.values())
-    return frozenset(name for name, one in found.items() if name == "loss" or name.endswith("_loss")
-                     or (several and not one.ndim and one.is_floating_point()))
+    return frozenset(
+        name
+        for name, one in found.items()
+        if name == "loss" or name.endswith("_loss") or (several and not one.ndim and one.is_floating_point())
+    )
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:
@@ -113,8 +127,10 @@ def outputs_of(result: Any) -> dict[str, Tensor]:
     kept = {name: one for name, one in found.items() if name not in left_out}
     if not kept:
         what = "nothing but a loss" if found else f"{type(result).__name__} without a tensor in it"
-        raise Mistake(f"the forward gives {what}, and only tensors that answer something can be outputs of an ONNX file: give the Job a "
-                      f"forward that returns them")
+        raise Mistake(
+            f"the forward gives {what}, and only tensors that answer something can be outputs of an ONNX file: give the Job a "
+            f"forward that returns them"
+        )
     return kept
 
 
@@ -131,10 +147,13 @@ def loss_keys(model: nn.Module, forward: Forward, batch: Batch) -> frozenset[str
                 continue
             try:
                 rest = all_outputs(forward(model, without(batch, {key})))
-            except Exception:   # the job's own code needs it
+            except Exception:  # the job's own code needs it
                 continue
-            if not losses(rest) and rest.keys() == wanted.keys() and all(
-                    one.shape == rest[name].shape and torch.equal(one, rest[name]) for name, one in wanted.items()):
+            if (
+                not losses(rest)
+                and rest.keys() == wanted.keys()
+                and all(one.shape == rest[name].shape and torch.equal(one, rest[name]) for name, one in wanted.items())
+            ):
                 found |= {key}
     return found
 

@@ -3,6 +3,7 @@
 Nobody can know which number a stranger's forward looks at. So several guesses are made, and the caller keeps the first with which
 the cut model computes what it should.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,10 +17,19 @@ from shoestring.compression.pruning.groups import UnitGroup
 from shoestring.core.private import BATCH_NORMS
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-KNOWN = (nn.Linear, nn.Embedding, nn.GroupNorm, nn.RNNBase, nn.MultiheadAttention, nn.LayerNorm, BATCH_NORMS, *CONVOLUTIONS)
+KNOWN = (
+    nn.Linear,
+    nn.Embedding,
+    nn.GroupNorm,
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.LayerNorm,
+    BATCH_NORMS,
+    *CONVOLUTIONS,
+)
 GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
-COUNTS = re.compile(r"^(?=.*head)(?!.*(dim|size|width|mask)).*$")    # num_attention_heads, n_head
-WIDTHS = re.compile(r"all_head|inner|split_size|total")             # all_head_size, inner_dim
+COUNTS = re.compile(r"^(?=.*head)(?!.*(dim|size|width|mask)).*$")  # num_attention_heads, n_head
+WIDTHS = re.compile(r"all_head|inner|split_size|total")  # all_head_size, inner_dim
 GUESSES = ("by name", "none", "all", "counts", "widths")
 
 
@@ -32,15 +42,23 @@ def narrowed(model: nn.Module, cuts: Sequence[UnitCut]) -> list[Narrow | Attribu
     modules = dict(model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(owner_of(place.weight) for cut in cuts if cut.kind == "heads" for place in cut.places)
     names = [name for name in owners if isinstance(modules[name], nn.MultiheadAttention)]
-    encoders = [name for name, module in modules.items() if isinstance(module, nn.TransformerEncoder)
-                and any(inside.startswith(f"{name}.".lstrip(".")) for inside in names)]
+    encoders = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, nn.TransformerEncoder)
+        and any(inside.startswith(f"{name}.".lstrip(".")) for inside in names)
+    ]
     return [*(Narrow(name) for name in names), *(Attribute(name, "use_nested_tensor", False) for name in encoders)]
 
 
-def sizes_of_layers(whole: nn.Module, cut: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]) -> list[Attribute]:
+def sizes_of_layers(
+    whole: nn.Module, cut: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]
+) -> list[Attribute]:
     """What torch's own layers (and Conv1D of transformers) say of their sizes, read off the weights that are left."""
     before = dict(whole.named_modules(remove_duplicate=False))
-    shares = {weight: (len(one.kept), one.size) for group, one in zip(groups, cuts, strict=True) for weight in group.grouped}
+    shares = {
+        weight: (len(one.kept), one.size) for group, one in zip(groups, cuts, strict=True) for weight in group.grouped
+    }
     found = []
     for name, module in cut.named_modules(remove_duplicate=False):
         kept, size = next((share for weight, share in shares.items() if owner_of(weight) == name), (1, 1))
@@ -61,7 +79,11 @@ def sizes(module: Any, kept: int, size: int) -> Iterator[tuple[str, int]]:
         groups = module.groups * kept // size
         one, other = module.weight.shape[0], module.weight.shape[1] * groups
         yield "groups", groups
-        yield from zip(("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels"), (one, other), strict=True)
+        yield from zip(
+            ("in_channels", "out_channels") if module.transposed else ("out_channels", "in_channels"),
+            (one, other),
+            strict=True,
+        )
     elif isinstance(module, BATCH_NORMS):
         channels = module.weight if module.weight is not None else module.running_mean
         if isinstance(channels, Tensor):
@@ -84,8 +106,10 @@ def guessed(model: nn.Module, cut: UnitCut, guess: str) -> list[Attribute]:
     if guess == "none":
         return []
     inner = [place.inner for place in cut.places]
-    counts = {cut.size, cut.size * max(inner) // min(inner)}   # of grouped queries: key heads, and query heads
-    widths = {cut.size * place.inner for place in cut.places} | {place.outer * cut.size * place.inner for place in cut.places}
+    counts = {cut.size, cut.size * max(inner) // min(inner)}  # of grouped queries: key heads, and query heads
+    widths = {cut.size * place.inner for place in cut.places} | {
+        place.outer * cut.size * place.inner for place in cut.places
+    }
     found = []
     for name, module in around(model, cut):
         for attribute, value in vars(module).items():
@@ -93,7 +117,9 @@ def guessed(model: nn.Module, cut: UnitCut, guess: str) -> list[Attribute]:
                 continue
             counted, wide = value in counts, value in widths
             if guess == "by name":
-                right = cut.kind == "heads" and (bool(counted and COUNTS.match(attribute)) or bool(wide and WIDTHS.search(attribute)))
+                right = cut.kind == "heads" and (
+                    bool(counted and COUNTS.match(attribute)) or bool(wide and WIDTHS.search(attribute))
+                )
             else:
                 right = (counted and guess in ("all", "counts")) or (wide and guess in ("all", "widths"))
             if right:
@@ -109,6 +135,10 @@ def around(model: nn.Module, cut: UnitCut) -> list[tuple[str, nn.Module]]:
         shared += 1
     names = {".".join(one[:length]) for one in owners for length in range(shared, len(one) + 1)}
     modules = dict(model.named_modules(remove_duplicate=False))
-    children = {f"{name}.{child}".lstrip(".") for name in names for child, module in modules[name].named_children()
-                if not any(True for _ in module.parameters())}
+    children = {
+        f"{name}.{child}".lstrip(".")
+        for name in names
+        for child, module in modules[name].named_children()
+        if not any(True for _ in module.parameters())
+    }
     return [(name, modules[name]) for name in sorted(names | children) if not isinstance(modules[name], KNOWN)]

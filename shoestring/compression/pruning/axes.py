@@ -8,11 +8,12 @@ A dimension of a tensor is a product of axes, outermost first (a dimension of si
 
 An axis that something depends on as a whole (a mean over it, a model's output) is frozen, with the reason.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-Dim = tuple["UnitAxis", ...]   # a dimension: the product of these
+Dim = tuple["UnitAxis", ...]  # a dimension: the product of these
 
 
 class UnitAxis:
@@ -20,14 +21,14 @@ class UnitAxis:
 
     def __init__(self, size: int, frozen: str = "") -> None:
         self.size = size
-        self.frozen = frozen            # why it can't be cut; empty: it can
-        self.parts: Dim = ()            # what it stands for, if it is no leaf
+        self.frozen = frozen  # why it can't be cut; empty: it can
+        self.parts: Dim = ()  # what it stands for, if it is no leaf
 
     def leaves(self) -> list[UnitAxis]:
         if not self.parts:
             return [self]
         found = [leaf for part in self.parts for leaf in part.leaves()]
-        self.parts = tuple(found)   # the way is short the next time
+        self.parts = tuple(found)  # the way is short the next time
         return found
 
 
@@ -95,7 +96,7 @@ def regrouped(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim]:
     """
     flat = leaves(axis for dim in dims for axis in dim)
     found: list[Dim] = []
-    for size in (max(1, size) for size in shape):   # an empty dimension has nothing to follow
+    for size in (max(1, size) for size in shape):  # an empty dimension has nothing to follow
         taken: list[UnitAxis] = []
         while (missing := size // max(1, size_of(taken))) > 1 and flat:
             if missing % flat[0].size == 0:

@@ -1,4 +1,5 @@
 """Which units go, as edits of a model that were tried: a cut that does not compute what it should is left out, and told."""
+
 from __future__ import annotations
 
 import copy
@@ -23,18 +24,35 @@ Example = Callable[[nn.Module], Any]
 @dataclass(frozen=True)
 class Pruning:
     edits: tuple[Edit, ...]
-    told: tuple[str, ...]   # what was left alone, and why
+    told: tuple[str, ...]  # what was left alone, and why
 
 
-def edits_for(model: nn.Module, example: Example, *, heads: float = 0, neurons: float = 0, channels: float = 0, layers: float = 0,
-              scores: Mapping[str, Tensor] | None = None, spread: str = "uniform", floor_share: float = 0.1) -> tuple[Edit, ...]:
+def edits_for(
+    model: nn.Module,
+    example: Example,
+    *,
+    heads: float = 0,
+    neurons: float = 0,
+    channels: float = 0,
+    layers: float = 0,
+    scores: Mapping[str, Tensor] | None = None,
+    spread: str = "uniform",
+    floor_share: float = 0.1,
+) -> tuple[Edit, ...]:
     """Edits that remove a share of the units of each kind: see `pruning_for`, which also tells what was left alone."""
     shares = {"heads": heads, "neurons": neurons, "channels": channels, "layers": layers}
     return pruning_for(model, example, shares, scores=scores, spread=spread, floor_share=floor_share).edits
 
 
-def pruning_for(model: nn.Module, example: Example, shares: Mapping[str, float], *, scores: Mapping[str, Tensor] | None = None,
-                spread: str = "uniform", floor_share: float = 0.1) -> Pruning:
+def pruning_for(
+    model: nn.Module,
+    example: Example,
+    shares: Mapping[str, float],
+    *,
+    scores: Mapping[str, Tensor] | None = None,
+    spread: str = "uniform",
+    floor_share: float = 0.1,
+) -> Pruning:
     """Remove a share of each kind, the least important first.
 
     `spread`: "uniform" takes the share of every group, "global" of all groups together (by score a weight saved; `floor_share` of each
@@ -46,7 +64,9 @@ def pruning_for(model: nn.Module, example: Example, shares: Mapping[str, float],
     groups = [group for group in found.groups if shares.get(group.kind, 0) > 0]
     stacks = stacks_of(subject, example) if shares.get("layers", 0) > 0 else ()
     for kind in (*KINDS, "layers"):
-        if shares.get(kind, 0) > 0 and not [one for one in (stacks if kind == "layers" else groups) if one.name.split()[0] == kind]:
+        if shares.get(kind, 0) > 0 and not [
+            one for one in (stacks if kind == "layers" else groups) if one.name.split()[0] == kind
+        ]:
             raise Mistake(nothing_found(kind, found))
     if scores is None:
         wanted = Structure(tuple(groups), ())
@@ -60,8 +80,10 @@ def pruning_for(model: nn.Module, example: Example, shares: Mapping[str, float],
     dropping, skips, more = without_layers(trial, subject, stacks, scores, shares.get("layers", 0))
     every = (*edits, *dropping)
     if not kept_cuts and not skips:
-        raise Mistake(f"nothing of the model can be removed: {'; '.join([*told, *refused, *more])[:600]}. Ask for another kind, "
-                      "for a larger share, or for quantization")
+        raise Mistake(
+            f"nothing of the model can be removed: {'; '.join([*told, *refused, *more])[:600]}. Ask for another kind, "
+            "for a larger share, or for quantization"
+        )
     if why := trial.problem(trial.masked(kept_cuts, skips), every):
         raise Mistake(f"cuts that are right alone are wrong together ({why}): ask for one kind at a time")
     return Pruning(every, (*told, *refused, *more, *found.left_alone))
@@ -70,11 +92,17 @@ def pruning_for(model: nn.Module, example: Example, shares: Mapping[str, float],
 def check(shares: Mapping[str, float], spread: str, floor_share: float) -> None:
     for kind, share in shares.items():
         if not 0 <= share < 1:
-            raise Mistake(f"{kind}={share} can't be removed: give the share to remove, from 0 to less than 1 (0.5: half of the {kind})")
+            raise Mistake(
+                f"{kind}={share} can't be removed: give the share to remove, from 0 to less than 1 (0.5: half of the {kind})"
+            )
     if not any(shares.values()):
-        raise Mistake("nothing is to be removed: give a share of heads, neurons, channels or layers, such as neurons=0.5")
+        raise Mistake(
+            "nothing is to be removed: give a share of heads, neurons, channels or layers, such as neurons=0.5"
+        )
     if spread not in ("uniform", "global"):
-        raise Mistake(f"units can't be spread {spread!r}: uniform (the share of every group) or global (of all together)")
+        raise Mistake(
+            f"units can't be spread {spread!r}: uniform (the share of every group) or global (of all together)"
+        )
     if not 0 <= floor_share <= 1:
         raise Mistake(f"floor_share={floor_share} of a group can't stay: give a share from 0 to 1")
 
@@ -82,12 +110,21 @@ def check(shares: Mapping[str, float], spread: str, floor_share: float) -> None:
 def nothing_found(kind: str, found: Structure) -> str:
     others = sorted({group.kind for group in found.groups} - {kind})
     reasons = "; ".join(found.left_alone[:8]) or "the model has none"
-    return (f"the model has no {kind} that can be removed ({reasons}): " + (f"it has {' and '.join(others)}, ask for those" if others else
-            "ask for whole layers, quantization or factorization instead"))
+    return f"the model has no {kind} that can be removed ({reasons}): " + (
+        f"it has {' and '.join(others)}, ask for those"
+        if others
+        else "ask for whole layers, quantization or factorization instead"
+    )
 
 
-def chosen(model: nn.Module, groups: Sequence[UnitGroup], scores: Mapping[str, Tensor], shares: Mapping[str, float], spread: str,
-           floor_share: float) -> tuple[list[UnitCut], list[str]]:
+def chosen(
+    model: nn.Module,
+    groups: Sequence[UnitGroup],
+    scores: Mapping[str, Tensor],
+    shares: Mapping[str, float],
+    spread: str,
+    floor_share: float,
+) -> tuple[list[UnitCut], list[str]]:
     """The cuts of all groups, and which groups are too small for one."""
     weights = {name: one.numel() for name, one in [*model.named_parameters(), *model.named_buffers()]}
     cuts, told = [], []
@@ -95,7 +132,9 @@ def chosen(model: nn.Module, groups: Sequence[UnitGroup], scores: Mapping[str, T
         mine = [group for group in groups if group.kind == kind]
         for group in mine:
             if group.name not in scores or len(scores[group.name]) != group.size:
-                raise Mistake(f"scores of {group.name} are missing or not {group.size}: measure them with importance() on this model")
+                raise Mistake(
+                    f"scores of {group.name} are missing or not {group.size}: measure them with importance() on this model"
+                )
         gone = (uniform if spread == "uniform" else everywhere)(mine, scores, shares.get(kind, 0), floor_share, weights)
         for group in mine:
             kept = tuple(unit for unit in range(group.size) if unit not in gone[group.name])
@@ -105,20 +144,35 @@ def chosen(model: nn.Module, groups: Sequence[UnitGroup], scores: Mapping[str, T
     return cuts, told
 
 
-def uniform(groups: Sequence[UnitGroup], scores: Mapping[str, Tensor], share: float, floor_share: float,
-            weights: Mapping[str, int]) -> dict[str, set[int]]:
+def uniform(
+    groups: Sequence[UnitGroup],
+    scores: Mapping[str, Tensor],
+    share: float,
+    floor_share: float,
+    weights: Mapping[str, int],
+) -> dict[str, set[int]]:
     """The share of every group; one unit always stays."""
-    return {group.name: set(scores[group.name].argsort()[: min(group.size - 1, floor(group.size * share + 1e-9))].tolist())
-            for group in groups}
+    return {
+        group.name: set(scores[group.name].argsort()[: min(group.size - 1, floor(group.size * share + 1e-9))].tolist())
+        for group in groups
+    }
 
 
-def everywhere(groups: Sequence[UnitGroup], scores: Mapping[str, Tensor], share: float, floor_share: float,
-               weights: Mapping[str, int]) -> dict[str, set[int]]:
+def everywhere(
+    groups: Sequence[UnitGroup],
+    scores: Mapping[str, Tensor],
+    share: float,
+    floor_share: float,
+    weights: Mapping[str, int],
+) -> dict[str, set[int]]:
     """The share of all weights of the groups, those units first that lose least a weight saved."""
     gone: dict[str, set[int]] = {group.name: set() for group in groups}
     saved = {group.name: sum(weights[place.weight] for place in group.places) / group.size for group in groups}
-    ranked = sorted((float(score) / saved[group.name], group.name, unit, group.size) for group in groups
-                    for unit, score in enumerate(scores[group.name].tolist()))
+    ranked = sorted(
+        (float(score) / saved[group.name], group.name, unit, group.size)
+        for group in groups
+        for unit, score in enumerate(scores[group.name].tolist())
+    )
     wanted = share * sum(saved[group.name] * group.size for group in groups)
     for _, name, unit, size in ranked:
         if saved[name] <= wanted and len(gone[name]) < size - max(1, round(floor_share * size)):
@@ -127,7 +181,9 @@ def everywhere(groups: Sequence[UnitGroup], scores: Mapping[str, Tensor], share:
     return gone
 
 
-def followed_up(trial: ShakenModel, model: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]) -> tuple[list[Edit], list[str]]:
+def followed_up(
+    trial: ShakenModel, model: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]
+) -> tuple[list[Edit], list[str]]:
     """The edits of all cuts that work, by the first guess about attributes with which they do."""
     pairs = [(group, cut) for group, cut in zip(groups_of(groups, cuts), cuts, strict=True) if len(cut.kept) < cut.size]
     if not pairs:
@@ -142,7 +198,9 @@ def followed_up(trial: ShakenModel, model: nn.Module, groups: Sequence[UnitGroup
         why = ""
         for guess in GUESSES:
             edits = assembled(model, [(group, cut, guess)])
-            why = trial.problem(wanted, edits) if edits is not None else "an attention with add_bias_kv or add_zero_attn"
+            why = (
+                trial.problem(wanted, edits) if edits is not None else "an attention with add_bias_kv or add_zero_attn"
+            )
             if not why:
                 right.append((group, cut, guess))
                 break
@@ -180,7 +238,9 @@ def in_turn(cuts: Sequence[UnitCut]) -> list[UnitCut]:
         places: list[UnitPlace] = []
         for place in cut.places:
             outer, inner = place.outer, place.inner
-            before = [(one, other) for one in done for other in one.places] + [(cut, other) for other in cut.places[: len(places)]]
+            before = [(one, other) for one in done for other in one.places] + [
+                (cut, other) for other in cut.places[: len(places)]
+            ]
             for one, other in before:
                 if (other.weight, other.dim) == (place.weight, place.dim):
                     original = originals(cuts, one, other)
@@ -200,8 +260,9 @@ def originals(cuts: Sequence[UnitCut], cut: UnitCut, place: UnitPlace) -> UnitPl
     return whole.places[at]
 
 
-def without_layers(trial: ShakenModel, model: nn.Module, stacks: Sequence[Stack], scores: Mapping[str, Tensor],
-                   share: float) -> tuple[list[Edit], dict[Stack, list[int]], list[str]]:
+def without_layers(
+    trial: ShakenModel, model: nn.Module, stacks: Sequence[Stack], scores: Mapping[str, Tensor], share: float
+) -> tuple[list[Edit], dict[Stack, list[int]], list[str]]:
     """Edits that drop a share of the blocks of every stack, and which are dropped."""
     edits: list[Edit] = []
     skips: dict[Stack, list[int]] = {}
@@ -209,7 +270,9 @@ def without_layers(trial: ShakenModel, model: nn.Module, stacks: Sequence[Stack]
     for stack in stacks:
         count = min(len(stack.members) - 1, floor(share * len(stack.members) + 1e-9))
         if stack.name not in scores or len(scores[stack.name]) != stack.length:
-            raise Mistake(f"scores of {stack.name} are missing or not {stack.length}: measure them with importance() on this model")
+            raise Mistake(
+                f"scores of {stack.name} are missing or not {stack.length}: measure them with importance() on this model"
+            )
         gone = sorted(stack.members, key=lambda member: float(scores[stack.name][member]))[:count]
         if not gone:
             told.append(f"{stack.name}: {share:g} of {len(stack.members)} blocks is no whole block")

@@ -3,6 +3,7 @@
 Names are those of the whole model. A model that was just made, on any device (meta too), gets the same shapes as the one that the
 edits were chosen for.
 """
+
 from __future__ import annotations
 
 import copy
@@ -25,8 +26,8 @@ class UnitCut:
     """What is kept of the units of one group, in every place where they lie."""
 
     name: str
-    kind: str                 # heads, neurons or channels
-    size: int                 # units there were
+    kind: str  # heads, neurons or channels
+    size: int  # units there were
     kept: tuple[int, ...]
     places: tuple[UnitPlace, ...]
     readers: tuple[str, ...]  # weights that sum over the units
@@ -46,7 +47,7 @@ class Attribute:
     module: str
     name: str
     value: int | float | str | bool | list[int | float | str | bool]
-    config: bool = False   # it is an attribute of the module's config
+    config: bool = False  # it is an attribute of the module's config
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Drop:
     kept: tuple[int, ...]
 
 
-LONGEST = 1 << 16   # hexadecimal digits of a bitmap of units
+LONGEST = 1 << 16  # hexadecimal digits of a bitmap of units
 Edit = UnitCut | Narrow | Attribute | Drop
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (UnitCut, Narrow, Attribute, Drop)}
 
@@ -78,7 +79,7 @@ def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
 def edited_with_names(model: nn.Module, edits: Sequence[Edit]) -> tuple[nn.Module, dict[str, nn.Module]]:
     """The new model, and its modules by the names that they had in the whole one."""
     result = copy.deepcopy(model)
-    modules = dict(result.named_modules(remove_duplicate=False))   # names are those before a list gets shorter
+    modules = dict(result.named_modules(remove_duplicate=False))  # names are those before a list gets shorter
     for edit in edits:
         match edit:
             case UnitCut():
@@ -100,16 +101,34 @@ def check_attribute(owner: Any, edit: Attribute) -> None:
     """Refuse to set anything but a number, a switch or a list that is there, to one of its kind. Text stays what it was: another could name
     something."""
     if edit.name.startswith("_") or not hasattr(owner, edit.name):
-        raise Mistake(f"the model's {edit.module or 'root'} has no attribute {edit.name!r}: these edits are of another model")
+        raise Mistake(
+            f"the model's {edit.module or 'root'} has no attribute {edit.name!r}: these edits are of another model"
+        )
     now = getattr(owner, edit.name)
-    words = {edit.value} if isinstance(edit.value, str) else {one for one in edit.value if isinstance(one, str)} if isinstance(
-        edit.value, list) else set()
-    there = {now} if isinstance(now, str) else {one for one in now if isinstance(one, str)} if isinstance(now, (list, tuple)) else set()
-    alike = type(edit.value) is type(now) or (isinstance(edit.value, list) and isinstance(now, tuple)) or (
-        isinstance(edit.value, (int, float)) and isinstance(now, (int, float)) and not isinstance(now, bool))
+    words = (
+        {edit.value}
+        if isinstance(edit.value, str)
+        else {one for one in edit.value if isinstance(one, str)}
+        if isinstance(edit.value, list)
+        else set()
+    )
+    there = (
+        {now}
+        if isinstance(now, str)
+        else {one for one in now if isinstance(one, str)}
+        if isinstance(now, (list, tuple))
+        else set()
+    )
+    alike = (
+        type(edit.value) is type(now)
+        or (isinstance(edit.value, list) and isinstance(now, tuple))
+        or (isinstance(edit.value, (int, float)) and isinstance(now, (int, float)) and not isinstance(now, bool))
+    )
     if not alike or not words <= there:
-        raise Mistake(f"the model's {edit.module or 'root'} has {edit.name} {str(now)[:40]!r}, and the edit makes it "
-                      f"{str(edit.value)[:40]!r}: these edits are of another model")
+        raise Mistake(
+            f"the model's {edit.module or 'root'} has {edit.name} {str(now)[:40]!r}, and the edit makes it "
+            f"{str(edit.value)[:40]!r}: these edits are of another model"
+        )
 
 
 def holder(modules: dict[str, nn.Module], name: str) -> nn.Module:
@@ -124,14 +143,18 @@ def cut_weight(model: nn.Module, modules: dict[str, nn.Module], cut: UnitCut, pl
     wanted = place.outer * cut.size * place.inner
     if not isinstance(weight, Tensor) or weight.dim() <= place.dim or weight.shape[place.dim] != wanted:
         seen = f"is of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else "is not there"
-        raise Mistake(f"{place.weight} {seen}, the cut is of one with {wanted} in dimension {place.dim}: these edits are of another model")
+        raise Mistake(
+            f"{place.weight} {seen}, the cut is of one with {wanted} in dimension {place.dim}: these edits are of another model"
+        )
     index = indices(cut.kept, cut.size, place).to(weight.device)
     new: Tensor = weight.detach().index_select(place.dim, index)
     if isinstance(weight, nn.Parameter):
         new = nn.Parameter(new, requires_grad=weight.requires_grad)
     for module in set(model.modules()):
-        for own, one in [*module.named_parameters(recurse=False, remove_duplicate=False),
-                         *module.named_buffers(recurse=False, remove_duplicate=False)]:
+        for own, one in [
+            *module.named_parameters(recurse=False, remove_duplicate=False),
+            *module.named_buffers(recurse=False, remove_duplicate=False),
+        ]:
             if one is weight:
                 setattr(module, own, new)
 
@@ -149,7 +172,9 @@ def indices(kept: Iterable[int], size: int, place: UnitPlace) -> Tensor:
 def narrow(model: nn.Module, modules: dict[str, nn.Module], name: str) -> None:
     whole = holder(modules, name)
     if not isinstance(whole, nn.MultiheadAttention):
-        raise Mistake(f"{name} is a {type(whole).__name__}, not an nn.MultiheadAttention: these edits are of another model")
+        raise Mistake(
+            f"{name} is a {type(whole).__name__}, not an nn.MultiheadAttention: these edits are of another model"
+        )
     new = modules[name] = NarrowAttention(whole)
     for module in list(model.modules()):
         for own, child in list(module.named_children()):
@@ -160,7 +185,9 @@ def narrow(model: nn.Module, modules: dict[str, nn.Module], name: str) -> None:
 def drop(modules: dict[str, nn.Module], edit: Drop) -> None:
     container: Any = holder(modules, edit.container)
     if not isinstance(container, (nn.ModuleList, nn.Sequential)) or len(container) != edit.size:
-        raise Mistake(f"{edit.container or 'the model'} is no list of {edit.size} blocks: these edits are of another model")
+        raise Mistake(
+            f"{edit.container or 'the model'} is no list of {edit.size} blocks: these edits are of another model"
+        )
     for place in reversed(range(edit.size)):
         if place not in edit.kept:
             del container[place]
@@ -168,8 +195,12 @@ def drop(modules: dict[str, nn.Module], edit: Drop) -> None:
 
 def as_json(edits: Iterable[Edit]) -> Json:
     """The edits as JSON; which units are kept is a bitmap in hexadecimal digits."""
-    return [{"edit": type(edit).__name__} | to_json(edit) | ({"kept": bitmap(edit.kept)} if isinstance(edit, (UnitCut, Drop)) else {})
-            for edit in edits]
+    return [
+        {"edit": type(edit).__name__}
+        | to_json(edit)
+        | ({"kept": bitmap(edit.kept)} if isinstance(edit, (UnitCut, Drop)) else {})
+        for edit in edits
+    ]
 
 
 def from_json(data: Json) -> tuple[Edit, ...]:
@@ -179,7 +210,9 @@ def from_json(data: Json) -> tuple[Edit, ...]:
     True
     """
     if not isinstance(data, list) or any(not isinstance(one, dict) or one.get("edit") not in EDITS for one in data):
-        raise Mistake(f"the edits of a model are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed")
+        raise Mistake(
+            f"the edits of a model are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed"
+        )
     return tuple(one_from_json(dict(one)) for one in data)
 
 
@@ -192,8 +225,12 @@ def one_from_json(data: dict[str, Json]) -> Edit:
     except (Unreadable, KeyError, TypeError, ValueError) as error:
         raise Mistake(f"an edit of the model can't be read ({error}): take a folder that was not changed") from None
     if isinstance(edit, (UnitCut, Drop)) and (not edit.kept or edit.kept[-1] >= edit.size):
-        raise Mistake(f"an edit keeps unit {max(edit.kept, default=None)} of {edit.size}: take a folder that was not changed")
-    if isinstance(edit, UnitCut) and (edit.kind not in KINDS or any(min(p.dim, p.outer - 1, p.inner - 1) < 0 for p in edit.places)):
+        raise Mistake(
+            f"an edit keeps unit {max(edit.kept, default=None)} of {edit.size}: take a folder that was not changed"
+        )
+    if isinstance(edit, UnitCut) and (
+        edit.kind not in KINDS or any(min(p.dim, p.outer - 1, p.inner - 1) < 0 for p in edit.places)
+    ):
         raise Mistake(f"the cut {edit.name} lies about its places: take a folder that was not changed")
     return edit
 

@@ -1,9 +1,10 @@
 """Units that can be removed: an axis that some weights make, others read, and nothing else looks at.
 
-    heads      along them, products of two activations are taken side by side (queries with keys); with grouped queries, whole groups
-    channels   dimensions of convolutions, through batch norms, skips and groups
-    neurons    all others: hidden units between linear layers, of recurrent layers
+heads      along them, products of two activations are taken side by side (queries with keys); with grouped queries, whole groups
+channels   dimensions of convolutions, through batch norms, skips and groups
+neurons    all others: hidden units between linear layers, of recurrent layers
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -38,14 +39,14 @@ class UnitGroup:
     kind: str
     size: int
     places: tuple[UnitPlace, ...]
-    readers: tuple[str, ...]        # weights that sum over the units: with zeros there, a unit has no effect
-    grouped: tuple[str, ...] = ()   # weights of convolutions and norms whose number of groups this is
+    readers: tuple[str, ...]  # weights that sum over the units: with zeros there, a unit has no effect
+    grouped: tuple[str, ...] = ()  # weights of convolutions and norms whose number of groups this is
 
 
 @dataclass(frozen=True)
 class Structure:
     groups: tuple[UnitGroup, ...]
-    left_alone: tuple[str, ...]   # what can't be cut, and why
+    left_alone: tuple[str, ...]  # what can't be cut, and why
 
 
 def structure_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> Structure:
@@ -63,17 +64,27 @@ def structure_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> Struc
         why = axis.frozen or ("" if readers.get(key) else "no weight sums over it")
         if not why and kind == "neurons" and beside[key] & heads:
             why = "it is the width of a head"
-        rivals = [other for other in beside[key] if other in places and not places[other][0].frozen and readers.get(other)
-                  and ((other in heads) == (key in heads))]
+        rivals = [
+            other
+            for other in beside[key]
+            if other in places
+            and not places[other][0].frozen
+            and readers.get(other)
+            and ((other in heads) == (key in heads))
+        ]
         if not why and any(better(places[other], (axis, where)) for other in rivals):
             why = "it lies within a larger unit, which is cut instead"
         if why:
             told[f"{where[0].weight} dimension {where[0].dim} ({axis.size}): {why}"] = None
             continue
         name = f"{kind} {where[0].weight}:{where[0].dim}"
-        grouped = tuple(dict.fromkeys(weight for weight, dim in found.groups if any(leaf is axis for leaf in leaves(dim))))
+        grouped = tuple(
+            dict.fromkeys(weight for weight, dim in found.groups if any(leaf is axis for leaf in leaves(dim)))
+        )
         groups.append(UnitGroup(name, kind, axis.size, tuple(where), readers[key], grouped))
-    return Structure(unique(groups), (*told, *(f"{name} is an operation that is not followed" for name in sorted(found.unknown))))
+    return Structure(
+        unique(groups), (*told, *(f"{name} is an operation that is not followed" for name in sorted(found.unknown)))
+    )
 
 
 def places_of(found: TracedForward) -> dict[int, tuple[UnitAxis, list[UnitPlace]]]:
@@ -83,7 +94,9 @@ def places_of(found: TracedForward) -> dict[int, tuple[UnitAxis, list[UnitPlace]
         for dim, axes in enumerate(known.dims):
             along = leaves(axes)
             for at, axis in enumerate(along):
-                place = UnitPlace(name, dim, prod(one.size for one in along[:at]), prod(one.size for one in along[at + 1:]))
+                place = UnitPlace(
+                    name, dim, prod(one.size for one in along[:at]), prod(one.size for one in along[at + 1 :])
+                )
                 places.setdefault(id(axis), (axis, []))[1].append(place)
     return places
 

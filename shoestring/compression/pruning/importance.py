@@ -18,6 +18,7 @@ Measured on MiniLM (6 layers, 12 heads, 1,536 neurons), half of heads and neuron
     energy        .676   .865       scores from 640 texts
     taylor        .680   .828       scores from 256 texts, 4 draws a batch: fewer, so it may do better than this
 """
+
 from __future__ import annotations
 
 import copy
@@ -36,12 +37,20 @@ from shoestring.compression.pruning.record import tensors_in
 from shoestring.core.errors import Mistake
 
 METHODS = ("elimination", "taylor", "energy")
-DAMPING = 1e-2   # of the mean of the diagonal of M
-STEPS = 256      # units of a group leave in so many steps at most
+DAMPING = 1e-2  # of the mean of the diagonal of M
+STEPS = 256  # units of a group leave in so many steps at most
 
 
-def importance(model: nn.Module, batches: Sequence[Any], forward: Forward, *, method: str = "elimination", seed: int = 0,
-               structure: Structure | None = None, layers: bool = True) -> dict[str, Tensor]:
+def importance(
+    model: nn.Module,
+    batches: Sequence[Any],
+    forward: Forward,
+    *,
+    method: str = "elimination",
+    seed: int = 0,
+    structure: Structure | None = None,
+    layers: bool = True,
+) -> dict[str, Tensor]:
     """A score for every unit of every group, and every block of every stack, by the group's name; the higher, the more is lost.
 
     Groups that no single matrix product reads (channels, recurrent units) are scored by `taylor` in any case.
@@ -87,32 +96,36 @@ def elimination(weight: Tensor, moment: Tensor, units: int) -> Tensor:
     (True, 2)
     """
     width = weight.shape[1] // units
-    inverse = torch.linalg.inv(moment + DAMPING * moment.diagonal().mean().clamp(min=1e-12) * torch.eye(len(moment)).to(moment))
+    inverse = torch.linalg.inv(
+        moment + DAMPING * moment.diagonal().mean().clamp(min=1e-12) * torch.eye(len(moment)).to(moment)
+    )
     total = float(torch.einsum("oi,ij,oj->", weight, moment, weight)) or 1.0
     left = torch.arange(units)
     scores = torch.zeros(units, dtype=torch.double)
     lost = 0.0
     while len(left):
-        parts = weight.view(-1, len(left), width).transpose(0, 1)                                    # (left, out, width)
+        parts = weight.view(-1, len(left), width).transpose(0, 1)  # (left, out, width)
         if width == 1:
             loss = parts.square().sum((1, 2)) / inverse.diagonal() / total
         else:
-            blocks = inverse.view(len(left), width, len(left), width).diagonal(dim1=0, dim2=2)       # (width, width, left)
+            blocks = inverse.view(len(left), width, len(left), width).diagonal(dim1=0, dim2=2)  # (width, width, left)
             loss = (parts @ torch.linalg.inv(blocks.movedim(-1, 0)) * parts).sum((1, 2)) / total
         first = loss.argsort()[: max(1, units // STEPS)]
         for place in first.tolist():
-            lost = max(lost * (1 + 1e-9) + 1e-30, float(loss[place]))   # no ties
+            lost = max(lost * (1 + 1e-9) + 1e-30, float(loss[place]))  # no ties
             scores[left[place]] = lost
         staying = torch.ones(len(left), dtype=torch.bool).index_fill_(0, first, False)
         gone, stay = ((staying == kept).repeat_interleave(width) for kept in (False, True))
-        solved = torch.linalg.solve(inverse[gone][:, gone], inverse[gone][:, stay])                  # (gone, staying)
+        solved = torch.linalg.solve(inverse[gone][:, gone], inverse[gone][:, stay])  # (gone, staying)
         weight = weight[:, stay] - weight[:, gone] @ solved
         inverse = inverse[stay][:, stay] - inverse[stay][:, gone] @ solved
         left = left[staying]
     return scores.float()
 
 
-def taylor(model: nn.Module, groups: Sequence[UnitGroup], batches: Sequence[Any], forward: Forward, seed: int) -> dict[str, Tensor]:
+def taylor(
+    model: nn.Module, groups: Sequence[UnitGroup], batches: Sequence[Any], forward: Forward, seed: int
+) -> dict[str, Tensor]:
     """Of every unit: the mean square of sum w dL/dw over the weights that read it."""
     generator = torch.Generator().manual_seed(seed)
     weights = dict(model.named_parameters())
@@ -124,11 +137,15 @@ def taylor(model: nn.Module, groups: Sequence[UnitGroup], batches: Sequence[Any]
         with torch.enable_grad():
             given = [one for one in tensors_in(forward(model, batch)) if one.requires_grad]
             if not given:
-                raise Mistake("the forward's outputs have no gradients, so nothing can be said of its units: "
-                              "do not run it without gradients, or give scores")
+                raise Mistake(
+                    "the forward's outputs have no gradients, so nothing can be said of its units: "
+                    "do not run it without gradients, or give scores"
+                )
             value = sum((one * torch.randn(one.shape, generator=generator).to(one)).sum() for one in given)
         used = [name for name in weights if any(name in group.readers for group in groups)]
-        slopes = dict(zip(used, torch.autograd.grad(value, [weights[name] for name in used], allow_unused=True), strict=True))  # type: ignore[arg-type]
+        assert isinstance(value, torch.Tensor), "a model with groups has outputs"
+        gradients = torch.autograd.grad(value, [weights[name] for name in used], allow_unused=True)
+        slopes = dict(zip(used, gradients, strict=True))
         for group in groups:
             scores[group.name] += changes(group, weights, slopes).square() / (draws * len(batches))
     return scores
@@ -140,7 +157,9 @@ def changes(group: UnitGroup, weights: dict[str, nn.Parameter], slopes: dict[str
     for place in group.places:
         slope = slopes.get(place.weight)
         if place.weight in group.readers and slope is not None:
-            product = (weights[place.weight].detach() * slope).unflatten(place.dim, (place.outer, group.size, place.inner))
+            product = (weights[place.weight].detach() * slope).unflatten(
+                place.dim, (place.outer, group.size, place.inner)
+            )
             total += product.movedim(place.dim + 1, 0).flatten(1).sum(1).float().cpu()
     return total
 

@@ -1,4 +1,5 @@
 """What is learnt of axes while a forward is followed, and what several kinds of operations do to them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -19,21 +20,21 @@ class Known:
     """What is known of one tensor."""
 
     dims: list[Dim]
-    weights: frozenset[str]   # the weights it is made of; empty for data and for constants
-    data: bool                # it depends on what came in
+    weights: frozenset[str]  # the weights it is made of; empty for data and for constants
+    data: bool  # it depends on what came in
 
 
 @dataclass
 class TracedForward:
     """All that is learnt from one forward."""
 
-    weights: dict[str, Known] = field(default_factory=dict)              # parameters and buffers, by name
-    readers: list[tuple[str, Dim]] = field(default_factory=list)         # (weight, the dimension it sums over)
-    heads: list[Dim] = field(default_factory=list)                       # along these, products of two activations are taken side by side
-    channels: list[Dim] = field(default_factory=list)                    # dimensions of convolutions
-    groups: list[tuple[str, Dim]] = field(default_factory=list)          # (weight, the groups of its convolution or norm)
-    known: dict[int, Known] = field(default_factory=dict)                # by the identity of the tensor
-    unknown: set[str] = field(default_factory=set)                       # operations that are not in the tables
+    weights: dict[str, Known] = field(default_factory=dict)  # parameters and buffers, by name
+    readers: list[tuple[str, Dim]] = field(default_factory=list)  # (weight, the dimension it sums over)
+    heads: list[Dim] = field(default_factory=list)  # along these, products of two activations are taken side by side
+    channels: list[Dim] = field(default_factory=list)  # dimensions of convolutions
+    groups: list[tuple[str, Dim]] = field(default_factory=list)  # (weight, the groups of its convolution or norm)
+    known: dict[int, Known] = field(default_factory=dict)  # by the identity of the tensor
+    unknown: set[str] = field(default_factory=set)  # operations that are not in the tables
 
     def of(self, tensor: Tensor) -> Known:
         if id(tensor) not in self.known:
@@ -53,7 +54,9 @@ class TracedForward:
                 self.readers += [(name, first) for name in self.of(tensor).weights]
 
 
-Rule = Callable[[TracedForward, RecordedCall], Sequence[Sequence[Dim]]]   # -> the dimensions of every tensor that comes out
+Rule = Callable[
+    [TracedForward, RecordedCall], Sequence[Sequence[Dim]]
+]  # -> the dimensions of every tensor that comes out
 
 
 def unfollowed(found: TracedForward, call: RecordedCall) -> list[list[Dim]]:
@@ -87,5 +90,7 @@ def pieces(dim: Dim, total: int, length: int, start: int) -> Dim:
 def reshaped_to(dims: Sequence[Dim], shape: Sequence[int]) -> list[Dim]:
     """Dimensions that are kept where the size is the same, new and frozen where it is not (the caller froze what changed)."""
     why = "its size changes on the way"
-    return [dim if prod((axis.size for axis in leaves(dim)), start=1) == size else fresh(size, why)
-            for dim, size in zip(dims, shape, strict=True)]
+    return [
+        dim if prod((axis.size for axis in leaves(dim)), start=1) == size else fresh(size, why)
+        for dim, size in zip(dims, shape, strict=True)
+    ]

@@ -4,6 +4,7 @@
 
 Sajjad, Dalvi, Durrani, Nakov: On the Effect of Dropping Layers of Pre-trained Transformer Models, 2020, arXiv 2004.03844.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,8 @@ class Stack:
     """Blocks of one list that are alike."""
 
     container: str
-    length: int                # members of the list
-    members: tuple[int, ...]   # which of them may go
+    length: int  # members of the list
+    members: tuple[int, ...]  # which of them may go
 
     @property
     def name(self) -> str:
@@ -41,16 +42,20 @@ def stacks_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[St
     calls: dict[str, list[bool]] = {name: [] for name in found}
     with ExitStack() as stack, torch.no_grad():
         for name, block in found.items():
+
             def see(module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name) -> None:
                 given, given_back = tensors_in([args, kwargs]), tensors_in(output)
                 calls[name].append(bool(given and given_back) and given[0].shape == given_back[0].shape)
+
             stack.callback(block.register_forward_hook(see, with_kwargs=True).remove)
         example(model)
     alike: dict[Any, list[str]] = {}
     for name, block in found.items():
         container = name.rpartition(".")[0]
         if calls[name] == [True] and isinstance(model.get_submodule(container), (nn.ModuleList, nn.Sequential)):
-            alike.setdefault((container, type(block), tuple(tuple(one.shape) for one in block.parameters())), []).append(name)
+            alike.setdefault(
+                (container, type(block), tuple(tuple(one.shape) for one in block.parameters())), []
+            ).append(name)
     stacks = []
     for (container, *_), names in alike.items():
         holder: Any = model.get_submodule(container)
@@ -101,8 +106,17 @@ def counts(model: nn.Module, name: str, length: int, kept: Sequence[int]) -> Ite
         for attribute, value in (vars(owner) if hasattr(owner, "__dict__") else {}).items():
             if attribute.startswith("_"):
                 continue
-            if type(value) is int and value == length and any(word in attribute for word in ("layer", "depth", "block")):
+            if (
+                type(value) is int
+                and value == length
+                and any(word in attribute for word in ("layer", "depth", "block"))
+            ):
                 yield Attribute(name, attribute, len(kept), config)
-            elif config and "layer" in attribute and isinstance(value, (list, tuple)) and len(value) == length and all(
-                    isinstance(one, (int, float, str, bool)) for one in value):
+            elif (
+                config
+                and "layer" in attribute
+                and isinstance(value, (list, tuple))
+                and len(value) == length
+                and all(isinstance(one, (int, float, str, bool)) for one in value)
+            ):
                 yield Attribute(name, attribute, [value[place] for place in kept], True)

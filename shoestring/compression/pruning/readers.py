@@ -2,6 +2,7 @@
 
 Hooks of modules would miss the products that a module does not call another for (nn.MultiheadAttention and its out_proj).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ class Read:
     name: str
     dim: int
     inputs: Tensor
-    bias: Tensor | None   # what is added, if it is a row
+    bias: Tensor | None  # what is added, if it is a row
 
 
 class Reading(DispatchMode):
@@ -34,7 +35,7 @@ class Reading(DispatchMode):
     def __init__(self, weights: dict[int, str], see: Callable[[Read], object]) -> None:
         super().__init__()
         self.weights, self.see = weights, see
-        self.turned: dict[int, tuple[str, Tensor]] = {}   # transposed weights, kept while their identity counts
+        self.turned: dict[int, tuple[str, Tensor]] = {}  # transposed weights, kept while their identity counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -59,13 +60,14 @@ def reads(model: nn.Module, weights: dict[int, str], run: Callable[[nn.Module], 
     return found
 
 
-def second_moments(model: nn.Module, names: Iterable[str], batches: Sequence[Any],
-                   forward: Callable[[nn.Module, Any], object]) -> dict[str, tuple[int, Tensor]]:
+def second_moments(
+    model: nn.Module, names: Iterable[str], batches: Sequence[Any], forward: Callable[[nn.Module, Any], object]
+) -> dict[str, tuple[int, Tensor]]:
     """For every weight that is read by matrix products: (dimension summed over, sum of x x^T over its inputs)."""
     weights = {id(one): name for name, one in model.named_parameters() if name in set(names)}
     found: dict[str, tuple[int, Tensor]] = {}
     for batch in batches:
-        for read in reads(model, weights, lambda subject, batch=batch: forward(subject, batch)):   # type: ignore[misc]
+        for read in reads(model, weights, lambda subject, batch=batch: forward(subject, batch)):  # type: ignore[misc]
             added = (read.inputs.mT @ read.inputs).double()
             found[read.name] = (read.dim, found[read.name][1] + added if read.name in found else added)
     return found

@@ -1,4 +1,5 @@
 """What a model's forward calls, operation by operation, on real tensors: the record that axes are followed through."""
+
 from __future__ import annotations
 
 import warnings
@@ -59,7 +60,7 @@ def plain_kernels() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")   # of a setting for graphics cards that comes with the next line
+        warnings.simplefilter("ignore")  # of a setting for graphics cards that comes with the next line
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)

@@ -19,6 +19,7 @@ Measured on MiniLM, units chosen by elimination, 640 texts; mean cosine to the w
 
 The damping was chosen on other texts: fitted on 128 with .001, those came to .94 and others to .84. `in_order` gave no more (.8785 both).
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -34,23 +35,39 @@ from shoestring.compression.pruning.cuts import Edit, UnitCut, edited_with_names
 from shoestring.compression.pruning.readers import Read, reads
 from shoestring.core.errors import Mistake
 
-DAMPING = 0.1   # of the mean of the diagonal of the second moments; with 0.001 a repair on few texts learns them by heart
+DAMPING = (
+    0.1  # of the mean of the diagonal of the second moments; with 0.001 a repair on few texts learns them by heart
+)
 
 
 @dataclass(frozen=True)
 class Repair:
     model: nn.Module
-    told: tuple[str, ...]   # weights that stay as they were cut, and why
+    told: tuple[str, ...]  # weights that stay as they were cut, and why
 
 
-def repaired(model: nn.Module, edits: Sequence[Edit], batches: Sequence[Any], forward: Forward, *,
-             damping: float = DAMPING, in_order: bool = False) -> nn.Module:
+def repaired(
+    model: nn.Module,
+    edits: Sequence[Edit],
+    batches: Sequence[Any],
+    forward: Forward,
+    *,
+    damping: float = DAMPING,
+    in_order: bool = False,
+) -> nn.Module:
     """The edited model, with the weights that read cut heads and neurons refitted: see `repair_of`, which also tells what was not."""
     return repair_of(model, edits, batches, forward, damping=damping, in_order=in_order).model
 
 
-def repair_of(model: nn.Module, edits: Sequence[Edit], batches: Sequence[Any], forward: Forward, *,
-              damping: float = DAMPING, in_order: bool = False) -> Repair:
+def repair_of(
+    model: nn.Module,
+    edits: Sequence[Edit],
+    batches: Sequence[Any],
+    forward: Forward,
+    *,
+    damping: float = DAMPING,
+    in_order: bool = False,
+) -> Repair:
     """The edited model, with the weights that read cut heads and neurons refitted to what the whole model computes.
 
     A refit that brings the outputs of the last batch further away is taken back. Weights that are not read by a matrix product (those
@@ -70,8 +87,16 @@ def repair_of(model: nn.Module, edits: Sequence[Edit], batches: Sequence[Any], f
     return Repair(smaller, tuple(told))
 
 
-def refit(model: nn.Module, smaller: nn.Module, modules: dict[str, nn.Module], edits: Sequence[Edit], batches: Sequence[Any],
-          forward: Forward, damping: float, in_order: bool) -> list[str]:
+def refit(
+    model: nn.Module,
+    smaller: nn.Module,
+    modules: dict[str, nn.Module],
+    edits: Sequence[Edit],
+    batches: Sequence[Any],
+    forward: Forward,
+    damping: float,
+    in_order: bool,
+) -> list[str]:
     """Refit the cut model's weights in place; tells which were not."""
     names = list(dict.fromkeys(name for edit in edits if isinstance(edit, UnitCut) for name in edit.readers))
     whole = {id(one): name for name, one in model.named_parameters() if name in set(names)}
@@ -86,16 +111,24 @@ def refit(model: nn.Module, smaller: nn.Module, modules: dict[str, nn.Module], e
     # Only outputs are kept over the batches: inputs are several times as wide
     targets = [wanted_outputs(products(model, whole, batch), model, edits) for batch in batches]
     judge = Judge(outputs(model, forward, batches[-1:]), lambda: outputs(smaller, forward, batches[-1:]))
-    for together in ([[name] for name in order] if in_order else [order]):
+    for together in [[name] for name in order] if in_order else [order]:
         fits = {name: Fit() for name in together}
         for batch, target in zip(batches, targets, strict=True):
-            after = products(smaller, only(cut, fits), batch) if in_order else cut_inputs(products(model, whole, batch), first, edits)
+            after = (
+                products(smaller, only(cut, fits), batch)
+                if in_order
+                else cut_inputs(products(model, whole, batch), first, edits)
+            )
             for name, fit in fits.items():
                 mine = [read for read in after if read.name == name]
                 for read, wanted in zip(mine, target.get(name, []), strict=False):
                     if len(read.inputs) == len(wanted):
                         fit.add(read.inputs, wanted, read)
-        told += [f"{name}: {why}" for name, fit in fits.items() if (why := judge.kept(fit, weight_of(modules, name), damping))]
+        told += [
+            f"{name}: {why}"
+            for name, fit in fits.items()
+            if (why := judge.kept(fit, weight_of(modules, name), damping))
+        ]
     return told
 
 
@@ -145,7 +178,7 @@ class Fit:
     def __init__(self) -> None:
         self.moment = self.product = torch.zeros(())
         self.dim = 0
-        self.bias: Tensor | None = None   # the cut model's own, written in place
+        self.bias: Tensor | None = None  # the cut model's own, written in place
 
     def add(self, inputs: Tensor, wanted: Tensor, read: Read) -> None:
         """(rows, kept) inputs, (rows, out) wanted outputs."""
@@ -153,7 +186,7 @@ class Fit:
             self.bias = read.bias
             inputs = torch.cat([inputs, torch.ones(len(inputs), 1).to(inputs)], 1)
         elif read.bias is not None:
-            wanted = wanted - read.bias   # it is computed, and stays as it is
+            wanted = wanted - read.bias  # it is computed, and stays as it is
         self.dim = read.dim
         self.moment = self.moment + (inputs.mT @ inputs).double()
         self.product = self.product + (inputs.mT @ wanted).double()
@@ -161,7 +194,7 @@ class Fit:
     def apply(self, weight: Tensor, damping: float) -> None:
         rows = weight.detach() if self.dim == 1 else weight.detach().mT
         start = rows.mT if self.bias is None else torch.cat([rows.mT, self.bias.detach()[None]])
-        start = start.double()                                         # (kept [+ 1], out)
+        start = start.double()  # (kept [+ 1], out)
         ridge = damping * self.moment.diagonal().mean() * torch.eye(len(self.moment)).to(self.moment)
         step = torch.linalg.solve(self.moment + ridge, self.product - self.moment @ start)
         found = (start + step).to(weight.dtype)
@@ -187,8 +220,16 @@ def wanted_outputs(before: list[Read], model: nn.Module, edits: Sequence[Edit]) 
 def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[Edit]) -> list[Read]:
     """What is left of the whole model's inputs, as reads of the cut model."""
     biases = {read.name: read.bias for read in cut}
-    return [Read(read.name, read.dim, read.inputs[:, kept_of(edits, read.name, read.dim, read.inputs.shape[1])], biases[read.name])
-            for read in before if read.name in biases]
+    return [
+        Read(
+            read.name,
+            read.dim,
+            read.inputs[:, kept_of(edits, read.name, read.dim, read.inputs.shape[1])],
+            biases[read.name],
+        )
+        for read in before
+        if read.name in biases
+    ]
 
 
 def kept_of(edits: Sequence[Edit], name: str, dim: int, size: int) -> Tensor:

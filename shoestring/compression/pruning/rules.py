@@ -1,4 +1,5 @@
 """What every operation does to the axes of what it is given: one function a kind of operation, and the table of them."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -21,8 +22,11 @@ def broadcast(found: TracedForward, call: RecordedCall) -> Dims:
     shape = call.outputs[0].shape if call.outputs else ()
     result: list[Dim] = []
     for place in range(1, len(shape) + 1):
-        meeting = [found.dims(tensor)[-place] for tensor in call.inputs
-                   if tensor.dim() >= place and tensor.shape[-place] == shape[-place]]
+        meeting = [
+            found.dims(tensor)[-place]
+            for tensor in call.inputs
+            if tensor.dim() >= place and tensor.shape[-place] == shape[-place]
+        ]
         for other in meeting[1:]:
             unify(meeting[0], other)
         result.insert(0, meeting[0] if meeting else fresh(shape[-place], "it is repeated"))
@@ -31,14 +35,26 @@ def broadcast(found: TracedForward, call: RecordedCall) -> Dims:
 
 def same(found: TracedForward, call: RecordedCall) -> Dims:
     """A copy, or a tensor made to be like the first."""
-    return [list(found.dims(call.inputs[0])) if one.shape == call.inputs[0].shape else [fresh(size) for size in one.shape]
-            for one in call.outputs]
+    return [
+        list(found.dims(call.inputs[0])) if one.shape == call.inputs[0].shape else [fresh(size) for size in one.shape]
+        for one in call.outputs
+    ]
 
 
 def made(found: TracedForward, call: RecordedCall) -> Dims:
     """A constant that the forward makes: its sizes are what the forward says. Numbers that differ from place to place can't be cut."""
-    plain = call.name.removeprefix("aten.").removeprefix("new_") in ("zeros", "ones", "full", "empty", "scalar_tensor", "empty_strided")
-    return [[fresh(size, "" if plain else f"{call.name} makes numbers along it") for size in one.shape] for one in call.outputs]
+    plain = call.name.removeprefix("aten.").removeprefix("new_") in (
+        "zeros",
+        "ones",
+        "full",
+        "empty",
+        "scalar_tensor",
+        "empty_strided",
+    )
+    return [
+        [fresh(size, "" if plain else f"{call.name} makes numbers along it") for size in one.shape]
+        for one in call.outputs
+    ]
 
 
 def permuted(found: TracedForward, call: RecordedCall) -> Dims:
@@ -56,8 +72,9 @@ def permuted(found: TracedForward, call: RecordedCall) -> Dims:
 def expanded(found: TracedForward, call: RecordedCall) -> Dims:
     """A dimension of size 1 that is repeated has a new axis, which may be cut with whatever it meets."""
     tensor, shape = call.inputs[0], call.outputs[0].shape
-    if call.name == "aten.repeat" and any(size != 1 and times != 1 for size, times in
-                                          zip(tensor.shape[::-1], list(call.args[1])[::-1], strict=False)):
+    if call.name == "aten.repeat" and any(
+        size != 1 and times != 1 for size, times in zip(tensor.shape[::-1], list(call.args[1])[::-1], strict=False)
+    ):
         return unfollowed(found, call)
     dims: list[Dim] = []
     for place, size in zip(range(-len(shape), 0), shape, strict=True):
@@ -92,14 +109,18 @@ def divided(found: TracedForward, call: RecordedCall) -> Dims:
     dims, start, parts = found.dims(tensor), 0, []
     for one in call.outputs:
         piece = pieces(dims[place], tensor.shape[place], one.shape[place], start)
-        parts.append([*dims[:place], piece, *dims[place + 1:]])
+        parts.append([*dims[:place], piece, *dims[place + 1 :]])
         start += one.shape[place]
     return parts
 
 
 def sliced(found: TracedForward, call: RecordedCall) -> Dims:
     tensor = call.inputs[0]
-    place, start, step = index_of(argument(call, 1, "dim", 0), tensor), argument(call, 2, "start") or 0, argument(call, 4, "step", 1)
+    place, start, step = (
+        index_of(argument(call, 1, "dim", 0), tensor),
+        argument(call, 2, "start") or 0,
+        argument(call, 4, "step", 1),
+    )
     total, length = tensor.shape[place], call.outputs[0].shape[place]
     start = max(0, start + total if start < 0 else start)
     dims = list(found.dims(tensor))
@@ -130,7 +151,9 @@ def reduced(found: TracedForward, call: RecordedCall) -> Dims:
     for place in gone:
         freeze(found.dims(tensor)[place], why)
     keeps = bool(call.outputs) and call.outputs[0].dim() == tensor.dim()
-    dims: list[Dim] = [() if place in gone else dim for place, dim in enumerate(found.dims(tensor)) if keeps or place not in gone]
+    dims: list[Dim] = [
+        () if place in gone else dim for place, dim in enumerate(found.dims(tensor)) if keeps or place not in gone
+    ]
     if any(len(dims) != one.dim() for one in call.outputs):
         return unfollowed(found, call)
     return [list(dims) for _ in call.outputs]
@@ -218,8 +241,12 @@ def batch_normed(found: TracedForward, call: RecordedCall) -> Dims:
     for one in call.inputs[1:]:
         unify(dims[1], found.dims(one)[0])
     found.channels.append(dims[1])
-    return [list(dims) if one.shape == tensor.shape else [dims[1] if size == tensor.shape[1] else fresh(size) for size in one.shape]
-            for one in call.outputs]
+    return [
+        list(dims)
+        if one.shape == tensor.shape
+        else [dims[1] if size == tensor.shape[1] else fresh(size) for size in one.shape]
+        for one in call.outputs
+    ]
 
 
 def layer_normed(found: TracedForward, call: RecordedCall) -> Dims:
@@ -230,7 +257,10 @@ def layer_normed(found: TracedForward, call: RecordedCall) -> Dims:
         freeze(dims[-place], "a norm is taken over it")
         for one in call.inputs[1:]:
             unify(dims[-place], found.dims(one)[-place])
-    return [list(dims) if one.shape == tensor.shape else [*dims[:-count], *([()] * count)][: one.dim()] for one in call.outputs]
+    return [
+        list(dims) if one.shape == tensor.shape else [*dims[:-count], *([()] * count)][: one.dim()]
+        for one in call.outputs
+    ]
 
 
 def group_normed(found: TracedForward, call: RecordedCall) -> Dims:
@@ -268,11 +298,15 @@ def indexed(found: TracedForward, call: RecordedCall) -> Dims:
     """table[numbers]: followed where one dimension is indexed by a tensor of integers."""
     table, indices = call.args[0], call.args[1]
     given = [place for place, one in enumerate(indices) if one is not None]
-    if len(given) != 1 or indices[given[0]].dtype.is_floating_point or str(indices[given[0]].dtype) in ("torch.bool", "torch.uint8"):
+    if (
+        len(given) != 1
+        or indices[given[0]].dtype.is_floating_point
+        or str(indices[given[0]].dtype) in ("torch.bool", "torch.uint8")
+    ):
         return unfollowed(found, call)
     place, dims = given[0], found.dims(table)
     freeze(dims[place], "parts of it are looked up")
-    return [[*dims[:place], *found.dims(indices[place]), *dims[place + 1:]]]
+    return [[*dims[:place], *found.dims(indices[place]), *dims[place + 1 :]]]
 
 
 def gathered(found: TracedForward, call: RecordedCall) -> Dims:
@@ -293,8 +327,11 @@ def rows(rule: Rule, names: str) -> dict[str, Rule]:
 
 
 RULES: dict[str, Rule] = {
-    **rows(same, "clone _to_copy detach alias lift_fresh lift_fresh_copy contiguous zeros_like ones_like empty_like full_like rand_like "
-                 "randn_like bernoulli native_dropout fill_ zero_ resolve_conj"),
+    **rows(
+        same,
+        "clone _to_copy detach alias lift_fresh lift_fresh_copy contiguous zeros_like ones_like empty_like full_like rand_like "
+        "randn_like bernoulli native_dropout fill_ zero_ resolve_conj",
+    ),
     **rows(made, "new_zeros new_ones new_empty new_full new_empty_strided"),
     **rows(broadcast, "copy_ copy masked_fill masked_fill_ where"),
     **rows(viewed, "view _unsafe_view reshape unsqueeze squeeze flatten _reshape_alias unsqueeze_ squeeze_ view_as"),
@@ -304,15 +341,22 @@ RULES: dict[str, Rule] = {
     **rows(divided, "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk"),
     **rows(sliced, "slice"),
     **rows(picked, "select unbind"),
-    **rows(reduced, "sum mean amax amin var std var_mean std_mean linalg_vector_norm logsumexp any all prod argmax argmin"),
+    **rows(
+        reduced, "sum mean amax amin var std var_mean std_mean linalg_vector_norm logsumexp any all prod argmax argmin"
+    ),
     **rows(along, "_softmax _log_softmax _safe_softmax cumsum sort topk"),
     **rows(product, "mm addmm mv addmv"),
     **rows(products, "bmm baddbmm"),
     **rows(convolved, "convolution"),
-    **rows(pooled, "max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d "
-                   "_adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd upsample_nearest2d upsample_nearest1d upsample_bilinear2d "
-                   "upsample_bicubic2d reflection_pad2d replication_pad2d"),
-    **rows(batch_normed, "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit cudnn_batch_norm"),
+    **rows(
+        pooled,
+        "max_pool2d_with_indices max_pool3d_with_indices avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d "
+        "_adaptive_avg_pool3d adaptive_max_pool2d constant_pad_nd upsample_nearest2d upsample_nearest1d upsample_bilinear2d "
+        "upsample_bicubic2d reflection_pad2d replication_pad2d",
+    ),
+    **rows(
+        batch_normed, "native_batch_norm _native_batch_norm_legit_no_training _native_batch_norm_legit cudnn_batch_norm"
+    ),
     **rows(layer_normed, "native_layer_norm _fused_rms_norm"),
     **rows(group_normed, "native_group_norm"),
     **rows(weight_normed, "_weight_norm_interface"),

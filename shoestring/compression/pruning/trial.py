@@ -2,6 +2,7 @@
 
 Both are run on the example with weights that are shaken, so that none is zero (a norm that begins at zero hides every mistake).
 """
+
 from __future__ import annotations
 
 import copy
@@ -17,7 +18,7 @@ from shoestring.compression.pruning.layers import Stack, skipped
 from shoestring.compression.pruning.record import plain_kernels, tensors_in
 from shoestring.core.errors import Mistake
 
-TOLERANCE = 1e-5   # of the largest number of an output, in float32
+TOLERANCE = 1e-5  # of the largest number of an output, in float32
 
 
 class ShakenModel:
@@ -26,17 +27,23 @@ class ShakenModel:
     def __init__(self, model: nn.Module, example: Callable[[nn.Module], Any]) -> None:
         self.model = shaken(model)
         self.example = example
-        self.plain = False   # both are run without torch's own kernel for attention
+        self.plain = False  # both are run without torch's own kernel for attention
         outputs = self.run(self.model)
         if not outputs:
-            raise Mistake("the forward gives no tensor (or list, dict or dataclass of such), and nothing else shows whether "
-                          "a cut is right: let it give its outputs back")
+            raise Mistake(
+                "the forward gives no tensor (or list, dict or dataclass of such), and nothing else shows whether "
+                "a cut is right: let it give its outputs back"
+            )
         if any(not torch.isfinite(one).all() for one in outputs if one.is_floating_point()):
-            raise Mistake("the model's output has numbers that are not finite, so nothing shows whether a cut is right: "
-                          "prune a model that works")
+            raise Mistake(
+                "the model's output has numbers that are not finite, so nothing shows whether a cut is right: "
+                "prune a model that works"
+            )
         if why := difference(outputs, self.run(self.model)):
-            raise Mistake(f"the model gives another output each time ({why}), so nothing shows whether a cut is right: "
-                          f"make its eval mode repeatable")
+            raise Mistake(
+                f"the model gives another output each time ({why}), so nothing shows whether a cut is right: "
+                f"make its eval mode repeatable"
+            )
 
     def run(self, model: nn.Module) -> list[Tensor]:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), plain_kernels() if self.plain else nullcontext():
@@ -46,8 +53,11 @@ class ShakenModel:
     def without_own_kernels(self) -> str:
         """From now on run without torch's own kernel for attention; tells if that changes the outputs."""
         before, self.plain = self.run(self.model), True
-        return ("torch's own kernel gives zeros at padded positions, and a cut attention does not run in it: what comes out there differs"
-                if difference(before, self.run(self.model)) else "")
+        return (
+            "torch's own kernel gives zeros at padded positions, and a cut attention does not run in it: what comes out there differs"
+            if difference(before, self.run(self.model))
+            else ""
+        )
 
     def masked(self, cuts: Sequence[UnitCut], skips: Mapping[Stack, Sequence[int]]) -> list[Tensor]:
         """The outputs without the effect of what is removed."""
@@ -61,7 +71,7 @@ class ShakenModel:
         """Why a cut model does not give what is wanted; empty if it does."""
         try:
             found = self.run(edited(self.model, edits))
-        except Exception as error:   # a stranger's forward may fail in any way on sizes that it does not expect
+        except Exception as error:  # a stranger's forward may fail in any way on sizes that it does not expect
             return f"the forward fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return difference(wanted, found)
 
@@ -77,7 +87,8 @@ def masked(model: nn.Module, cuts: Sequence[UnitCut]) -> nn.Module:
                 if place.weight in cut.readers:
                     weight = weights[place.weight].data
                     weight.unflatten(place.dim, (place.outer, cut.size, place.inner)).index_fill_(
-                        place.dim + 1, torch.tensor(gone, device=weight.device, dtype=torch.long), 0)
+                        place.dim + 1, torch.tensor(gone, device=weight.device, dtype=torch.long), 0
+                    )
     return result
 
 

@@ -8,6 +8,7 @@
 
 All of it is torch. faiss has these too, and aborted the whole process for some weights (heap corruption), which no caller can catch.
 """
+
 from __future__ import annotations
 
 import torch
@@ -15,19 +16,19 @@ from torch import Tensor
 
 from shoestring.compression.quantization.vector_codes import encoded, gains, refitted, summed
 
-METHODS = ("residual", "additive", "local search")   # for sums of several entries
-KMEANS = 20        # iterations
-PARTS = 4          # in which the vectors to begin with are drawn
-JOINT = 8          # rounds of codes and codebooks in turn, where all codebooks are refitted at once
-SEARCHES = 4       # attempts of local search in each of them
-RIDGE = 1e-4       # of a vector, added to every entry's count: entries that always come together have no single best value
+METHODS = ("residual", "additive", "local search")  # for sums of several entries
+KMEANS = 20  # iterations
+PARTS = 4  # in which the vectors to begin with are drawn
+JOINT = 8  # rounds of codes and codebooks in turn, where all codebooks are refitted at once
+SEARCHES = 4  # attempts of local search in each of them
+RIDGE = 1e-4  # of a vector, added to every entry's count: entries that always come together have no single best value
 
 
 def trained(vectors: Tensor, weights: Tensor, entries: int, stages: int, method: str, seed: int) -> Tensor:
     """Tables (stages, entries, length) for the vectors (count, length), whose numbers have these weights."""
-    if len(vectors) <= entries:   # every vector is an entry
+    if len(vectors) <= entries:  # every vector is an entry
         tables = torch.zeros(stages, entries, vectors.shape[1])
-        tables[0, :len(vectors)] = vectors
+        tables[0, : len(vectors)] = vectors
         return tables
     draw = torch.Generator().manual_seed(seed)
     tables = residual(vectors, weights, entries, stages, draw)
@@ -36,7 +37,11 @@ def trained(vectors: Tensor, weights: Tensor, entries: int, stages: int, method:
     codes = encoded(vectors, weights, tables)
     for _ in range(JOINT):
         tables = jointly_refitted(vectors, weights, codes, tables)
-        codes = encoded(vectors, weights, tables) if method == "additive" else searched(vectors, weights, codes, tables, draw)
+        codes = (
+            encoded(vectors, weights, tables)
+            if method == "additive"
+            else searched(vectors, weights, codes, tables, draw)
+        )
     return tables
 
 
@@ -50,8 +55,14 @@ def residual(vectors: Tensor, weights: Tensor, entries: int, stages: int, draw: 
     return torch.stack(found)
 
 
-def means(vectors: Tensor, weights: Tensor, entries: int, draw: torch.Generator, begin: Tensor | None = None,
-          rounds: int = KMEANS) -> Tensor:
+def means(
+    vectors: Tensor,
+    weights: Tensor,
+    entries: int,
+    draw: torch.Generator,
+    begin: Tensor | None = None,
+    rounds: int = KMEANS,
+) -> Tensor:
     """k-means, from vectors that are drawn or from a table on. An entry that no vector is nearest to becomes the vector that is
     worst off."""
     table = spread_out(vectors, weights, entries, draw) if begin is None else begin
@@ -71,12 +82,12 @@ def means(vectors: Tensor, weights: Tensor, entries: int, draw: torch.Generator,
 def spread_out(vectors: Tensor, weights: Tensor, entries: int, draw: torch.Generator) -> Tensor:
     """Vectors to begin with, drawn in a few parts: each with a chance that grows with how far it is from those that were drawn before, so
     that a few long ones are not missed (k-means||: Bahmani et al. 2012, doi 10.14778/2180912.2180915)."""
-    table = vectors[torch.randperm(len(vectors), generator=draw)[:-(-entries // PARTS)]]
+    table = vectors[torch.randperm(len(vectors), generator=draw)[: -(-entries // PARTS)]]
     while len(table) < entries:
         codes = encoded(vectors, weights, table[None])[:, 0]
         off = (weights * (vectors - table[codes]).square()).sum(1).double()
         count = min(-(-entries // PARTS), entries - len(table))
-        off = off + off.mean() * 1e-9 + 1e-300   # where all are met exactly, any will do
+        off = off + off.mean() * 1e-9 + 1e-300  # where all are met exactly, any will do
         table = torch.cat((table, vectors[torch.multinomial(off, count, generator=draw)]))
     return table
 

@@ -9,6 +9,7 @@ not there (straight-through estimator: Bengio, Léonard, Courville 2013, arXiv 1
 Latent numbers begin in the middle of their codes. Nearer to the original weight, many begin at the edge, and the first steps move thousands
 of codes at once, which undoes what rounding made up for (MiniLM at 9 MB: damage .039 -> .22 after seven steps).
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -87,8 +88,16 @@ class Latent(WeightFormat):
         wide, zeros = self.wide(scales), self.wide(self.zeros)
         inside = torch.minimum(torch.maximum(self.values.detach() / wide, -zeros), self.top - zeros)
         bits, group = int(self.settings["bits"]), int(self.settings["group"])
-        return GridFormat.of((inside.round() + zeros).to(torch.uint8), scales, self.zeros.to(torch.uint8), bits, group, self.shape, self.dtype,
-                       bool(self.settings.get("transposed")))
+        return GridFormat.of(
+            (inside.round() + zeros).to(torch.uint8),
+            scales,
+            self.zeros.to(torch.uint8),
+            bits,
+            group,
+            self.shape,
+            self.dtype,
+            bool(self.settings.get("transposed")),
+        )
 
     def rate(self) -> dict[str, float]:
         """By how much one step of Adam should move its numbers: a small part of a step of the grid, or of their usual size."""
@@ -99,7 +108,7 @@ class Latent(WeightFormat):
         return {"values": PLAIN * size}
 
 
-STEP = 0.015    # of a grid's step, that a latent number moves in a step of training at the first rate
+STEP = 0.015  # of a grid's step, that a latent number moves in a step of training at the first rate
 PLAIN = 0.0005  # of the usual size of numbers that are not on a grid
 
 

@@ -16,6 +16,7 @@ fours by 8 bits (2.06 bits) .231 and .376. The grid with GPTQ: .011 at 4.31, .03
 and a grid with GPTQ is better than all of these at about the same size. Word embedding: pairs by 8 bits .0015 (4.00 bits), product .0054
 (3.03 bits; faiss alone .0049), where the grid has .0012 (4.31) and .0051 (3.30).
 """
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
@@ -31,7 +32,7 @@ from shoestring.compression.quantization.scalar_codes import broadcast, checked
 from shoestring.compression.quantization.vector_codes import VectorCodes, encoded, refined
 from shoestring.core.errors import Mistake
 
-POINTS = 1 << 15   # vectors that codebooks are trained on, of one book
+POINTS = 1 << 15  # vectors that codebooks are trained on, of one book
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,20 @@ class VectorCoding:
     length: int = 4
     bits: int = 8
     stages: int = 1
-    books: int = 1           # 0: one for every place of a row (product quantization)
-    rotation: int = 0        # numbers that are rotated together; 0: none
-    scaled: bool = False     # a scale for every column: 1 / sqrt(m)
+    books: int = 1  # 0: one for every place of a row (product quantization)
+    rotation: int = 0  # numbers that are rotated together; 0: none
+    scaled: bool = False  # a scale for every column: 1 / sqrt(m)
     method: str = METHODS[0]
-    rounds: int = 4          # of codes and tables in turn, by the weighted error
+    rounds: int = 4  # of codes and tables in turn, by the weighted error
 
     def settings(self) -> dict[str, Any]:
         kept = asdict(self)
         return {name: kept[name] for name in ("length", "bits", "stages", "books", "rotation", "scaled")}
 
 
-def fitted_product(weight: Tensor, recipe: VectorCoding, importance: Tensor | None = None, seed: int = 0) -> ProductFormat:
+def fitted_product(
+    weight: Tensor, recipe: VectorCoding, importance: Tensor | None = None, seed: int = 0
+) -> ProductFormat:
     """A weight as codes of vectors. `importance`: of each number, or what can be broadcast to (rows, columns)."""
     matrix = checked(weight, importance)
     settings, shape = recipe.settings(), tuple(weight.shape)
@@ -71,14 +74,16 @@ def fitted_product(weight: Tensor, recipe: VectorCoding, importance: Tensor | No
     rotation = None
     if sizes.rotation:
         if not recipe.scaled and importance is not None and float(importance.max()) > float(importance.min()):
-            raise Mistake("a rotation mixes columns, and then no number has a weight of its own: give scaled=True, or no importance")
+            raise Mistake(
+                "a rotation mixes columns, and then no number has a weight of its own: give scaled=True, or no importance"
+            )
         rotation = rotation_of(numbers.view(-1, sizes.rotation), recipe.length, recipe.bits, seed).half().float()
         numbers = (numbers.view(-1, sizes.rotation) @ rotation).view(sizes.rows, sizes.width)
         heavy = torch.full_like(numbers, float(heavy.mean()))
     found = [coded_book(numbers, heavy, sizes, book, recipe, seed) for book in range(sizes.books)]
     codes = torch.empty(sizes.rows, sizes.places, sizes.stages, dtype=torch.int64)
     for book, one in enumerate(found):
-        codes[:, book::sizes.books] = one.codes.view(sizes.rows, -1, sizes.stages)
+        codes[:, book :: sizes.books] = one.codes.view(sizes.rows, -1, sizes.stages)
     tables = torch.stack([one.tables for one in found])
     return ProductFormat.of(codes, tables, settings, shape, weight.dtype, rotation=rotation, scales=scales)
 
@@ -90,12 +95,16 @@ def column_scales(heavy: Tensor) -> Tensor:
     return mean.clamp(min=1e-3).rsqrt().half().float()
 
 
-def coded_book(numbers: Tensor, heavy: Tensor, sizes: ProductSizes, book: int, recipe: VectorCoding, seed: int) -> VectorCodes:
+def coded_book(
+    numbers: Tensor, heavy: Tensor, sizes: ProductSizes, book: int, recipe: VectorCoding, seed: int
+) -> VectorCodes:
     """Codes and tables of the vectors that share one codebook."""
-    vectors, weights = (one.view(sizes.rows, sizes.places, sizes.length)[:, book::sizes.books].reshape(-1, sizes.length)
-                        for one in (numbers, heavy))
+    vectors, weights = (
+        one.view(sizes.rows, sizes.places, sizes.length)[:, book :: sizes.books].reshape(-1, sizes.length)
+        for one in (numbers, heavy)
+    )
     sample, heavy_sample = sampled(vectors, weights, seed)
-    tables = trained(sample, heavy_sample, 2 ** recipe.bits, recipe.stages, recipe.method, seed)
+    tables = trained(sample, heavy_sample, 2**recipe.bits, recipe.stages, recipe.method, seed)
     tables = refined(sample, heavy_sample, tables, recipe.rounds)
     return VectorCodes(encoded(vectors, weights, tables), tables)
 
@@ -109,5 +118,7 @@ def sampled(vectors: Tensor, weights: Tensor, seed: int) -> tuple[Tensor, Tensor
     others = torch.ones(len(vectors), dtype=torch.bool)
     others[longest] = False
     rest = others.nonzero()[:, 0]
-    drawn = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[:POINTS - len(longest)]]
-    return vectors[torch.cat((longest, drawn))], torch.cat((weights[longest], weights[drawn] * (len(rest) / len(drawn))))
+    drawn = rest[torch.randperm(len(rest), generator=torch.Generator().manual_seed(seed))[: POINTS - len(longest)]]
+    return vectors[torch.cat((longest, drawn))], torch.cat(
+        (weights[longest], weights[drawn] * (len(rest) / len(drawn)))
+    )

@@ -1,4 +1,5 @@
 """A rotation after which rows are coded better in parts: optimized product quantization."""
+
 from __future__ import annotations
 
 import math
@@ -9,10 +10,10 @@ from torch import Tensor
 from shoestring.compression.quantization.codebook_training import means
 from shoestring.compression.quantization.vector_codes import encoded
 
-POINTS = 1 << 13   # rows that a rotation is found with
-ROUNDS = 8         # rotation and codebooks in turn
-FIRST, NEXT = 8, 4   # iterations of k-means in the first round, and in the others, which go on from its tables
-MOST_BITS = 8      # of the codebooks meanwhile
+POINTS = 1 << 13  # rows that a rotation is found with
+ROUNDS = 8  # rotation and codebooks in turn
+FIRST, NEXT = 8, 4  # iterations of k-means in the first round, and in the others, which go on from its tables
+MOST_BITS = 8  # of the codebooks meanwhile
 
 
 def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
@@ -22,7 +23,7 @@ def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
     section 3; orthogonal Procrustes: Schönemann 1966, doi 10.1007/BF02289451).
     """
     width, entries = rows.shape[1], 2 ** min(bits, MOST_BITS)
-    if len(rows) <= entries:   # too few to learn a rotation from
+    if len(rows) <= entries:  # too few to learn a rotation from
         return torch.eye(width)
     draw = torch.Generator().manual_seed(seed)
     rows = rows[torch.randperm(len(rows), generator=draw)[:POINTS]]
@@ -33,8 +34,13 @@ def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
         turned = rows @ rotation
         parts = [one.contiguous() for one in turned.split(length, 1)]
         ones = torch.ones_like(parts[0])
-        found = [means(part, ones, entries, draw, table, NEXT if number else FIRST) for part, table in zip(parts, tables, strict=True)]
-        coded = torch.cat([table[encoded(part, ones, table[None])[:, 0]] for part, table in zip(parts, found, strict=True)], 1)
+        found = [
+            means(part, ones, entries, draw, table, NEXT if number else FIRST)
+            for part, table in zip(parts, tables, strict=True)
+        ]
+        coded = torch.cat(
+            [table[encoded(part, ones, table[None])[:, 0]] for part, table in zip(parts, found, strict=True)], 1
+        )
         error = float((coded - turned).square().sum(dtype=torch.float64))
         if error < least:
             best, least = rotation, error
@@ -51,7 +57,7 @@ def balanced_axes(rows: Tensor, length: int) -> Tensor:
     parts: list[list[int]] = [[] for _ in range(len(axes) // length)]
     logs = [0.0] * len(parts)
     least = max(float(variances.max()) * 1e-9, 1e-30)
-    for place in reversed(range(len(axes))):   # the largest first
+    for place in reversed(range(len(axes))):  # the largest first
         part = min((one for one in range(len(parts)) if len(parts[one]) < length), key=lambda one: logs[one])
         parts[part].append(place)
         logs[part] += math.log(max(float(variances[place]), least) / least)

@@ -18,6 +18,7 @@ Rows do not depend on each other, so that several grids (of 8, 4, 3 ... bits) ar
 Measured on MiniLM (22.7 M weights, 1 - cosine of sentence embeddings, all linear layers, groups of 64): 4 bits .010 against .034 by
 rounding to the nearest, 3 bits .041 against .119.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -28,14 +29,16 @@ from torch import Tensor
 
 from shoestring.compression.calibration.moments import Factor, SecondMoment, spans
 
-BLOCK = 32        # columns whose effects on later ones are added up before they are applied
-SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)   # of the range of a group that are tried for its grid
-LEAST_SCALE = 6e-8     # the smallest number that float16 has
-LARGEST = 65504.0      # and the largest
-NUMBERS = 1 << 21      # that are rounded at once, which bounds memory,
-AT_ONCE = 8            # on as many grids; fewer grids are not more rows, because the search for scales takes the more memory for each
+BLOCK = 32  # columns whose effects on later ones are added up before they are applied
+SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # of the range of a group that are tried for its grid
+LEAST_SCALE = 6e-8  # the smallest number that float16 has
+LARGEST = 65504.0  # and the largest
+NUMBERS = 1 << 21  # that are rounded at once, which bounds memory,
+AT_ONCE = (
+    8  # on as many grids; fewer grids are not more rows, because the search for scales takes the more memory for each
+)
 
-Grids = Callable[[Tensor], tuple[Tensor, Tensor]]   # of columns: scales and zeros, (columns, rows) each
+Grids = Callable[[Tensor], tuple[Tensor, Tensor]]  # of columns: scales and zeros, (columns, rows) each
 
 
 class GridSetting(NamedTuple):
@@ -46,14 +49,18 @@ class GridSetting(NamedTuple):
 class RoundedWeight(NamedTuple):
     """A weight (rows, columns) on a grid."""
 
-    codes: Tensor     # (rows, columns), uint8
-    scales: Tensor    # (rows, groups), float16
-    zeros: Tensor     # (rows, groups), uint8
-    error: float      # (w - q) M (w - q)^T over all rows; without M, |w - q|^2
+    codes: Tensor  # (rows, columns), uint8
+    scales: Tensor  # (rows, groups), float16
+    zeros: Tensor  # (rows, groups), uint8
+    error: float  # (w - q) M (w - q)^T over all rows; without M, |w - q|^2
 
 
-def rounded(weight: Tensor, settings: Sequence[GridSetting], moment: SecondMoment | Tensor | None = None,
-            mask: Tensor | None = None) -> list[RoundedWeight]:
+def rounded(
+    weight: Tensor,
+    settings: Sequence[GridSetting],
+    moment: SecondMoment | Tensor | None = None,
+    mask: Tensor | None = None,
+) -> list[RoundedWeight]:
     """A weight (rows, columns) on each of several grids. `moment` (columns, columns): of its inputs; without it, to the nearest.
     `mask`: numbers that are not zero, others stay zero."""
     known = SecondMoment.of(moment) if isinstance(moment, Tensor) else moment
@@ -66,23 +73,34 @@ def rounded(weight: Tensor, settings: Sequence[GridSetting], moment: SecondMomen
         for number, one in enumerate(parts[-1]):
             codes[number, mine] = one.codes
             parts[-1][number] = one._replace(codes=one.codes[:0])
-    return [RoundedWeight(codes[number], torch.cat([one.scales for one in some]), torch.cat([one.zeros for one in some]),
-                    sum(one.error for one in some)) for number, some in enumerate(zip(*parts, strict=True))]
+    return [
+        RoundedWeight(
+            codes[number],
+            torch.cat([one.scales for one in some]),
+            torch.cat([one.zeros for one in some]),
+            sum(one.error for one in some),
+        )
+        for number, some in enumerate(zip(*parts, strict=True))
+    ]
 
 
-def rounded_rows(weight: Tensor, settings: Sequence[GridSetting], moment: SecondMoment | None, mask: Tensor | None) -> list[RoundedWeight]:
+def rounded_rows(
+    weight: Tensor, settings: Sequence[GridSetting], moment: SecondMoment | None, mask: Tensor | None
+) -> list[RoundedWeight]:
     weight = weight.detach().float()
     found = [grid(weight, setting, None if moment is None else moment.diagonal().clamp(min=0)) for setting in settings]
     factor = None if moment is None else moment.factor()
     if factor is not None:
-        top = torch.cat([torch.full((len(weight),), float(2 ** setting.bits - 1)) for setting in settings])
+        top = torch.cat([torch.full((len(weight),), float(2**setting.bits - 1)) for setting in settings])
         codes, errors = fed_back(weight, grids_of(found, settings), top, factor, mask)
-        return [RoundedWeight(code, scale, zero.to(torch.uint8), error)
-                for code, (scale, zero), error in zip(codes, found, errors, strict=True)]
+        return [
+            RoundedWeight(code, scale, zero.to(torch.uint8), error)
+            for code, (scale, zero), error in zip(codes, found, errors, strict=True)
+        ]
     made = []
     for (scale, zero), setting in zip(found, settings, strict=True):
         steps, points = (spread(one.float(), setting.group, weight.shape[1]) for one in (scale, zero))
-        codes = coded(weight, steps, points, torch.tensor(float(2 ** setting.bits - 1)))
+        codes = coded(weight, steps, points, torch.tensor(float(2**setting.bits - 1)))
         codes = codes if mask is None else torch.where(mask, codes, points)
         off = (codes - points) * steps - weight
         error = float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
@@ -96,7 +114,10 @@ def grids_of(found: Sequence[tuple[Tensor, Tensor]], settings: Sequence[GridSett
 
     def of(columns: Tensor) -> tuple[Tensor, Tensor]:
         places = [columns // setting.group for setting in settings]
-        scales, zeros = (torch.cat([pair[which][place] for pair, place in zip(columns_first, places, strict=True)], 1) for which in (0, 1))
+        scales, zeros = (
+            torch.cat([pair[which][place] for pair, place in zip(columns_first, places, strict=True)], 1)
+            for which in (0, 1)
+        )
         return scales, zeros
 
     return of
@@ -107,20 +128,26 @@ def coded(values: Tensor, scales: Tensor, zeros: Tensor, top: Tensor) -> Tensor:
     return torch.minimum((values / scales).round_().add_(zeros).clamp_(min=0), top)
 
 
-def compensated(weight: Tensor, scales: Tensor, zeros: Tensor, top: Tensor, moment: Tensor, mask: Tensor | None) -> Tensor:
+def compensated(
+    weight: Tensor, scales: Tensor, zeros: Tensor, top: Tensor, moment: Tensor, mask: Tensor | None
+) -> Tensor:
     """Codes of GPTQ's rounding on one grid, whose scales and zeros are given for every number."""
     factor = SecondMoment.of(moment).factor()
     if factor is None:
         return coded(weight, scales, zeros, top)
-    return fed_back(weight, lambda columns: (scales.T[columns], zeros.T[columns]), top.view(-1), factor, mask)[0][0].float()
+    return fed_back(weight, lambda columns: (scales.T[columns], zeros.T[columns]), top.view(-1), factor, mask)[0][
+        0
+    ].float()
 
 
-def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Tensor | None = None) -> tuple[Tensor, list[float]]:
+def fed_back(
+    weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Tensor | None = None
+) -> tuple[Tensor, list[float]]:
     """Codes (grids, rows, columns) of GPTQ's rounding, and the error of each. `top` (grids * rows): the largest code."""
     rows, columns = weight.shape
     times = len(top) // rows
-    first = weight.T[factor.order]                 # (columns, rows): a column lies together
-    left = first.repeat(1, times)                  # what is to be rounded; and then what rounding left of it
+    first = weight.T[factor.order]  # (columns, rows): a column lies together
+    left = first.repeat(1, times)  # what is to be rounded; and then what rounding left of it
     kept = None if mask is None else mask.T[factor.order].repeat(1, times)
     codes = torch.empty(columns, len(top), dtype=torch.uint8)
     costs = torch.zeros(len(top), dtype=torch.float64)
@@ -130,7 +157,7 @@ def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Te
         off, block = first[begin:end].repeat(1, times), left[begin:end]
         for stop in range(end - begin, 0, -BLOCK):
             start = max(stop - BLOCK, 0)
-            inner = lower[start:stop, begin + start:begin + stop]
+            inner = lower[start:stop, begin + start : begin + stop]
             for place in range(stop - 1, start - 1, -1):
                 code = coded(block[place], steps[place], points[place], top)
                 if kept is not None:
@@ -139,8 +166,8 @@ def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Te
                 value = code.sub_(points[place]).mul_(steps[place])
                 block[place] -= value
                 off[place] -= value
-                block[start:place].addr_(inner[place - start, :place - start], off[place])
-            block[:start].addmm_(lower[start:stop, begin:begin + start].T, off[start:stop])
+                block[start:place].addr_(inner[place - start, : place - start], off[place])
+            block[:start].addmm_(lower[start:stop, begin : begin + start].T, off[start:stop])
         left[:begin].addmm_(lower[:, :begin].T, off)
         costs += (block * factor.diagonal[begin:end, None]).square_().sum(0, dtype=torch.float64)
         costs -= factor.damping * off.square_().sum(0, dtype=torch.float64)
@@ -152,11 +179,13 @@ def fed_back(weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Te
 def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scale (float16) and zero of every group of every row: the range of its numbers, shrunk by what makes the error least."""
     rows, columns = weight.shape
-    groups, top = -(-columns // setting.group), 2 ** setting.bits - 1
+    groups, top = -(-columns // setting.group), 2**setting.bits - 1
     padded = torch.nn.functional.pad(weight, (0, groups * setting.group - columns)).view(rows, groups, setting.group)
     weights = None
     if importance is not None:
-        weights = torch.nn.functional.pad(importance, (0, groups * setting.group - columns)).view(1, groups, setting.group)
+        weights = torch.nn.functional.pad(importance, (0, groups * setting.group - columns)).view(
+            1, groups, setting.group
+        )
     low, high = padded.amin(-1).clamp(max=0), padded.amax(-1).clamp(min=0)
     if float((high - low).max()) / top > LARGEST:
         raise ValueError(f"numbers up to {float((high - low).max()):.3g}, whose steps float16 does not have")
@@ -164,7 +193,9 @@ def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tup
     for shrink in SHRINKS if setting.bits < 8 else SHRINKS[:1]:
         scale = ((high - low) * (shrink / top)).clamp(min=LEAST_SCALE).half().float()
         zero = (-low * shrink / scale).round().clamp(0, top)
-        off = (coded(padded, scale[..., None], zero[..., None], torch.tensor(float(top))) - zero[..., None]) * scale[..., None] - padded
+        off = (coded(padded, scale[..., None], zero[..., None], torch.tensor(float(top))) - zero[..., None]) * scale[
+            ..., None
+        ] - padded
         error = (off.square() if weights is None else off.square() * weights).sum(-1)
         better = error < best[0]
         best = tuple(torch.where(better, new, old) for new, old in zip((error, scale, zero), best, strict=True))  # type: ignore[assignment]

@@ -18,6 +18,7 @@ and .039. 2 bits .767, .548, .409; grid .376 and .154: there the smaller weighte
 without scales .0018 weighted and .0039 plain. So k-means beats rounding to the nearest a little at 4 and 8 bits of linear layers, and GPTQ
 on a grid beats both.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -29,16 +30,24 @@ from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.grid import matrix_shape
 from shoestring.core.errors import Mistake
 
-SAMPLE = 1 << 19      # numbers that values are fitted to
-OUTER = 2000          # one of so many numbers, on each side, is among the outermost
-BINS = 512            # of the histogram for dynamic programming
-ITERATIONS = 100      # of Lloyd at most; it ends when no number changes its value
-LARGEST = 65504.0     # that float16 has
+SAMPLE = 1 << 19  # numbers that values are fitted to
+OUTER = 2000  # one of so many numbers, on each side, is among the outermost
+BINS = 512  # of the histogram for dynamic programming
+ITERATIONS = 100  # of Lloyd at most; it ends when no number changes its value
+LARGEST = 65504.0  # that float16 has
 METHODS = ("percentile", "kmeans")
 
 
-def fitted_codebook(weight: Tensor, bits: int, group: int = 0, importance: Tensor | None = None, method: str = "kmeans", *,
-                    rounds: int = 3, seed: int = 0) -> CodebookFormat:
+def fitted_codebook(
+    weight: Tensor,
+    bits: int,
+    group: int = 0,
+    importance: Tensor | None = None,
+    method: str = "kmeans",
+    *,
+    rounds: int = 3,
+    seed: int = 0,
+) -> CodebookFormat:
     """A weight as codes into 2^bits values. `importance`: of each number, or what can be broadcast to (rows, columns), for instance the
     mean squares of the inputs (columns); `rounds`: times that scales and values are fitted to each other.
 
@@ -61,18 +70,22 @@ def fitted_codebook(weight: Tensor, bits: int, group: int = 0, importance: Tenso
 
 
 class Coded(NamedTuple):
-    codes: Tensor     # (units, numbers of each), uint8
-    scales: Tensor    # (units, 1)
+    codes: Tensor  # (units, numbers of each), uint8
+    scales: Tensor  # (units, 1)
     error: float
 
 
-def fitted(units: Tensor, weights: Tensor, values: Tensor | None, bits: int, group: int, method: str, rounds: int) -> tuple[Tensor, Coded]:
+def fitted(
+    units: Tensor, weights: Tensor, values: Tensor | None, bits: int, group: int, method: str, rounds: int
+) -> tuple[Tensor, Coded]:
     """Values (those that are given, or the best that are found) and codes and scales of units that share a scale each."""
     scales = largest(units) if group else torch.ones(1, 1)
     best: tuple[Tensor, Coded] | None = None
     for _ in range(max(rounds, 1) if group and method != "percentile" else 1):
         numbers, heavy = units / scales if group else units, weights * scales.square() if group else weights
-        table = fitted_values(numbers, heavy, bits, method, None if best is None else best[0]) if values is None else values
+        table = (
+            fitted_values(numbers, heavy, bits, method, None if best is None else best[0]) if values is None else values
+        )
         codes = nearest(numbers, table)
         decoded = torch.index_select(table, 0, codes.view(-1).to(torch.int32)).view(units.shape)
         error = float(((decoded - numbers).square_().mul_(heavy)).sum(dtype=torch.float64))
@@ -86,7 +99,7 @@ def fitted(units: Tensor, weights: Tensor, values: Tensor | None, bits: int, gro
 def sampled(units: Tensor, weights: Tensor, method: str, seed: int) -> tuple[Tensor, Tensor]:
     """Some units. Without scales, all of the outermost numbers are among them, and the others stand for as many as they were drawn from:
     a value that is missing for a few large numbers does more damage than all other rounding."""
-    chosen = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))[:-(-SAMPLE // units.shape[1])]
+    chosen = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))[: -(-SAMPLE // units.shape[1])]
     if units.shape[1] > 1 or method == "percentile":
         return units[chosen], weights[chosen]
     ordered, tail = units[chosen, 0].sort().values, len(chosen) // OUTER
@@ -110,8 +123,10 @@ def broadcast(importance: Tensor | None, matrix: Tensor) -> Tensor:
         return importance.detach().float().broadcast_to(matrix.shape)
     except RuntimeError:
         rows, columns = matrix.shape
-        raise Mistake(f"importances {list(importance.shape)} for a weight of {rows} rows and {columns} columns: give one for every column, "
-                      "or for every number") from None
+        raise Mistake(
+            f"importances {list(importance.shape)} for a weight of {rows} rows and {columns} columns: give one for every column, "
+            "or for every number"
+        ) from None
 
 
 def largest(units: Tensor) -> Tensor:
@@ -131,27 +146,35 @@ def checked(weight: Tensor, importance: Tensor | None) -> Tensor:
     """The weight as (rows, columns) of float32; what can't be coded is refused."""
     matrix = weight.detach().float().reshape(matrix_shape(tuple(weight.shape)))
     if not matrix.numel():
-        raise Mistake(f"a weight of {list(weight.shape)} has no numbers: there is nothing to fit values to, store it as it is")
+        raise Mistake(
+            f"a weight of {list(weight.shape)} has no numbers: there is nothing to fit values to, store it as it is"
+        )
     if not bool(torch.isfinite(matrix).all()):
-        raise Mistake(f"a weight of {list(weight.shape)} has numbers that are not finite, which no value is near to: the model was trained "
-                      "to NaN, or its file is damaged; compress a checkpoint from before that")
+        raise Mistake(
+            f"a weight of {list(weight.shape)} has numbers that are not finite, which no value is near to: the model was trained "
+            "to NaN, or its file is damaged; compress a checkpoint from before that"
+        )
     if float(matrix.abs().max()) > LARGEST:
-        raise Mistake(f"a weight of {list(weight.shape)} has numbers up to {float(matrix.abs().max()):.3g}, and values and scales are "
-                      f"float16, which ends at {LARGEST:.0f}: store it as it is")
+        raise Mistake(
+            f"a weight of {list(weight.shape)} has numbers up to {float(matrix.abs().max()):.3g}, and values and scales are "
+            f"float16, which ends at {LARGEST:.0f}: store it as it is"
+        )
     if importance is not None and not bool((torch.isfinite(importance) & (importance >= 0)).all()):
-        raise Mistake("importances must be finite and not negative: they are mean squares of what the numbers are multiplied with")
+        raise Mistake(
+            "importances must be finite and not negative: they are mean squares of what the numbers are multiplied with"
+        )
     return matrix
 
 
 def fitted_values(numbers: Tensor, weights: Tensor, bits: int, method: str, before: Tensor | None) -> Tensor:
     """2^bits values in order, as float16 has them; from those that there were before on."""
-    sums, entries = PrefixSums.of(numbers.reshape(-1), weights.reshape(-1)), 2 ** bits
+    sums, entries = PrefixSums.of(numbers.reshape(-1), weights.reshape(-1)), 2**bits
     by_percentile = percentiles(sums.numbers, entries) if before is None else before.double()
     if method == "percentile":
         return by_percentile.half().float()
     starts = [by_percentile]
     if before is None:
-        found = least(sums, entries)   # fewer, if there are fewer numbers
+        found = least(sums, entries)  # fewer, if there are fewer numbers
         starts.append(torch.nn.functional.pad(found, (0, entries - len(found)), value=float(found[-1])))
     tried = [one.half().float() for one in (by_percentile, *(lloyd(sums, start) for start in starts))]
     errors = [sums.error(one) for one in tried]
@@ -171,16 +194,21 @@ class PrefixSums(NamedTuple):
 
     numbers: Tensor
     weight: Tensor
-    first: Tensor     # sum of m v
-    second: Tensor    # sum of m v^2
+    first: Tensor  # sum of m v
+    second: Tensor  # sum of m v^2
 
     @classmethod
     def of(cls, numbers: Tensor, weights: Tensor) -> PrefixSums:
         ordered, order = numbers.double().sort()
         heavy = weights.double()[order]
         heavy = heavy / heavy.sum() if float(heavy.sum()) > 0 else torch.full_like(heavy, 1 / len(heavy))
-        return cls(ordered, *(torch.nn.functional.pad(one.cumsum(0), (1, 0)) for one in (heavy, heavy * ordered, heavy * ordered.square())))
-
+        return cls(
+            ordered,
+            *(
+                torch.nn.functional.pad(one.cumsum(0), (1, 0))
+                for one in (heavy, heavy * ordered, heavy * ordered.square())
+            ),
+        )
 
     def edges(self, values: Tensor) -> Tensor:
         """Where the numbers begin that are nearest to each of the values, and where the last ones end."""
@@ -213,7 +241,7 @@ def least(sums: PrefixSums, entries: int) -> Tensor:
     edges = bin_edges(sums)
     bins, entries = len(edges) - 1, min(entries, len(edges) - 1)
     mass, first, second = (one[edges] for one in sums[1:])
-    span, moment = mass[:, None] - mass, first[:, None] - first                                    # (end, begin)
+    span, moment = mass[:, None] - mass, first[:, None] - first  # (end, begin)
     cost = second[:, None] - second - moment.square() / span.clamp(min=1e-300)
     cost = torch.where(span > 0, cost.clamp(min=0), 0.0)
     cost[torch.ones_like(cost, dtype=torch.bool).triu(0)] = torch.inf

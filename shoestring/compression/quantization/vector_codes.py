@@ -4,6 +4,7 @@
 
 The errors of residuals r with all entries c of a table are  (m r) (-2 c)^T + m (c^2)^T  and what does not depend on c: one product.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -11,32 +12,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BEAM = 4          # best sums that are kept from one stage to the next
-CHUNK = 1 << 23   # numbers of a matrix of errors that are computed at once
+BEAM = 4  # best sums that are kept from one stage to the next
+CHUNK = 1 << 23  # numbers of a matrix of errors that are computed at once
 
 
 class VectorCodes(NamedTuple):
-    codes: Tensor    # (vectors, stages), int64
-    tables: Tensor   # (stages, entries, length), numbers that float16 has
+    codes: Tensor  # (vectors, stages), int64
+    tables: Tensor  # (stages, entries, length), numbers that float16 has
 
 
 def encoded(vectors: Tensor, weights: Tensor, tables: Tensor) -> Tensor:
     """The best codes that a beam finds, stage after stage; of one stage, the best there are."""
     stages, entries = tables.shape[:2]
     at_once = max(1, CHUNK // (entries * (1 if stages == 1 else BEAM)))
-    found = [beam(vectors[first:first + at_once], weights[first:first + at_once], tables) for first in range(0, len(vectors), at_once)]
+    found = [
+        beam(vectors[first : first + at_once], weights[first : first + at_once], tables)
+        for first in range(0, len(vectors), at_once)
+    ]
     return torch.cat(found) if found else torch.zeros(0, stages, dtype=torch.int64)
 
 
 def beam(vectors: Tensor, weights: Tensor, tables: Tensor) -> Tensor:
     stages, entries, length = tables.shape
     count = len(vectors)
-    left, codes = vectors[:, None], torch.zeros(count, 1, 0, dtype=torch.int64)   # (vectors, kept, length), (vectors, kept, stages)
+    left, codes = (
+        vectors[:, None],
+        torch.zeros(count, 1, 0, dtype=torch.int64),
+    )  # (vectors, kept, length), (vectors, kept, stages)
     for stage in range(stages):
         kept = left.shape[1]
         heavy = weights[:, None].expand(-1, kept, -1)
         already = (heavy * left.square()).sum(-1, keepdim=True)
-        errors = already + gains(left.reshape(-1, length), heavy.reshape(-1, length), tables[stage]).view(count, kept, entries)
+        errors = already + gains(left.reshape(-1, length), heavy.reshape(-1, length), tables[stage]).view(
+            count, kept, entries
+        )
         wanted = 1 if stage == stages - 1 else min(BEAM, kept * entries)
         flat = errors.view(count, -1)
         best = flat.argmin(1, keepdim=True) if wanted == 1 else flat.topk(wanted, 1, largest=False).indices
@@ -70,8 +79,10 @@ def refitted(vectors: Tensor, weights: Tensor, codes: Tensor, tables: Tensor) ->
     tables = tables.clone()
     for stage in range(len(tables)):
         others = summed(codes, tables) - tables[stage][codes[:, stage]]
-        top, bottom = (torch.zeros_like(tables[stage], dtype=torch.float64).index_add_(0, codes[:, stage], one.double())
-                       for one in (weights * (vectors - others), weights))
+        top, bottom = (
+            torch.zeros_like(tables[stage], dtype=torch.float64).index_add_(0, codes[:, stage], one.double())
+            for one in (weights * (vectors - others), weights)
+        )
         tables[stage] = torch.where(bottom > 0, top / bottom.clamp(min=1e-300), tables[stage].double()).float()
     return tables
 

@@ -1,4 +1,5 @@
 """What stands between a weight and the layer that uses it: it says which of its numbers are zero."""
+
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
@@ -18,8 +19,10 @@ class Gate(nn.Module):
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.register_buffer("mask", torch.ones_like(weight, dtype=torch.bool))
-        self.orders: tuple[tuple[str, ...], ...] = ()   # of each layer that uses the weight, the names of its own parameters
-        self.noisy = True   # what is drawn counts; set before every forward in training
+        self.orders: tuple[
+            tuple[str, ...], ...
+        ] = ()  # of each layer that uses the weight, the names of its own parameters
+        self.noisy = True  # what is drawn counts; set before every forward in training
 
     def forward(self, weight: Tensor) -> Tensor:
         return weight * self.mask

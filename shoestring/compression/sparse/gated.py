@@ -1,4 +1,5 @@
 """Gates on a model's weights: which weights get one, where they are, and the model without them."""
+
 from __future__ import annotations
 
 import copy
@@ -13,7 +14,10 @@ from torch.nn.utils import parametrize
 from shoestring.compression.sparse.gate import Gate
 from shoestring.core.errors import Mistake
 
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)   # their rows are looked up: sparse only where a layer that multiplies has the same weight
+EMBEDDINGS = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+)  # their rows are looked up: sparse only where a layer that multiplies has the same weight
 NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
@@ -31,7 +35,7 @@ class Gated:
 
     weight: Tensor
     gate: Gate
-    places: tuple[GatedWeight, ...]   # several where it is tied
+    places: tuple[GatedWeight, ...]  # several where it is tied
 
 
 def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[GatedWeight, ...]]:
@@ -40,8 +44,10 @@ def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[GatedWeig
     multiplied = set[int]()
     for name, layer in model.named_modules():
         if parametrize.is_parametrized(layer) and not skipped(name, skip):
-            raise Mistake(f"the layer {name or type(layer).__name__} is parametrized already (weight_norm, spectral_norm or such), and a "
-                          f"gate needs the weight itself: remove that, or leave the layer out with skip={name!r}")
+            raise Mistake(
+                f"the layer {name or type(layer).__name__} is parametrized already (weight_norm, spectral_norm or such), and a "
+                f"gate needs the weight itself: remove that, or leave the layer out with skip={name!r}"
+            )
         for attribute, weight in layer.named_parameters(recurse=False):
             if "weight" not in attribute or weight.dim() < 2 or isinstance(layer, NORMS) or not weight.requires_grad:
                 continue
@@ -49,10 +55,14 @@ def chosen(model: nn.Module, skip: tuple[str, ...]) -> dict[str, tuple[GatedWeig
             found.setdefault(id(weight), (whole, []))[1].append(GatedWeight(layer, attribute))
             if not isinstance(layer, EMBEDDINGS):
                 multiplied.add(id(weight))
-    kept = {name: tuple(places) for key, (name, places) in found.items() if key in multiplied and not skipped(name, skip)}
+    kept = {
+        name: tuple(places) for key, (name, places) in found.items() if key in multiplied and not skipped(name, skip)
+    }
     if not kept:
-        raise Mistake(f"the model {type(model).__name__} has no weight to make sparse (of layers that multiply: linear, convolutions, "
-                      f"recurrent, attention), with skip={','.join(skip)!r}")
+        raise Mistake(
+            f"the model {type(model).__name__} has no weight to make sparse (of layers that multiply: linear, convolutions, "
+            f"recurrent, attention), with skip={','.join(skip)!r}"
+        )
     return kept
 
 
@@ -66,15 +76,22 @@ def skipped(name: str, skip: tuple[str, ...]) -> bool:
     return any(fnmatchcase(stem, pattern) for stem in stems for pattern in skip)
 
 
-def attach(model: nn.Module, made: Callable[[str, Tensor, tuple[GatedWeight, ...]], Gate], skip: tuple[str, ...]) -> None:
+def attach(
+    model: nn.Module, made: Callable[[str, Tensor, tuple[GatedWeight, ...]], Gate], skip: tuple[str, ...]
+) -> None:
     """Put gates on the model's weights; tied weights share one."""
     found = chosen(model, skip)
-    orders = {id(place.layer): tuple(name for name, _ in place.layer.named_parameters(recurse=False, remove_duplicate=False))
-              for places in found.values() for place in places}
+    orders = {
+        id(place.layer): tuple(name for name, _ in place.layer.named_parameters(recurse=False, remove_duplicate=False))
+        for places in found.values()
+        for place in places
+    }
     for name, places in found.items():
         weight = getattr(places[0].layer, places[0].attribute)
         if weight.is_meta:
-            raise Mistake(f"the model is made on the meta device, where {name} has no values: make it as usual to train it sparsely")
+            raise Mistake(
+                f"the model is made on the meta device, where {name} has no values: make it as usual to train it sparsely"
+            )
         gate = made(name, weight.detach(), places)
         gate.orders = tuple(orders[id(place.layer)] for place in places)
         for place in places:
@@ -120,13 +137,18 @@ def sparsity(masks: Mapping[str, Tensor]) -> float:
 def without_gates(model: nn.Module) -> nn.Module:
     """A copy of the model with ordinary weights, in which what the gates closed is zero."""
     for layer in model.modules():
-        if isinstance(layer, nn.RNNBase):   # it keeps what it multiplied with last, which can't be copied while it has a gradient: it looks
-            layer.to(layer.all_weights[0][0].device)   # for its weights again, and now there is none
+        if isinstance(
+            layer, nn.RNNBase
+        ):  # it keeps what it multiplied with last, which can't be copied while it has a gradient: it looks
+            layer.to(layer.all_weights[0][0].device)  # for its weights again, and now there is none
     made = copy.deepcopy(model).eval()
     there = gated(made)
     dense = {name: getattr(one.places[0].layer, one.places[0].attribute).clone() for name, one in there.items()}
-    orders = {id(place.layer): (place.layer, order) for one in there.values()
-              for place, order in zip(one.places, one.gate.orders, strict=True)}
+    orders = {
+        id(place.layer): (place.layer, order)
+        for one in there.values()
+        for place, order in zip(one.places, one.gate.orders, strict=True)
+    }
     originals = [(place, one.weight) for one in there.values() for place in one.places]
     for name, one in there.items():
         one.gate.leave()
@@ -151,4 +173,4 @@ def in_order(layer: nn.Module, names: tuple[str, ...]) -> None:
     for name, parameter in found.items():
         layer.register_parameter(name, parameter)
     if isinstance(layer, nn.RNNBase):
-        layer.to(next(iter(found.values())).device)   # it looks for its weights again
+        layer.to(next(iter(found.values())).device)  # it looks for its weights again

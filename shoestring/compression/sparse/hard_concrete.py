@@ -7,6 +7,7 @@
 with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse Neural Networks
 through L0 Regularization, arXiv 1712.01312.
 """
+
 from __future__ import annotations
 
 import math
@@ -17,9 +18,9 @@ from torch import Tensor
 from shoestring.compression.sparse.gate import TrainedGate
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
-OPEN = math.log(0.9 / 0.1)         # log alpha of every gate at first: a dropout rate of 0.1
-CLOSED = math.log(-GAMMA / ZETA)   # where log alpha is not above this, about -2.4, the gate is closed after training
-SURE = 1e-6                        # nearest that a draw comes to 0 and 1
+OPEN = math.log(0.9 / 0.1)  # log alpha of every gate at first: a dropout rate of 0.1
+CLOSED = math.log(-GAMMA / ZETA)  # where log alpha is not above this, about -2.4, the gate is closed after training
+SURE = 1e-6  # nearest that a draw comes to 0 and 1
 
 
 def sampled_gate(log_alpha: Tensor, u: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
 """Which weights are zero: the smallest, or those that a seed says; always exactly as many as asked for."""
+
 from __future__ import annotations
 
 import hashlib
@@ -41,7 +42,10 @@ def kept_masks(scores: Sequence[Tensor], share: float, each: bool) -> list[Tenso
         return [~lowest(one, zeros_of(one.numel(), share)) for one in scores]
     sizes = [one.numel() for one in scores]
     whole = torch.cat([one.flatten() for one in scores])
-    return [part.view(one.shape) for part, one in zip((~lowest(whole, zeros_of(len(whole), share))).split(sizes), scores, strict=True)]
+    return [
+        part.view(one.shape)
+        for part, one in zip((~lowest(whole, zeros_of(len(whole), share))).split(sizes), scores, strict=True)
+    ]
 
 
 def seed_scores(count: int, seed: int) -> Tensor:

@@ -7,6 +7,7 @@
 Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv 1710.01878. Many weights
 go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019, The Lottery Ticket Hypothesis, arXiv 1803.03635.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from math import ceil, log
 
 from shoestring.core.errors import Mistake
 
-UPDATES = 100             # of the masks, on the way from none to all, where nobody says how many
+UPDATES = 100  # of the masks, on the way from none to all, where nobody says how many
 AMOUNTS_OF = ("all", "left")
 
 
@@ -22,12 +23,12 @@ AMOUNTS_OF = ("all", "left")
 class SparsitySchedule:
     """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that with i = n."""
 
-    share: float   # of the weights that are zero in the end
-    begin: int     # t0: the last step with all weights
-    every: int     # dt
-    updates: int   # n
-    amount: float = 0.0       # share that goes each time; 0: the cubic schedule
-    amount_of: str = "all"    # weights that it is a share of: all that there were, or those that are left
+    share: float  # of the weights that are zero in the end
+    begin: int  # t0: the last step with all weights
+    every: int  # dt
+    updates: int  # n
+    amount: float = 0.0  # share that goes each time; 0: the cubic schedule
+    amount_of: str = "all"  # weights that it is a share of: all that there were, or those that are left
 
     @property
     def end(self) -> int:
@@ -59,7 +60,9 @@ class SparsitySchedule:
         return min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
 
-def scheduled(share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all") -> SparsitySchedule:
+def scheduled(
+    share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
+) -> SparsitySchedule:
     """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates. With an
     `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as fit.
 
@@ -72,16 +75,24 @@ def scheduled(share: float, steps: int, begin: float, end: float, every: int, am
     [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
     """
     if not 0 < share < 1:
-        raise Mistake(f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9")
+        raise Mistake(
+            f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9"
+        )
     if not 0 <= begin < end <= 1:
-        raise Mistake(f"begin={begin}, end={end}: they are shares of the training's steps: give 0 <= begin < end <= 1, such as 0.1 and 0.7")
+        raise Mistake(
+            f"begin={begin}, end={end}: they are shares of the training's steps: give 0 <= begin < end <= 1, such as 0.1 and 0.7"
+        )
     if every < 0:
-        raise Mistake(f"every={every}: masks change every so many steps: give 1 or more, or 0 for about {UPDATES} changes in all")
+        raise Mistake(
+            f"every={every}: masks change every so many steps: give 1 or more, or 0 for about {UPDATES} changes in all"
+        )
     first, last = int(begin * steps), int(end * steps)
     span = last - first
     if span < max(every, 1):
-        raise Mistake(f"{steps} steps, of which {span} lie between begin={begin} and end={end}, and every={every}: no mask would ever "
-                      f"change; train longer, or give a smaller every")
+        raise Mistake(
+            f"{steps} steps, of which {span} lie between begin={begin} and end={end}, and every={every}: no mask would ever "
+            f"change; train longer, or give a smaller every"
+        )
     if not amount:
         apart = every or max(span // UPDATES, 1)
         return SparsitySchedule(share, first, apart, span // apart)
@@ -92,12 +103,16 @@ def by_amount(share: float, begin: int, span: int, every: int, amount: float, am
     if amount_of not in AMOUNTS_OF:
         raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
     if not 0 < amount < 1:
-        raise Mistake(f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05")
+        raise Mistake(
+            f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05"
+        )
     times = share / amount if amount_of == "all" else log(1 - share) / log(1 - amount)
     updates = max(ceil(times - 1e-9), 1)
     apart = every or span // updates
     if not apart or updates * apart > span:
-        raise Mistake(f"amount={amount} of {amount_of} weights every {apart or 1} steps: a share of {share} takes {updates} times, "
-                      f"{updates * (apart or 1)} steps, and {span} lie between begin and end; train longer, give a smaller every or a "
-                      f"smaller share, or a larger amount")
+        raise Mistake(
+            f"amount={amount} of {amount_of} weights every {apart or 1} steps: a share of {share} takes {updates} times, "
+            f"{updates * (apart or 1)} steps, and {span} lie between begin and end; train longer, give a smaller every or a "
+            f"smaller share, or a larger amount"
+        )
     return SparsitySchedule(share, begin, apart, updates, amount, amount_of)

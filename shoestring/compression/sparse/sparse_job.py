@@ -9,6 +9,7 @@ compared by Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Netwo
 benchmarks/compress/sparsity.py: of 87.1 % accuracy on Fashion-MNIST an MLP with 90 % zeros loses 1.5 points (magnitude), 5.9 (random), 2.1
 (l0) and 3.2 (variational), with 98 % zeros 4.4, 32.7, 6.7 and 9.0; errors are 0.3 or less, at 98 % 0.7, of random masks 2.6.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -35,15 +36,15 @@ from shoestring.runs.initial_weights import valued
 __all__ = ["Penalised", "dense_of", "masks_of", "seeds_of", "sparse_job", "sparsity"]
 
 METHODS = ("magnitude", "random", "l0", "variational")
-TRAINED = {"l0": 100.0, "variational": 5.0}   # methods whose gates are trained, and how many times as fast as weights
+TRAINED = {"l0": 100.0, "variational": 5.0}  # methods whose gates are trained, and how many times as fast as weights
 SCOPES = ("all", "layer")
-SEED = "seed"                     # buffer of a random mask's gate
+SEED = "seed"  # buffer of a random mask's gate
 
 # Buffers of the model
-STEP = "sparse_step"              # training steps that began
-END = "sparse_end"                # the step from which on its masks are final; 0: they never are, the method's rule says what is zero
-PRESSURE = "sparse_pressure"      # what the mean penalty is multiplied with
-FOUND = "sparse_found"            # the share of zeros by the method's own rule when the masks were fixed
+STEP = "sparse_step"  # training steps that began
+END = "sparse_end"  # the step from which on its masks are final; 0: they never are, the method's rule says what is zero
+PRESSURE = "sparse_pressure"  # what the mean penalty is multiplied with
+FOUND = "sparse_found"  # the share of zeros by the method's own rule when the masks were fixed
 BUFFERS = (STEP, END, PRESSURE, FOUND)
 
 
@@ -53,10 +54,10 @@ class Method:
 
     name: str
     schedule: SparsitySchedule
-    scope: str = "all"       # of magnitudes: the share is one of all weights together, or of each layer
-    seed: int = 0            # of random masks
-    penalty: float = 0.0     # times the sum of penalties, in the loss; 0: steered, so that `share` comes out
-    pace: float = 10.0       # how many times as fast as weights the gates are trained
+    scope: str = "all"  # of magnitudes: the share is one of all weights together, or of each layer
+    seed: int = 0  # of random masks
+    penalty: float = 0.0  # times the sum of penalties, in the loss; 0: steered, so that `share` comes out
+    pace: float = 10.0  # how many times as fast as weights the gates are trained
     skip: tuple[str, ...] = ()
 
     @property
@@ -68,13 +69,25 @@ class Penalised(NamedTuple):
     """What the model of a sparse job gives: what the job's own gives, and what the loss has to pay."""
 
     output: Any
-    penalty: Tensor   # 0 in evaluation
-    sparsity: Tensor | None   # in evaluation: the share of zeros, if training ended now
+    penalty: Tensor  # 0 in evaluation
+    sparsity: Tensor | None  # in evaluation: the share of zeros, if training ended now
 
 
-def sparse_job(job: Job, method: str = "magnitude", share: float = 0.9, begin: float = 0.1, end: float = 0.7, every: int = 0,
-               scope: str = "", seed: int | None = None, penalty: float = 0.0, pace: float = 0.0, skip: str = "", amount: float = 0.0,
-               amount_of: str = "all") -> Job:
+def sparse_job(
+    job: Job,
+    method: str = "magnitude",
+    share: float = 0.9,
+    begin: float = 0.1,
+    end: float = 0.7,
+    every: int = 0,
+    scope: str = "",
+    seed: int | None = None,
+    penalty: float = 0.0,
+    pace: float = 0.0,
+    skip: str = "",
+    amount: float = 0.0,
+    amount_of: str = "all",
+) -> Job:
     """The job with `share` of its weights zero at its end.
 
     Until the share `begin` of its steps all weights are trained; from then to `end` more and more are zero, with masks made anew `every` so
@@ -99,7 +112,9 @@ def sparse_job(job: Job, method: str = "magnitude", share: float = 0.9, begin: f
     how = checked(method, scope, penalty, pace)
     schedule = scheduled(share, steps_of(job), begin, end, every, amount, amount_of)
     skipped = tuple(one.strip() for one in skip.split(",") if one.strip())
-    made = Method(method, schedule, how, job.seed if seed is None else seed, penalty, pace or TRAINED.get(method, 1.0), skipped)
+    made = Method(
+        method, schedule, how, job.seed if seed is None else seed, penalty, pace or TRAINED.get(method, 1.0), skipped
+    )
     metrics = job.metrics
     return replace(
         job,
@@ -107,8 +122,11 @@ def sparse_job(job: Job, method: str = "magnitude", share: float = 0.9, begin: f
         weights="",
         forward=lambda model, batch: forward(made, job.forward, model, batch),
         loss=lambda output, batch: job.loss(output.output, batch) + output.penalty,
-        metrics=(lambda output, batch: {"sparsity": output.sparsity, **(metrics(output.output, batch) if metrics else {})})
-        if job.held_out is not None or metrics is not None else None,
+        metrics=(
+            lambda output, batch: {"sparsity": output.sparsity, **(metrics(output.output, batch) if metrics else {})}
+        )
+        if job.held_out is not None or metrics is not None
+        else None,
     )
 
 
@@ -117,15 +135,24 @@ def checked(method: str, scope: str, penalty: float, pace: float) -> str:
     if method not in METHODS:
         raise Mistake(f"method={method!r}: there are {', '.join(METHODS)}{did_you_mean(method, list(METHODS))}")
     if scope and (method != "magnitude" or scope not in SCOPES):
-        why = f"give one of {', '.join(SCOPES)}" if method == "magnitude" else \
-            "only magnitudes have one: random masks are those of each layer, and trained gates find the layers' shares themselves"
+        why = (
+            f"give one of {', '.join(SCOPES)}"
+            if method == "magnitude"
+            else "only magnitudes have one: random masks are those of each layer, and trained gates find the layers' shares themselves"
+        )
         raise Mistake(f"scope={scope!r} with method={method!r}: {why}")
     if penalty and (method not in TRAINED or penalty < 0):
-        why = "only l0 and variational have one" if method not in TRAINED else "give more than 0, or none to have it steered"
+        why = (
+            "only l0 and variational have one"
+            if method not in TRAINED
+            else "give more than 0, or none to have it steered"
+        )
         raise Mistake(f"penalty={penalty} with method={method!r}: {why}")
     if pace < 0 or (pace and method not in TRAINED):
-        raise Mistake(f"pace={pace} with method={method!r}: the gates of l0 and variational are trained so many times as fast as weights: "
-                      f"give more than 0, such as 10, to one of them")
+        raise Mistake(
+            f"pace={pace} with method={method!r}: the gates of l0 and variational are trained so many times as fast as weights: "
+            f"give more than 0, such as 10, to one of them"
+        )
     return scope or "all"
 
 
@@ -133,8 +160,10 @@ def steps_of(job: Job) -> int:
     """How many steps a job takes, which a schedule must know."""
     found = counted(job).steps
     if not found:
-        raise Mistake("the job says epochs, and its data do not tell how many steps make one, so that no schedule of pruning can be made: "
-                      "give the Job steps=...")
+        raise Mistake(
+            "the job says epochs, and its data do not tell how many steps make one, so that no schedule of pruning can be made: "
+            "give the Job steps=..."
+        )
     return found
 
 
@@ -142,7 +171,9 @@ def with_gates(model: nn.Module, method: Method) -> nn.Module:
     """The model with a gate on each of its weights that becomes sparse."""
     taken = [name for name in BUFFERS if hasattr(model, name)]
     if taken:
-        raise Mistake(f"the model {type(model).__name__} has something called {taken[0]!r}: it is that of a sparse job already")
+        raise Mistake(
+            f"the model {type(model).__name__} has something called {taken[0]!r}: it is that of a sparse job already"
+        )
 
     def gate(name: str, weight: Tensor, places: tuple[GatedWeight, ...]) -> Gate:
         if method.name == "l0":
@@ -249,11 +280,13 @@ def dense_of(model: nn.Module, unfinished: bool = False) -> nn.Module:
 
     A model that has not got to its final masks is refused unless `unfinished`.
     """
-    gated(model)   # a model without is refused
+    gated(model)  # a model without is refused
     step, end = int(getattr(model, STEP)), int(getattr(model, END))
     if step < end and not unfinished:
-        raise Mistake(f"the model was trained for {step} steps, and its masks are final from step {end} on: "
-                      f"{sparsity(masks_of(model)):.4f} of its weights are zero so far; train on, or take it as it is with unfinished=True")
+        raise Mistake(
+            f"the model was trained for {step} steps, and its masks are final from step {end} on: "
+            f"{sparsity(masks_of(model)):.4f} of its weights are zero so far; train on, or take it as it is with unfinished=True"
+        )
     made = without_gates(model)
     for name in BUFFERS:
         if hasattr(made, name):

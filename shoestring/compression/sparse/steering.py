@@ -7,6 +7,7 @@ be how far the weight is from being closed that the schedule's share of weights 
 
 so that lambda grows while too few are closed, before even the first one is, and shrinks while too many are.
 """
+
 from __future__ import annotations
 
 import math

@@ -8,6 +8,7 @@ convolution the noise is drawn for what comes out, with the layer's product of x
 gradients with less variance than by a draw of the weights, which all other layers get).
 Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -19,10 +20,10 @@ from shoestring.compression.sparse.gate import TrainedGate
 from shoestring.core.errors import Mistake
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
-THRESHOLD = 3.0          # log alpha from which on a weight is zero
-QUIET = -10.0            # log sigma^2 at first
-MOST = 10.0              # log alpha is taken as at most this far from 0
-TINY = 1e-8              # added to squares, of which a logarithm or a root follows
+THRESHOLD = 3.0  # log alpha from which on a weight is zero
+QUIET = -10.0  # log sigma^2 at first
+MOST = 10.0  # log alpha is taken as at most this far from 0
+TINY = 1e-8  # added to squares, of which a logarithm or a root follows
 
 
 def kl(log_alpha: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class Variational(TrainedGate):
         super().__init__(weight, pace, QUIET)
         self.local = layer is not None
         self.hook = None if layer is None else layer.register_forward_hook(self.noisy_output)
-        self.read = self.noised = False   # since the last draw: the weight was used, noise was added to what came of it
+        self.read = self.noised = False  # since the last draw: the weight was used, noise was added to what came of it
         if layer is None:
             self.register_buffer("noise", torch.zeros_like(weight), persistent=False)
 
@@ -82,8 +83,10 @@ class Variational(TrainedGate):
 
     def check_used(self, name: str) -> None:
         if self.local and self.noisy and self.read and not self.noised:
-            raise Mistake(f"the model uses {name} without calling its layer, so that no noise is added and nothing would say how "
-                          f"much of it is needed: use method='l0' or 'magnitude', or leave it out with skip={name!r}")
+            raise Mistake(
+                f"the model uses {name} without calling its layer, so that no noise is added and nothing would say how "
+                f"much of it is needed: use method='l0' or 'magnitude', or leave it out with skip={name!r}"
+            )
 
     def noisy_output(self, layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """A hook after the layer: its output with noise of the variance that its weights' noise would give."""

@@ -1,4 +1,5 @@
 """Weights as codes into a table of values that were fitted to them."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -36,13 +37,15 @@ class Codebook(Storage):
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8 or self.group < 0:
-            raise Mistake(f"Codebook(bits={self.bits}, group={self.group}): give 2 to 8 bits, and a group of 0 (none) or more")
+            raise Mistake(
+                f"Codebook(bits={self.bits}, group={self.group}): give 2 to 8 bits, and a group of 0 (none) or more"
+            )
         if self.fit not in METHODS:
             raise Mistake(f"Codebook(fit={self.fit!r}): there are {', '.join(METHODS)}")
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Codebook, ...]:
-        return ()   # grids with compensation damage less at the same bytes (benchmarks/compress): for who asks
+        return ()  # grids with compensation damage less at the same bytes (benchmarks/compress): for who asks
 
     def only(self, cost: ModelCost) -> bool:
         return True
@@ -55,7 +58,9 @@ class Codebook(Storage):
             return (study.form(weight, f"{label}, zeros", partial(study.zeroed, weight, self.of_vector)),)
         importance = study.importance(weight)
         value = study.values[weight.name]
-        return (study.form(weight, label, partial(fitted_codebook, value, self.bits, self.group, importance, self.fit)),)
+        return (
+            study.form(weight, label, partial(fitted_codebook, value, self.bits, self.group, importance, self.fit)),
+        )
 
     def of_vector(self, values: Tensor) -> WeightFormat:
         return fitted_codebook(values, self.bits, self.group, None, self.fit)

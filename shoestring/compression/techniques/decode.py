@@ -1,4 +1,5 @@
 """Packed on disk, ordinary weights in memory."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
 """Thin matrices in the place of wide ones: low rank, Tucker, tensor train."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -42,9 +43,14 @@ class Factorize(Restructure):
             raise Mistake(f"Factorize(share={self.share}): give a share between 0 and 1 of a layer's numbers")
 
     def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        found = factorization_for(study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,))
-        moments = {weight.name: moment.dense() for weight in study.weights if (moment := study.moment(weight)) is not None
-                   and not study.inputs_first(weight)}
+        found = factorization_for(
+            study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,)
+        )
+        moments = {
+            weight.name: moment.dense()
+            for weight in study.weights
+            if (moment := study.moment(weight)) is not None and not study.inputs_first(weight)
+        }
         return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}, found.told
 
 

@@ -1,4 +1,5 @@
 """Weights in float16: half the bytes, and hardly any damage."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,5 +26,11 @@ class Half(Storage):
         if weight.dtype.itemsize <= 2 or not weight.count:
             return ()
         if weight.name in cost.study.masks:
-            return (cost.study.form(weight, "float16, zeros", partial(cost.study.zeroed, weight, partial(PlainFormat.of, stored="float16"))),)
+            return (
+                cost.study.form(
+                    weight,
+                    "float16, zeros",
+                    partial(cost.study.zeroed, weight, partial(PlainFormat.of, stored="float16")),
+                ),
+            )
         return (cost.study.form(weight, "float16", partial(PlainFormat.of, value, "float16")),)

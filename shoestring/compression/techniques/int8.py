@@ -1,4 +1,5 @@
 """Linear layers that multiply whole numbers of 8 bits: faster than the original, not only smaller."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters
 from shoestring.measure.instructions import deadly
 
-READ_BY_OTHERS = nn.modules.linear.NonDynamicallyQuantizableLinear   # in torch's attention, which takes its weight and never calls it
-SMALLEST = 16   # columns: below, rounding takes longer than it saves
+READ_BY_OTHERS = (
+    nn.modules.linear.NonDynamicallyQuantizableLinear
+)  # in torch's attention, which takes its weight and never calls it
+SMALLEST = 16  # columns: below, rounding takes longer than it saves
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ class Int8(Storage):
     """
 
     inputs: str = "token"
-    why: ClassVar[str] = "products of bytes: a quarter of the bytes, and several times as fast where the processor has them"
+    why: ClassVar[str] = (
+        "products of bytes: a quarter of the bytes, and several times as fast where the processor has them"
+    )
 
     def __post_init__(self) -> None:
         if self.inputs not in INPUTS:
@@ -50,8 +55,11 @@ class Int8(Storage):
     def refusal(self, cost: ModelCost, /) -> str:
         if why := deadly("int8"):
             return why
-        return "" if any(self.fits(cost.study, weight) for weight in cost.study.weights) else (
-            f"the model has no plain linear layer with {SMALLEST} inputs or more")
+        return (
+            ""
+            if any(self.fits(cost.study, weight) for weight in cost.study.weights)
+            else (f"the model has no plain linear layer with {SMALLEST} inputs or more")
+        )
 
     def only(self, cost: ModelCost) -> bool:
         return cost.forced
@@ -61,19 +69,32 @@ class Int8(Storage):
         if not self.fits(study, weight):
             return ()
         label = study.form(weight, f"int8, {self.inputs}", partial(self.form, study, weight))
-        study.measured(weight, label)   # what rounding the inputs does does not follow from the weight's own error
+        study.measured(weight, label)  # what rounding the inputs does does not follow from the weight's own error
         return (label,)
 
     def fits(self, study: Calibration, weight: Weight) -> bool:
         """Whether plain linear layers, and nobody else, use it."""
-        if weight.name in study.masks or len(weight.shape) != 2 or weight.shape[1] < SMALLEST or str(weight.dtype) != "torch.float32":
+        if (
+            weight.name in study.masks
+            or len(weight.shape) != 2
+            or weight.shape[1] < SMALLEST
+            or str(weight.dtype) != "torch.float32"
+        ):
             return False
         value = study.values[weight.name]
-        users = [module for module in study.model.modules() if any(one is value for one in own_parameters(module).values())]
-        plain = all(type(module).forward is nn.Linear.forward and getattr(module, "weight", None) is value
-                    and not isinstance(module, READ_BY_OTHERS) for module in users)
+        users = [
+            module for module in study.model.modules() if any(one is value for one in own_parameters(module).values())
+        ]
+        plain = all(
+            type(module).forward is nn.Linear.forward
+            and getattr(module, "weight", None) is value
+            and not isinstance(module, READ_BY_OTHERS)
+            for module in users
+        )
         return plain and study.usage[weight.name].kinds == {"linear"}
 
     def form(self, study: Calibration, weight: Weight) -> WeightFormat:
         one = rounded(study.values[weight.name], [GridSetting(8, weight.shape[1])], study.moment(weight))[0]
-        return Int8Form.of(one.codes, one.scales, one.zeros, None if self.inputs == "token" else study.usage[weight.name].largest)
+        return Int8Form.of(
+            one.codes, one.scales, one.zeros, None if self.inputs == "token" else study.usage[weight.name].largest
+        )

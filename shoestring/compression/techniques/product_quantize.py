@@ -1,4 +1,5 @@
 """Neighbouring numbers of a row as one code: vector, product, residual and additive quantization."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,8 +14,14 @@ from shoestring.compression.quantization.product_codes import VectorCoding, fitt
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
-KINDS = {"vector": VectorCoding(books=1), "pq": VectorCoding(books=0), "opq": VectorCoding(books=0, rotation=1), "residual": VectorCoding(stages=2),
-         "aq": VectorCoding(stages=2, method="additive"), "lsq": VectorCoding(stages=2, method="local search")}
+KINDS = {
+    "vector": VectorCoding(books=1),
+    "pq": VectorCoding(books=0),
+    "opq": VectorCoding(books=0, rotation=1),
+    "residual": VectorCoding(stages=2),
+    "aq": VectorCoding(stages=2, method="additive"),
+    "lsq": VectorCoding(stages=2, method="local search"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,11 +46,13 @@ class ProductQuantize(Storage):
         if self.kind not in KINDS:
             raise Mistake(f"ProductQuantize(kind={self.kind!r}): there are {', '.join(KINDS)}")
         if self.length < 2 or not 2 <= self.bits <= 12:
-            raise Mistake(f"ProductQuantize(length={self.length}, bits={self.bits}): give vectors of 2 numbers or more, and 2 to 12 bits")
+            raise Mistake(
+                f"ProductQuantize(length={self.length}, bits={self.bits}): give vectors of 2 numbers or more, and 2 to 12 bits"
+            )
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[ProductQuantize, ...]:
-        return ()   # for who asks: slow to fit, and at three bits or more grids damage less
+        return ()  # for who asks: slow to fit, and at three bits or more grids damage less
 
     def only(self, cost: ModelCost) -> bool:
         return True
@@ -51,14 +60,18 @@ class ProductQuantize(Storage):
     def recipe(self, shape: tuple[int, int], weighted: bool) -> VectorCoding:
         """For a weight of so many rows and columns. `weighted`: columns count differently, which a rotation needs a scale a column for."""
         usual = replace(KINDS[self.kind], length=self.length, bits=self.bits)
-        return replace(usual, rotation=rotated_together(shape, self.length), scaled=weighted) if usual.rotation else usual
+        return (
+            replace(usual, rotation=rotated_together(shape, self.length), scaled=weighted) if usual.rotation else usual
+        )
 
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         if self.left_alone(cost, weight):
             return ()
         study, shape = cost.study, matrix_shape(weight.shape)
         importance = study.importance(weight) if self.weighted(cost, weight) else None
-        make = partial(fitted_product, study.values[weight.name], self.recipe(shape, importance is not None), importance)
+        make = partial(
+            fitted_product, study.values[weight.name], self.recipe(shape, importance is not None), importance
+        )
         return (study.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
 
     def weighted(self, cost: ModelCost, weight: Weight) -> bool:
@@ -73,7 +86,7 @@ class ProductQuantize(Storage):
             return "it was cut to zeros"
         if columns < self.length:
             return f"its rows of {columns} are shorter than a vector of {self.length}"
-        if rows * columns < 2 ** self.bits * self.length:
+        if rows * columns < 2**self.bits * self.length:
             return f"it has fewer vectors than a codebook of {self.bits} bits has entries"
         settings = self.recipe((rows, columns), self.weighted(cost, weight)).settings()
         needed = sum(part.bytes for part in ProductFormat.layout(weight.shape, weight.dtype, settings).values())

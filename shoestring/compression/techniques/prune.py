@@ -1,4 +1,5 @@
 """Fewer heads, neurons, channels or layers: an ordinary smaller model."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -38,12 +39,16 @@ class Prune(Restructure):
     def __post_init__(self) -> None:
         shares = (self.heads, self.neurons, self.channels, self.layers)
         if not any(shares) or not all(0 <= one < 1 for one in shares):
-            raise Mistake(f"Prune(heads={self.heads}, neurons={self.neurons}, channels={self.channels}, layers={self.layers}): give a "
-                          f"share from 0 to below 1 of one of them at least, such as Prune(heads=0.5)")
+            raise Mistake(
+                f"Prune(heads={self.heads}, neurons={self.neurons}, channels={self.channels}, layers={self.layers}): give a "
+                f"share from 0 to below 1 of one of them at least, such as Prune(heads=0.5)"
+            )
 
     def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        batches, shares = list(study.batches), {"heads": self.heads, "neurons": self.neurons, "channels": self.channels,
-                                                         "layers": self.layers}
+        batches, shares = (
+            list(study.batches),
+            {"heads": self.heads, "neurons": self.neurons, "channels": self.channels, "layers": self.layers},
+        )
         scores = importance(study.model, batches, study.forward, layers=bool(self.layers))
         found = pruning_for(study.model, lambda model: study.forward(model, batches[0]), shares, scores=scores)
         repair = repair_of(study.model, found.edits, batches, study.forward)

@@ -1,4 +1,5 @@
 """Weights as whole numbers of 2 to 8 bits, in groups with a scale each."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,9 +17,18 @@ from shoestring.compression.quantization.rounding import GridSetting, RoundedWei
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
-USUAL = (GridSetting(8, 128), GridSetting(6, 64), GridSetting(5, 64), GridSetting(4, 64), GridSetting(4, 32), GridSetting(3, 64), GridSetting(3, 32), GridSetting(2, 32))
+USUAL = (
+    GridSetting(8, 128),
+    GridSetting(6, 64),
+    GridSetting(5, 64),
+    GridSetting(4, 64),
+    GridSetting(4, 32),
+    GridSetting(3, 64),
+    GridSetting(3, 32),
+    GridSetting(2, 32),
+)
 GROUPS = {8: 128, 7: 64, 6: 64, 5: 64, 4: 64, 3: 64, 2: 32}
-SMALLEST = 16   # numbers of a row that are worth a scale
+SMALLEST = 16  # numbers of a row that are worth a scale
 
 
 @dataclass(frozen=True)
@@ -41,7 +51,9 @@ class Quantize(Storage):
         if self.bits and not 2 <= self.bits <= 8:
             raise Mistake(f"Quantize(bits={self.bits}): give 2 to 8, or 0 to let each weight have its own")
         if self.group < 0 or 0 < self.group < SMALLEST:
-            raise Mistake(f"Quantize(group={self.group}): give {SMALLEST} or more, or 0; a scale has 16 bits of its own")
+            raise Mistake(
+                f"Quantize(group={self.group}): give {SMALLEST} or more, or 0; a scale has 16 bits of its own"
+            )
 
     @property
     def settings(self) -> tuple[GridSetting, ...]:
@@ -58,13 +70,19 @@ class Quantize(Storage):
         columns = cost.study.shape(weight)[1]
         if weight.name in cost.study.masks:
             zeroed = partial(cost.study.zeroed, weight)
-            return [cost.study.form(weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(one_row, one)))
-                    for one in self.settings]
-        return cost.study.grids(weight, list(dict.fromkeys(GridSetting(bits, min(group, columns)) for bits, group in self.settings)))
+            return [
+                cost.study.form(weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(one_row, one)))
+                for one in self.settings
+            ]
+        return cost.study.grids(
+            weight, list(dict.fromkeys(GridSetting(bits, min(group, columns)) for bits, group in self.settings))
+        )
 
 
 def one_row(setting: GridSetting, values: Tensor) -> WeightFormat:
     """A vector on a grid, rounded to the nearest."""
     nothing = torch.zeros(1, 0)
     one = rounded(values[None], [setting])[0] if len(values) else RoundedWeight(nothing, nothing, nothing, 0.0)
-    return GridFormat.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(values.shape), values.dtype)
+    return GridFormat.of(
+        one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(values.shape), values.dtype
+    )

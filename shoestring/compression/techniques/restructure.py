@@ -1,4 +1,5 @@
 """Techniques that change a model's structure: what follows of them is a study of the smaller model, compared with the original."""
+
 from __future__ import annotations
 
 import copy
@@ -31,17 +32,30 @@ class Restructure(CompressTechnique, ABC):
     def cost(self, cost: ModelCost, /) -> ModelCost:
         study = self.studied(cost.study)
         edits = [*cost.about.get("edits", ()), *study.edits]
-        return replace(cost, study=study, offers=plain_offers(study), buffers=buffers_of(study.model),
-                       about={**cost.about, "edits": edits})
+        return replace(
+            cost,
+            study=study,
+            offers=plain_offers(study),
+            buffers=buffers_of(study.model),
+            about={**cost.about, "edits": edits},
+        )
 
     def studied(self, study: Calibration) -> Calibration:
         """The study of the smaller model, made once."""
         key = text(self)
         if key not in study.derived:
             model, edit, left = self.changed(study)
-            study.derived[key] = Calibration(model, study.forward, study.batches, study.others, study.measures, study.sample,
-                                       original=study.original if study.original is not None else study.model, edits=(edit,),
-                                       notes=(*study.notes, *(f"{key}: {one}" for one in left)))
+            study.derived[key] = Calibration(
+                model,
+                study.forward,
+                study.batches,
+                study.others,
+                study.measures,
+                study.sample,
+                original=study.original if study.original is not None else study.model,
+                edits=(edit,),
+                notes=(*study.notes, *(f"{key}: {one}" for one in left)),
+            )
         return study.derived[key]
 
     def refusal(self, cost: ModelCost, /) -> str:
@@ -57,14 +71,18 @@ class Restructure(CompressTechnique, ABC):
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()   # what it damages is mended by healing alone, which the user allows: it is for who asks
+        return ()  # what it damages is mended by healing alone, which the user allows: it is for who asks
 
 
 def plain_offers(study: Calibration) -> dict[str, tuple[StorageOffer, ...]]:
     """Every weight as it is; one that was cut to zeros, without them."""
     found: dict[str, tuple[StorageOffer, ...]] = {}
     for weight in study.weights:
-        make = partial(study.zeroed, weight, PlainFormat.of) if weight.name in study.masks else partial(PlainFormat.of, study.values[weight.name])
+        make = (
+            partial(study.zeroed, weight, PlainFormat.of)
+            if weight.name in study.masks
+            else partial(PlainFormat.of, study.values[weight.name])
+        )
         label = study.form(weight, "plain", make)
         study.damages[weight.name, label] = study.nothing
         found[weight.name] = (StorageOffer("", label, study.ways[weight.name, label]),)

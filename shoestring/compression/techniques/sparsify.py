@@ -1,4 +1,5 @@
 """Weights set to zero one by one, and stored as a bitmap and what is left."""
+
 from __future__ import annotations
 
 import copy
@@ -16,7 +17,7 @@ from shoestring.compression.techniques.restructure import Restructure
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import text
 
-FASTER = 0.9    # share of zeros below which products of sparse matrices are slower on CPUs than dense ones
+FASTER = 0.9  # share of zeros below which products of sparse matrices are slower on CPUs than dense ones
 WAYS = ("magnitude", "random")
 
 
@@ -46,8 +47,10 @@ class Sparsify(Restructure):
 
     def refusal(self, cost: ModelCost, /) -> str:
         if cost.wanted.latency is not None and self.share < FASTER:
-            return (f"zeros here and there make nothing faster below {FASTER:.0%}: a CPU multiplies dense matrices faster than sparse ones "
-                    f"of {self.share:.0%} zeros; use Prune, which leaves smaller dense ones, or leave --latency out")
+            return (
+                f"zeros here and there make nothing faster below {FASTER:.0%}: a CPU multiplies dense matrices faster than sparse ones "
+                f"of {self.share:.0%} zeros; use Prune, which leaves smaller dense ones, or leave --latency out"
+            )
         return super().refusal(cost)
 
     def studied(self, study: Calibration) -> Calibration:
@@ -60,9 +63,18 @@ class Sparsify(Restructure):
             with torch.no_grad():
                 for name, mask in masks.items():
                     values[name].mul_(mask)
-            study.derived[key] = Calibration(model, study.forward, study.batches, study.others, study.measures, study.sample, masks=masks,
-                                       notes=study.notes, seed=self.seed if self.by == "random" else None,
-                                       original=study.original if study.original is not None else study.model)
+            study.derived[key] = Calibration(
+                model,
+                study.forward,
+                study.batches,
+                study.others,
+                study.measures,
+                study.sample,
+                masks=masks,
+                notes=study.notes,
+                seed=self.seed if self.by == "random" else None,
+                original=study.original if study.original is not None else study.model,
+            )
         return study.derived[key]
 
     def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:

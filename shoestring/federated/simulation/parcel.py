@@ -1,4 +1,5 @@
 """Values sent between processes of one machine: tensors pass through shared memory, the rest through a pipe."""
+
 from __future__ import annotations
 
 import io
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNED = 64   # bytes: where tensors begin
+ALIGNED = 64  # bytes: where tensors begin
 
 
 class SharedBuffer:
@@ -39,11 +40,11 @@ class Wrapper(pickle.Pickler):
         if not isinstance(value, Tensor) or value.device.type != "cpu":
             return None
         size = value.numel() * value.element_size()
-        if self.end + size > len(self.memory):   # it goes through the pipe, slowly
+        if self.end + size > len(self.memory):  # it goes through the pipe, slowly
             return None
         place = self.end
         if size:
-            self.memory[place:place + size].view(value.dtype).view(value.shape).copy_(value)
+            self.memory[place : place + size].view(value.dtype).view(value.shape).copy_(value)
         self.end = -(-(place + size) // ALIGNED) * ALIGNED
         return place, size, value.dtype, tuple(value.shape)
 
@@ -59,4 +60,4 @@ class Unwrapper(pickle.Unpickler):
         place, size, dtype, shape = found
         if not size:
             return torch.empty(shape, dtype=dtype)
-        return self.memory[place:place + size].view(dtype).view(shape)
+        return self.memory[place : place + size].view(dtype).view(shape)

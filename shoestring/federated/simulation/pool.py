@@ -2,6 +2,7 @@
 
 One that dies is replaced, and what it was doing is done again: work follows from the order and the names alone.
 """
+
 from __future__ import annotations
 
 import multiprocessing
@@ -25,10 +26,10 @@ from shoestring.federated.simulation.parcel import SharedBuffer
 if TYPE_CHECKING:
     from shoestring.federated.simulation.simulate import ChunkResult, States, Workshop
 
-SLACK = 16 << 20        # bytes of a buffer beside rows
-ROWS = 4                # times the row of every device of a chunk: its update, and what techniques send and keep
-MOST = 512 << 20        # bytes of results that wait in shared memory, of all processes
-DEATHS = 3              # of processes at one chunk, before we say that it can't be done
+SLACK = 16 << 20  # bytes of a buffer beside rows
+ROWS = 4  # times the row of every device of a chunk: its update, and what techniques send and keep
+MOST = 512 << 20  # bytes of results that wait in shared memory, of all processes
+DEATHS = 3  # of processes at one chunk, before we say that it can't be done
 
 
 class ChunkSlot(NamedTuple):
@@ -43,7 +44,9 @@ class Process:
     slots: list[ChunkSlot]
     connection: Connection | None = None
     process: Any = None
-    waiting: deque[tuple[int, tuple[str, ...]]] = field(default_factory=deque)   # (slot, chunk) that it owes, oldest first
+    waiting: deque[tuple[int, tuple[str, ...]]] = field(
+        default_factory=deque
+    )  # (slot, chunk) that it owes, oldest first
 
 
 class Pool:
@@ -52,25 +55,31 @@ class Pool:
         size = chunk * row * ROWS + SLACK
         slots = min(max(2, MOST // (size * count)), 64)
         self.workshop, self.board = workshop, SharedBuffer(row * ROWS + SLACK)
-        self.processes = [Process([ChunkSlot(SharedBuffer(size), SharedBuffer(size)) for _ in range(slots)]) for _ in range(count)]
+        self.processes = [
+            Process([ChunkSlot(SharedBuffer(size), SharedBuffer(size)) for _ in range(slots)]) for _ in range(count)
+        ]
         for one in self.processes:
             self.start(one)
 
     def start(self, one: Process) -> None:
         ours, theirs = multiprocessing.Pipe()
-        one.process = multiprocessing.get_context("fork").Process(target=serve, args=(self, one, theirs, ours), daemon=True)
+        one.process = multiprocessing.get_context("fork").Process(
+            target=serve, args=(self, one, theirs, ours), daemon=True
+        )
         one.process.start()
         theirs.close()
         one.connection = ours
 
-    def done(self, order: Order, chunks: Sequence[tuple[str, ...]], states: States) -> Generator[ChunkResult, None, None]:
+    def done(
+        self, order: Order, chunks: Sequence[tuple[str, ...]], states: States
+    ) -> Generator[ChunkResult, None, None]:
         """What becomes of chunks, in their order. Some are done here, too, while others are waited for."""
         told = self.board.wrapped(order)
         world = len(self.processes) + 1
         ranks = [rank_of(number, world) for number in range(len(chunks))]
         left = [deque(number for number, rank in enumerate(ranks) if rank == own) for own in range(world)]
         copied = [len(mine) > len(one.slots) for one, mine in zip(self.processes, left[1:], strict=True)]
-        early: dict[int, ChunkResult] = {}   # done here before their turn
+        early: dict[int, ChunkResult] = {}  # done here before their turn
 
         def do_next() -> None:
             number = left[0].popleft()
@@ -96,7 +105,7 @@ class Pool:
                     self.tell(one, told, *one.waiting[-1], states)
                 yield found
         finally:
-            if any(one.waiting for one in self.processes):   # whoever asked has lost interest
+            if any(one.waiting for one in self.processes):  # whoever asked has lost interest
                 self.close()
                 for one in self.processes:
                     one.waiting.clear()
@@ -113,7 +122,7 @@ class Pool:
     def tell(self, one: Process, told: bytes, slot: int, chunk: tuple[str, ...], states: States) -> None:
         assert one.connection is not None, "it was started"
         needed = {name: states[name] for name in chunk if name in states}
-        with suppress(OSError):   # it is gone: whoever waits for its answer finds that out
+        with suppress(OSError):  # it is gone: whoever waits for its answer finds that out
             one.connection.send((told, slot, chunk, one.slots[slot].given.wrapped(needed)))
 
     def answer(self, one: Process, told: bytes, states: States, copied: bool) -> tuple[int, ChunkResult]:
@@ -133,8 +142,10 @@ class Pool:
             if error:
                 raise Mistake(error)
             return slot, own_memory(one.slots[slot].result.unwrapped(data), copied)
-        raise Mistake(f"the process that worked for the clients {', '.join(chunk[:3])}{', …' * (len(chunk) > 3)} died {DEATHS} times: "
-                      f"it may have run out of memory; give --processes 1")
+        raise Mistake(
+            f"the process that worked for the clients {', '.join(chunk[:3])}{', …' * (len(chunk) > 3)} died {DEATHS} times: "
+            f"it may have run out of memory; give --processes 1"
+        )
 
     def close(self) -> None:
         for one in self.processes:
@@ -160,11 +171,20 @@ def own_memory(found: ChunkResult, copied: bool) -> ChunkResult:
     states = {name: {key: value.clone() for key, value in state.items()} for name, state in found.states.items()}
     if not copied:
         return replace(found, states=states)
-    sent = tuple(replace(one, payload={name: value.clone() for name, value in one.payload.items()},
-                         told=replace(one.told, counts=one.told.counts.clone(), losses=one.told.losses.clone(),
-                                      statistics=None if one.told.statistics is None else one.told.statistics.clone(),
-                                      extras={name: value.clone() for name, value in one.told.extras.items()}))
-                 for one in found.sent)
+    sent = tuple(
+        replace(
+            one,
+            payload={name: value.clone() for name, value in one.payload.items()},
+            told=replace(
+                one.told,
+                counts=one.told.counts.clone(),
+                losses=one.told.losses.clone(),
+                statistics=None if one.told.statistics is None else one.told.statistics.clone(),
+                extras={name: value.clone() for name, value in one.told.extras.items()},
+            ),
+        )
+        for one in found.sent
+    )
     return replace(found, sent=sent, states=states)
 
 

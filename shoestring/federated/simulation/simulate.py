@@ -3,6 +3,7 @@
 Which devices make a chunk follows from their names and the sizes of their records alone, and what chunks give is taken in their order, so
 the result is the same bits with any number of processes.
 """
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -20,20 +21,22 @@ from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import Arrived, DeviceView, Objective, Order, Rejected, Round, Sent, not_finite
 from shoestring.federated.simulation.cohort import Differs
 
-KEPT = 256 << 20   # bytes of records that a process keeps as tensors
+KEPT = 256 << 20  # bytes of records that a process keeps as tensors
 
-States = dict[str, dict[str, Tensor]]   # what techniques keep on devices, by the device's name
+States = dict[str, dict[str, Tensor]]  # what techniques keep on devices, by the device's name
 
 
 @dataclass(frozen=True)
 class ChunkResult:
     """What became of a chunk."""
 
-    sent: tuple[Sent, ...]                # several where a device failed and the others worked alone
-    states: States                        # of its devices, afterwards
+    sent: tuple[Sent, ...]  # several where a device failed and the others worked alone
+    states: States  # of its devices, afterwards
     rejected: tuple[Rejected, ...] = ()
-    restored: tuple[str, ...] = ()        # devices that keep the state of before, because what they would keep now is not finite
-    differs: str = ""                     # why the way in which devices work here is wrong: nothing of this round can be used
+    restored: tuple[
+        str, ...
+    ] = ()  # devices that keep the state of before, because what they would keep now is not finite
+    differs: str = ""  # why the way in which devices work here is wrong: nothing of this round can be used
 
 
 @dataclass
@@ -45,7 +48,7 @@ class Workshop:
     clients: Mapping[str, Any]
     seed: int
     kept: OrderedDict[str, Records] = field(default_factory=OrderedDict)
-    size: int = 0                         # bytes of those
+    size: int = 0  # bytes of those
 
     def done(self, order: Order, names: Sequence[str], states: States) -> ChunkResult:
         """The work of one chunk. If it fails, every device works alone, and those that fail are named."""
@@ -66,9 +69,16 @@ class Workshop:
             alone = [self.done(order, (device.name,), states) for device in devices]
             kept = {name: state for one in alone for name, state in one.states.items()}
             failed = (some for one in alone for some in one.rejected)
-            return ChunkResult(tuple(sent for one in alone for sent in one.sent), kept, (*rejected, *failed),
-                        tuple(name for one in alone for name in one.restored), next((one.differs for one in alone if one.differs), ""))
-        return ChunkResult(sent, {device.name: device.state for device in devices if device.state}, tuple(rejected), tuple(restored))
+            return ChunkResult(
+                tuple(sent for one in alone for sent in one.sent),
+                kept,
+                (*rejected, *failed),
+                tuple(name for one in alone for name in one.restored),
+                next((one.differs for one in alone if one.differs), ""),
+            )
+        return ChunkResult(
+            sent, {device.name: device.state for device in devices if device.state}, tuple(rejected), tuple(restored)
+        )
 
     def worked(self, order: Order, devices: Sequence[DeviceView], restored: list[str]) -> Sent:
         """What devices send. One whose update, or what it would keep, is not finite keeps what it kept before, and is named in `restored`:
@@ -104,7 +114,9 @@ def bytes_of(records: Records) -> int:
     """About what a device's records take as tensors, with what is made of them: products of all pairs of samples, at most."""
     if records.whole is None:
         return 1024
-    return 2 * sum(one.numel() * one.element_size() for one in tensors(records.whole)) + 4 * min(records.count, 1024) ** 2
+    return (
+        2 * sum(one.numel() * one.element_size() for one in tensors(records.whole)) + 4 * min(records.count, 1024) ** 2
+    )
 
 
 class SimulatedDevices:
@@ -124,8 +136,11 @@ class SimulatedDevices:
         if away:
             yield Arrived(None, away)
         chunks = self.chunks(there)
-        done: Generator[ChunkResult, None, None] = self.pool.done(order, chunks, self.states) if self.pool else (
-            self.workshop.done(order, chunk, self.states) for chunk in chunks)
+        done: Generator[ChunkResult, None, None] = (
+            self.pool.done(order, chunks, self.states)
+            if self.pool
+            else (self.workshop.done(order, chunk, self.states) for chunk in chunks)
+        )
         with closing(done):
             for chunk, one in zip(chunks, done, strict=True):
                 if one.differs:
@@ -141,14 +156,14 @@ class SimulatedDevices:
 
     def chunks(self, names: Sequence[str]) -> list[tuple[str, ...]]:
         """Devices with about as many records each: their steps end together."""
-        ordered = sorted(names, key=self.count)   # stable: of equals, as they came
-        return [tuple(ordered[begin:begin + self.chunk]) for begin in range(0, len(ordered), self.chunk)]
+        ordered = sorted(names, key=self.count)  # stable: of equals, as they came
+        return [tuple(ordered[begin : begin + self.chunk]) for begin in range(0, len(ordered), self.chunk)]
 
     def count(self, name: str) -> int:
         if name not in self.counts:
             try:
                 self.counts[name] = len(self.workshop.clients[name])
-            except Exception:   # whoever works on it will say what is wrong
+            except Exception:  # whoever works on it will say what is wrong
                 self.counts[name] = 0
         return self.counts[name]
 

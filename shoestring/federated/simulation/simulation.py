@@ -4,6 +4,7 @@ Ways are tried before the first round, on a few devices; what no trial can know 
 A round in which something differs is played again by the plain loop, whole, and so are all rounds after it: which chunk found out, in
 which process, changes nothing.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -20,16 +21,21 @@ from shoestring.federated.technique import FederatedTechnique
 class Simulation:
     given: Prepared
     techniques: Sequence[FederatedTechnique]
-    states: States = field(default_factory=dict)   # what techniques keep on devices
+    states: States = field(default_factory=dict)  # what techniques keep on devices
     warn: Callable[[str], None] = lambda text: None
-    plainly: str = ""                              # why the plain loop works instead of the way that was planned; empty: it does not
+    plainly: str = ""  # why the plain loop works instead of the way that was planned; empty: it does not
 
     def __post_init__(self) -> None:
         self.parts = parts_of(self.given, self.techniques)
         self.devices: SimulatedDevices | None = None
 
-    def play(self, server: ServerState, judges: bool = False, strict: bool = True,
-             heard: Callable[[int, int], None] = lambda done, given: None) -> Played:
+    def play(
+        self,
+        server: ServerState,
+        judges: bool = False,
+        strict: bool = True,
+        heard: Callable[[int, int], None] = lambda done, given: None,
+    ) -> Played:
         before, differs = dict(self.states), ""
         try:
             return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
@@ -38,8 +44,10 @@ class Simulation:
         self.states.clear()
         self.states.update(before)
         self.work_plainly(differs)
-        self.warn(f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
-                  + "; of the rounds before, some were compared and no difference was found" * bool(server.round))
+        self.warn(
+            f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
+            + "; of the rounds before, some were compared and no difference was found" * bool(server.round)
+        )
         return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
 
     def working(self) -> SimulatedDevices:

@@ -7,6 +7,7 @@ Of k columns (candidates, or one and its difference to another) with the sum s_j
 and nothing else of them. The sums of these over devices are enough for means over devices and over samples, their standard errors, and
 those of differences and ratios (`estimates`). They are 64-bit numbers: a spread below 1e-7 of the mean is lost in rounding.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -21,24 +22,40 @@ from shoestring.core.errors import Mistake
 
 Floats = NDArray[np.float64]
 
-HEAD = 4                                                     # devices, w, w^2, w^3
-BYTES = 8                                                    # of a number
+HEAD = 4  # devices, w, w^2, w^3
+BYTES = 8  # of a number
 # Bins of a metric that declares none: shares in steps of 0.05, then losses, ever wider
-EDGES = (*(round(0.05 * number, 2) for number in range(21)), 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0, 20.0, 50.0, 100.0)
+EDGES = (
+    *(round(0.05 * number, 2) for number in range(21)),
+    1.25,
+    1.5,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    5.0,
+    7.0,
+    10.0,
+    20.0,
+    50.0,
+    100.0,
+)
 
 
 @dataclass(frozen=True)
 class Histogram:
     """How many devices have a value in which bin: below the first edge, from each to the next, and from the last on."""
 
-    edges: tuple[float, ...]                                 # declared before anything is seen, rising
-    counts: tuple[int, ...]                                  # one more than edges
+    edges: tuple[float, ...]  # declared before anything is seen, rising
+    counts: tuple[int, ...]  # one more than edges
 
     def __post_init__(self) -> None:
         if not self.edges or any(not low < high for low, high in zip(self.edges, self.edges[1:], strict=False)):
             raise Mistake(f"a histogram with the edges {self.edges}: give rising numbers, one or more")
         if len(self.counts) != len(self.edges) + 1:
-            raise Mistake(f"a histogram with {len(self.counts)} counts for {len(self.edges)} edges: there is one bin more than edges")
+            raise Mistake(
+                f"a histogram with {len(self.counts)} counts for {len(self.edges)} edges: there is one bin more than edges"
+            )
 
     @property
     def devices(self) -> int:
@@ -100,8 +117,20 @@ def sums_of(weights: Floats, totals: Floats) -> Floats:
     i, j = upper(totals.shape[-1])
     w = weights[..., None]
     values = totals / w
-    return np.concatenate([np.ones_like(w), w, w**2, w**3, values, values[..., i] * values[..., j],
-                           totals, w * totals, totals[..., i] * totals[..., j]], axis=-1)
+    return np.concatenate(
+        [
+            np.ones_like(w),
+            w,
+            w**2,
+            w**3,
+            values,
+            values[..., i] * values[..., j],
+            totals,
+            w * totals,
+            totals[..., i] * totals[..., j],
+        ],
+        axis=-1,
+    )
 
 
 def moments(weight: float, totals: Sequence[float]) -> ColumnMoments:

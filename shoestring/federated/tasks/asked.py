@@ -1,4 +1,5 @@
 """A task from what a user asks for: models from runs, settings as text, devices drawn by the seed."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from shoestring.runs.export import checkpoint_of
 from shoestring.runs.federation import COMPARISONS
 from shoestring.runs.folder import Folder, Unusable
 
-INITIAL = "the job's own"          # the model that it begins with
+INITIAL = "the job's own"  # the model that it begins with
 
 
 def models_of(given: Prepared, runs: Sequence[str]) -> dict[str, Tensor]:
@@ -48,46 +49,77 @@ def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
     for name, view in layout.views(row).items():
         source = weights.metadata.get(f"alias {name}", name)
         if source not in weights.entries or weights[source].shape != view.shape:
-            raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: it is not of this "
-                          f"job's model; give the job and the flags that it was made with")
+            raise Mistake(
+                f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: it is not of this "
+                f"job's model; give the job and the flags that it was made with"
+            )
         view.copy_(weights[source])
     return row
 
 
-def candidates_of(settings: Sequence[dict[str, Value]], models: Sequence[str], trains: bool) -> tuple[TuneCandidate, ...]:
+def candidates_of(
+    settings: Sequence[dict[str, Value]], models: Sequence[str], trains: bool
+) -> tuple[TuneCandidate, ...]:
     """Every model with every setting."""
     several = len(models) > 1
-    return tuple(TuneCandidate(" ".join(filter(None, (model if several or not one else "", text_of(one) if one or not several else ""))),
-                           one, model, trains) for model in models for one in settings)
+    return tuple(
+        TuneCandidate(
+            " ".join(filter(None, (model if several or not one else "", text_of(one) if one or not several else ""))),
+            one,
+            model,
+            trains,
+        )
+        for model in models
+        for one in settings
+    )
 
 
 def cohort_of(given: Prepared, models: dict[str, Tensor], registry: Registry) -> Cohort:
     job, clients = given.job, given.clients
-    return Cohort(job, Engine(job, given.layout, given.how), lambda name: records_of(job, name, clients[name], job.seed), models, registry,
-                  job.seed)
+    return Cohort(
+        job,
+        Engine(job, given.layout, given.how),
+        lambda name: records_of(job, name, clients[name], job.seed),
+        models,
+        registry,
+        job.seed,
+    )
 
 
 def registry_of(job: Job, ledger: str | None) -> Registry:
     """Beside the privacy ledger of a population, or, if none is named, that of a job among the runs of this folder."""
     assert job.origin is not None, "a command's job is from a file"
-    return Registry(Path(f"{ledger}.asked") if ledger is not None else Path("runs") / f"{Path(job.origin.file).stem}.asked")
+    return Registry(
+        Path(f"{ledger}.asked") if ledger is not None else Path("runs") / f"{Path(job.origin.file).stem}.asked"
+    )
 
 
 def asked_devices(given: Prepared, count: int | None) -> tuple[str, ...]:
     """Devices that are asked, drawn by the seed: `count` of them, or all."""
     there = given.population.count
     if count is not None and count > there:
-        raise Mistake(f"--per-round {count} and there are {there} clients: a device is asked once; give {there} or fewer")
-    drawn = torch.randperm(there, generator=generator_of(given.job.seed, "asked"))[:count or there]
+        raise Mistake(
+            f"--per-round {count} and there are {there} clients: a device is asked once; give {there} or fewer"
+        )
+    drawn = torch.randperm(there, generator=generator_of(given.job.seed, "asked"))[: count or there]
     return tuple(map(given.population.name, drawn.tolist()))
 
 
-def task_of(kind: str, job: Job, candidates: Sequence[TuneCandidate], models: dict[str, Tensor], least: int,
-            **parameters: Any) -> FederatedTask:
+def task_of(
+    kind: str, job: Job, candidates: Sequence[TuneCandidate], models: dict[str, Tensor], least: int, **parameters: Any
+) -> FederatedTask:
     assert job.origin is not None, "a command's job is from a file"
     named = tuple(Attachment(name, "", "", row.numel() * row.element_size()) for name, row in models.items())
-    return FederatedTask(kind, code_of(job.origin.file, dict(job.origin.flags)), named, tuple(candidates), goal=job.goal, seed=job.seed,
-                         least=least, parameters=parameters)
+    return FederatedTask(
+        kind,
+        code_of(job.origin.file, dict(job.origin.flags)),
+        named,
+        tuple(candidates),
+        goal=job.goal,
+        seed=job.seed,
+        least=least,
+        parameters=parameters,
+    )
 
 
 def keep_comparison(run: str, found: Comparison) -> None:
@@ -98,6 +130,21 @@ def keep_comparison(run: str, found: Comparison) -> None:
     except Unusable:
         before = []
     title = f"{found.b} against {found.a}, {found.when} training"
-    rows = [{"metric": one.metric, "group": one.group, "one": one.a, "other": one.b, "delta_percent": one.percent, "low": one.low,
-             "high": one.high, "devices": min(one.devices), "verdict": one.verdict} for one in found.changes]
-    folder.write(COMPARISONS, {"comparisons": [*(one for one in before if one.get("title") != title), {"title": title, "rows": rows}]})
+    rows = [
+        {
+            "metric": one.metric,
+            "group": one.group,
+            "one": one.a,
+            "other": one.b,
+            "delta_percent": one.percent,
+            "low": one.low,
+            "high": one.high,
+            "devices": min(one.devices),
+            "verdict": one.verdict,
+        }
+        for one in found.changes
+    ]
+    folder.write(
+        COMPARISONS,
+        {"comparisons": [*(one for one in before if one.get("title") != title), {"title": title, "rows": rows}]},
+    )

@@ -5,6 +5,7 @@ measured by two independent samples of devices (Welch). Intervals are Fieller's 
 is expected to be outside by chance. So the verdict on a group takes Holm's p, which holds for all groups of a metric together (Holm 1979, A
 simple sequentially rejective multiple test procedure, Scandinavian J. Statistics 6); what is sure alone and not together is a `perhaps`.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -34,29 +35,29 @@ class Change:
     """B against A in one metric. What is None can't be told: A's mean may be 0, and a percentage of it means nothing."""
 
     metric: str
-    group: str                                               # ALL, or a group's name
-    devices: tuple[int, int]                                 # that measured A, and B
-    a: float                                                 # mean
+    group: str  # ALL, or a group's name
+    devices: tuple[int, int]  # that measured A, and B
+    a: float  # mean
     b: float
-    delta: float                                             # b - a,
-    error: float                                             # its standard error,
-    percent: float | None                                    # in % of |a|,
-    low: float | None                                        # and its interval
+    delta: float  # b - a,
+    error: float  # its standard error,
+    percent: float | None  # in % of |a|,
+    low: float | None  # and its interval
     high: float | None
-    p: float                                                 # of no difference
-    holm: float                                              # the same for all groups of the metric together
-    verdict: str                                             # better, worse (higher, lower if nobody says what is good), perhaps ..., SAME
+    p: float  # of no difference
+    holm: float  # the same for all groups of the metric together
+    verdict: str  # better, worse (higher, lower if nobody says what is good), perhaps ..., SAME
 
 
 @dataclass(frozen=True)
 class Comparison:
-    a: str                                                   # candidates
+    a: str  # candidates
     b: str
-    design: str                                              # "paired" or "independent"
-    by: str                                                  # means over "devices" or "samples"
-    when: str                                                # BEFORE or AFTER the devices' own training
+    design: str  # "paired" or "independent"
+    by: str  # means over "devices" or "samples"
+    when: str  # BEFORE or AFTER the devices' own training
     level: float
-    changes: tuple[Change, ...]                              # of every metric: all devices, then groups
+    changes: tuple[Change, ...]  # of every metric: all devices, then groups
     telemetry: Telemetry
     least: int
     failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which it gave no finite number
@@ -66,8 +67,15 @@ class Comparison:
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
-def compare(a: TuneCandidate, b: TuneCandidate, cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
-            apart: bool = False) -> Comparison:
+def compare(
+    a: TuneCandidate,
+    b: TuneCandidate,
+    cohort: Cohort,
+    names: Sequence[str],
+    by: str = "devices",
+    least: int = LEAST,
+    apart: bool = False,
+) -> Comparison:
     """B against A, both measured by every one of these devices; `apart`: A by one half of them, and B by the other."""
     if apart:
         for_a, for_b = halves(names, cohort.seed)
@@ -77,44 +85,88 @@ def compare(a: TuneCandidate, b: TuneCandidate, cohort: Cohort, names: Sequence[
     question = Question((a, b), pair=True)
     seen = seen_of(question, cohort, names, least)
     when = AFTER if a.trains else BEFORE
-    found = {(group, entry.metric): changed(entry, entry, paired(means(entry, by)), group)
-             for group, entry in entries(seen, 0, when, both=True)}
-    return compared(Comparison(a.name, b.name, "paired", by, when, LEVEL, (), seen.whole.telemetry, least,
-                               failures([a.name, b.name], seen), seen.withheld), found, cohort.job.goal)
+    found = {
+        (group, entry.metric): changed(entry, entry, paired(means(entry, by)), group)
+        for group, entry in entries(seen, 0, when, both=True)
+    }
+    return compared(
+        Comparison(
+            a.name,
+            b.name,
+            "paired",
+            by,
+            when,
+            LEVEL,
+            (),
+            seen.whole.telemetry,
+            least,
+            failures([a.name, b.name], seen),
+            seen.withheld,
+        ),
+        found,
+        cohort.job.goal,
+    )
 
 
-def compare_samples(first: Evaluation, a: str, second: Evaluation, b: str, goal: str, by: str = "devices") -> Comparison:
+def compare_samples(
+    first: Evaluation, a: str, second: Evaluation, b: str, goal: str, by: str = "devices"
+) -> Comparison:
     """B, as other devices measured it, against A. The two evaluations must have no device in common (`halves`)."""
     one, other = first.numbered(a), second.numbered(b)
     check_moment(first.candidates[one], second.candidates[other])
     when = AFTER if first.candidates[one].trains else BEFORE
-    ones, others = ({(group, entry.metric): entry for group, entry in entries(evaluation.seen, number, when)}
-                    for evaluation, number in ((first, one), (second, other)))
-    found = {key: changed(mine, others[key], independent(means(mine, by), means(others[key], by)), key[0])
-             for key, mine in ones.items() if key in others}
+    ones, others = (
+        {(group, entry.metric): entry for group, entry in entries(evaluation.seen, number, when)}
+        for evaluation, number in ((first, one), (second, other))
+    )
+    found = {
+        key: changed(mine, others[key], independent(means(mine, by), means(others[key], by)), key[0])
+        for key, mine in ones.items()
+        if key in others
+    }
     label = (a, b) if a != b else (f"{a} (A)", f"{b} (B)")
     failed = {label[0]: first.failed.get(a, 0), label[1]: second.failed.get(b, 0)}
-    return compared(Comparison(*label, "independent", by, when, LEVEL, (), first.telemetry.plus(second.telemetry),
-                               max(first.least, second.least), {name: count for name, count in failed.items() if count},
-                               tuple(dict.fromkeys((*first.withheld, *second.withheld)))), found, goal)
+    return compared(
+        Comparison(
+            *label,
+            "independent",
+            by,
+            when,
+            LEVEL,
+            (),
+            first.telemetry.plus(second.telemetry),
+            max(first.least, second.least),
+            {name: count for name, count in failed.items() if count},
+            tuple(dict.fromkeys((*first.withheld, *second.withheld))),
+        ),
+        found,
+        goal,
+    )
 
 
 def check_moment(a: TuneCandidate, b: TuneCandidate) -> None:
     if a.trains != b.trains:
-        raise Mistake(f"{a.name} and {b.name}: one is trained by the devices and the other is not; compare what is judged at the same "
-                      f"moment")
+        raise Mistake(
+            f"{a.name} and {b.name}: one is trained by the devices and the other is not; compare what is judged at the same "
+            f"moment"
+        )
 
 
 def halves(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Devices for A and devices for B: which a device belongs to follows from its name and the seed alone."""
     ordered = sorted(names, key=lambda name: seed_of(seed, "A or B", name))
-    first = set(ordered[:len(names) // 2])
+    first = set(ordered[: len(names) // 2])
     return tuple(name for name in names if name in first), tuple(name for name in names if name not in first)
 
 
 def entries(seen: Released, candidate: int, when: str, both: bool = False) -> list[tuple[str, MetricSums]]:
-    return [(group, entry) for group, totals in ((ALL, seen.whole), *seen.groups.items()) for entry in totals.entries
-            if entry.when == when and (entry.kind == PAIRED if both else entry.kind == ALONE and entry.about == (candidate,))]
+    return [
+        (group, entry)
+        for group, totals in ((ALL, seen.whole), *seen.groups.items())
+        for entry in totals.entries
+        if entry.when == when
+        and (entry.kind == PAIRED if both else entry.kind == ALONE and entry.about == (candidate,))
+    ]
 
 
 def means(entry: MetricSums, by: str) -> Means:
@@ -128,8 +180,21 @@ def changed(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Chan
     if mean is None or other is None or delta is None or error is None:
         return None
     p = float(found.p) if isfinite(found.p) else 1.0
-    return Change(a.metric, group, (a.moments.devices, b.moments.devices), mean, other, delta, error, told["percent"], told["low"],
-                  told["high"], p, p, SAME)
+    return Change(
+        a.metric,
+        group,
+        (a.moments.devices, b.moments.devices),
+        mean,
+        other,
+        delta,
+        error,
+        told["percent"],
+        told["low"],
+        told["high"],
+        p,
+        p,
+        SAME,
+    )
 
 
 def compared(empty: Comparison, found: Mapping[tuple[str, str], Change | None], goal: str) -> Comparison:
@@ -143,8 +208,12 @@ def compared(empty: Comparison, found: Mapping[tuple[str, str], Change | None], 
         ahead = empty.failed.get(empty.b, 0) - empty.failed.get(empty.a, 0)
         changes += [replace(one, verdict=verdict(one, goal, 1 - empty.level, ahead)) for one in (*whole, *groups)]
     if not changes:
-        why = [f"{name}: no finite number on {count} devices" for name, count in empty.failed.items()] or list(empty.withheld)
-        raise Mistake(f"A and B have no metric in common that may be told of; {'; '.join(why) or 'nothing was measured'}")
+        why = [f"{name}: no finite number on {count} devices" for name, count in empty.failed.items()] or list(
+            empty.withheld
+        )
+        raise Mistake(
+            f"A and B have no metric in common that may be told of; {'; '.join(why) or 'nothing was measured'}"
+        )
     return replace(empty, changes=tuple(changes))
 
 

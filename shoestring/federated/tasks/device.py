@@ -4,6 +4,7 @@
 
 All that leaves a device comes out of `told_by_device`: no record, no weights, no text of an error.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,21 +25,23 @@ from shoestring.federated.tasks.aggregates import BYTES, EDGES, counted, moments
 from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.totals import AFTER, BEFORE, JOINTLY, PAIRED, DeviceTotals, MetricSums, Telemetry
 
-LARGEST = 1e100             # beyond it a square would not be finite
+LARGEST = 1e100  # beyond it a square would not be finite
 NOTHING_HELD_OUT = "holds nothing out"
 NOT_FINITE = "no finite number"
 
 
 class HasRows(Protocol):
     @property
-    def rows(self) -> Tensor: ...   # (k, size): the weights of each device after its training
+    def rows(self) -> Tensor: ...  # (k, size): the weights of each device after its training
 
 
 class DeviceEngine(Protocol):
     """Trains and judges several devices at once; cohort/ has it."""
 
     def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]: ...
-    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> HasRows: ...
+    def trained(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> HasRows: ...
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ class Question:
     """What devices are asked."""
 
     candidates: tuple[TuneCandidate, ...]
-    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)   # of histograms, by metric; others have EDGES
-    pair: bool = False        # of two candidates: how much the second differs from the first, and nothing of one alone
-    jointly: str = ""         # the one metric that is asked for, with products of all candidates: a tuning compares them all
+    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of histograms, by metric; others have EDGES
+    pair: bool = False  # of two candidates: how much the second differs from the first, and nothing of one alone
+    jointly: str = ""  # the one metric that is asked for, with products of all candidates: a tuning compares them all
 
     @cached_property
     def size(self) -> int:
@@ -67,12 +70,22 @@ class Judged:
         return self.before if when == BEFORE else self.after
 
 
-def answers(question: Question, job: Job, engine: DeviceEngine, models: Mapping[str, Tensor], records: Sequence[Records], seed: int,
-            clock: Callable[[], float]) -> list[DeviceTotals]:
+def answers(
+    question: Question,
+    job: Job,
+    engine: DeviceEngine,
+    models: Mapping[str, Tensor],
+    records: Sequence[Records],
+    seed: int,
+    clock: Callable[[], float],
+) -> list[DeviceTotals]:
     """What each of several devices tells. All candidates meet the same batches, so that nothing but the candidate differs."""
     began = clock()
-    untrained = {name: engine.judged(row.expand(len(records), -1), records) for name, row in models.items()
-                 if any(one.model == name for one in question.candidates)}
+    untrained = {
+        name: engine.judged(row.expand(len(records), -1), records)
+        for name, row in models.items()
+        if any(one.model == name for one in question.candidates)
+    }
     seeds = [seed_of(seed, "batches", 0, one.name) for one in records]
     found: list[list[Judged]] = [[] for _ in records]
     for candidate in question.candidates:
@@ -97,19 +110,33 @@ def told_by_device(question: Question, found: Sequence[Judged], telemetry: Telem
     """
     if not any(one.before for one in found):
         return failure(NOTHING_HELD_OUT, telemetry)
-    failed = tuple(int(any(diverged(*value) for when in (BEFORE, AFTER) for value in (one.at(when) or {}).values())) for one in found)
+    failed = tuple(
+        int(any(diverged(*value) for when in (BEFORE, AFTER) for value in (one.at(when) or {}).values()))
+        for one in found
+    )
     if all(failed):
         return failure(NOT_FINITE, telemetry)
-    entries = (paired(found) if question.pair else jointly(question.jointly, found, failed) if question.jointly
-               else alone(question, found))
+    entries = (
+        paired(found)
+        if question.pair
+        else jointly(question.jointly, found, failed)
+        if question.jointly
+        else alone(question, found)
+    )
     if not entries:
         return failure(f"no {question.jointly or 'metric'}", telemetry)
     up = BYTES * sum(entry.numbers for entry in entries)
-    return DeviceTotals(tuple(entries), Telemetry(telemetry.asked, 1, telemetry.trainings, telemetry.seconds, up, telemetry.down), failed)
+    return DeviceTotals(
+        tuple(entries),
+        Telemetry(telemetry.asked, 1, telemetry.trainings, telemetry.seconds, up, telemetry.down),
+        failed,
+    )
 
 
 def failure(kind: str, telemetry: Telemetry) -> DeviceTotals:
-    return DeviceTotals((), Telemetry(telemetry.asked, 0, telemetry.trainings, telemetry.seconds, 0, telemetry.down, ((kind, 1),)))
+    return DeviceTotals(
+        (), Telemetry(telemetry.asked, 0, telemetry.trainings, telemetry.seconds, 0, telemetry.down, ((kind, 1),))
+    )
 
 
 def diverged(total: float, weight: float) -> bool:
@@ -125,8 +152,18 @@ def measured(sums: Sums | None) -> dict[str, tuple[float, float]]:
 
 def alone(question: Question, found: Sequence[Judged]) -> list[MetricSums]:
     """Every candidate by itself."""
-    return [MetricSums((number,), when, metric, moments(weight, [total]), counted(total / weight, question.edges.get(metric, EDGES)))
-            for number, one in enumerate(found) for when in (BEFORE, AFTER) for metric, (total, weight) in measured(one.at(when)).items()]
+    return [
+        MetricSums(
+            (number,),
+            when,
+            metric,
+            moments(weight, [total]),
+            counted(total / weight, question.edges.get(metric, EDGES)),
+        )
+        for number, one in enumerate(found)
+        for when in (BEFORE, AFTER)
+        for metric, (total, weight) in measured(one.at(when)).items()
+    ]
 
 
 def paired(found: Sequence[Judged]) -> list[MetricSums]:

@@ -20,6 +20,7 @@ Welch (1947, The generalization of Student's problem when several different popu
 
 Everything takes one set of sums or an array of many.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,15 +32,15 @@ from shoestring.federated.tasks.aggregates import HEAD, Floats, upper
 from shoestring.federated.tasks.student import quantile, tails
 
 LEVEL = 0.95
-LEAST_F = 0.25          # where one device has nearly all samples, f would be 0: nothing can be known then
+LEAST_F = 0.25  # where one device has nearly all samples, f would be 0: nothing can be known then
 ROUNDING = 16 * float(np.finfo(np.float64).eps)
 
 
 class Means(NamedTuple):
-    mean: Floats        # (..., k)
-    cov: Floats         # (..., k, k) of these means
-    df: Floats          # (...) degrees of freedom
-    rounding: Floats    # (..., k): variances below this are rounding
+    mean: Floats  # (..., k)
+    cov: Floats  # (..., k, k) of these means
+    df: Floats  # (...) degrees of freedom
+    rounding: Floats  # (..., k): variances below this are rounding
 
 
 class EstimateSums(NamedTuple):
@@ -47,8 +48,8 @@ class EstimateSums(NamedTuple):
     w: Floats
     w2: Floats
     w3: Floats
-    v: Floats           # (..., k)
-    vv: Floats          # (..., k, k)
+    v: Floats  # (..., k)
+    vv: Floats  # (..., k, k)
     s: Floats
     ws: Floats
     ss: Floats
@@ -92,7 +93,9 @@ def by_sample(sums: Floats, k: int) -> Means:
     residual = found.ss - crossed - crossed.swapaxes(-1, -2) + outer(mean, mean) * w2[..., None]
     pulled = np.maximum(1 + found.w2 / found.w**2 - 2 * found.w3 / (found.w * found.w2), LEAST_F)[..., None]
     scale = w**2 * pulled
-    return settled(mean, residual / scale[..., None], np.maximum(effective(sums) - 1, 1), ROUNDING * diagonal(found.ss) / scale)
+    return settled(
+        mean, residual / scale[..., None], np.maximum(effective(sums) - 1, 1), ROUNDING * diagonal(found.ss) / scale
+    )
 
 
 def effective(sums: Floats) -> Floats:
@@ -121,12 +124,12 @@ class Difference(NamedTuple):
 
     a: Floats
     b: Floats
-    delta: Floats       # b - a
-    error: Floats       # its standard error
+    delta: Floats  # b - a
+    error: Floats  # its standard error
     percent: Floats
-    low: Floats         # percent
-    high: Floats        # percent
-    p: Floats           # the chance of as large a difference if there were none
+    low: Floats  # percent
+    high: Floats  # percent
+    p: Floats  # the chance of as large a difference if there were none
 
 
 def paired(found: Means, level: float = LEVEL) -> Difference:
@@ -146,7 +149,7 @@ def independent(first: Means, second: Means, level: float = LEVEL) -> Difference
 
 
 def difference(a: Floats, d: Floats, vaa: Floats, vad: Floats, vdd: Floats, df: Floats, level: float) -> Difference:
-    sign = np.where(a < 0, -1.0, 1.0)   # percentages of |a|
+    sign = np.where(a < 0, -1.0, 1.0)  # percentages of |a|
     size, vad = sign * a, sign * vad
     t = np.vectorize(lambda one: quantile(level, float(one)) if one > 0 else np.nan, otypes=[float])(df)
     error = np.sqrt(np.maximum(vdd, 0.0))

@@ -4,6 +4,7 @@ Every device measures all candidates on the records that it holds out, and tells
 developer sees the mean over samples and over devices, their standard errors, and a histogram of the devices' values; the same for each
 group that the job declares.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -23,13 +24,13 @@ from shoestring.federated.tasks.release import LEAST, Released
 from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.totals import ALONE, MetricSums, Telemetry
 
-ALL = ""   # the group of all devices
+ALL = ""  # the group of all devices
 
 
 @dataclass(frozen=True)
 class Estimate:
     mean: float
-    error: float                                             # standard error, between devices
+    error: float  # standard error, between devices
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,13 @@ class MeasuredMetric:
     """One metric of one candidate, of all devices or of a group."""
 
     candidate: str
-    when: str                                                # BEFORE or AFTER the device's own training
+    when: str  # BEFORE or AFTER the device's own training
     metric: str
-    group: str                                               # ALL, or a group's name
+    group: str  # ALL, or a group's name
     devices: int
     by_device: Estimate
-    by_sample: Estimate | None                               # None: withheld
-    histogram: Histogram | None = None                       # of devices; None: they are too few for two bins
+    by_sample: Estimate | None  # None: withheld
+    histogram: Histogram | None = None  # of devices; None: they are too few for two bins
 
 
 @dataclass(frozen=True)
@@ -51,31 +52,43 @@ class Evaluation:
     candidates: tuple[TuneCandidate, ...]
     measured: tuple[MeasuredMetric, ...]
     telemetry: Telemetry
-    least: int                                               # devices that anything is told about
-    seen: Released = field(repr=False)                       # the sums that it was made of; they are not written
+    least: int  # devices that anything is told about
+    seen: Released = field(repr=False)  # the sums that it was made of; they are not written
     failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which it gave no finite number
     withheld: tuple[str, ...] = ()
 
     def numbered(self, candidate: str) -> int:
         known = [one.name for one in self.candidates]
         if candidate not in known:
-            raise Mistake(f"no candidate is called {candidate!r}; there are {', '.join(known)}{did_you_mean(candidate, known)}")
+            raise Mistake(
+                f"no candidate is called {candidate!r}; there are {', '.join(known)}{did_you_mean(candidate, known)}"
+            )
         return known.index(candidate)
 
     def one(self, candidate: str, metric: str, when: str, group: str = ALL) -> MeasuredMetric:
         wanted = (candidate, metric, when, group)
         found = next((one for one in self.measured if (one.candidate, one.metric, one.when, one.group) == wanted), None)
         if found is None:
-            raise Mistake(f"nothing was measured of {metric!r} {when} training, of the candidate {candidate!r}"
-                          f"{f' in the group {group!r}' if group else ''}")
+            raise Mistake(
+                f"nothing was measured of {metric!r} {when} training, of the candidate {candidate!r}"
+                f"{f' in the group {group!r}' if group else ''}"
+            )
         return found
 
     def as_json(self) -> Json:
-        return {name: to_json(getattr(self, name)) for name in ("candidates", "measured", "telemetry", "least", "failed", "withheld")}
+        return {
+            name: to_json(getattr(self, name))
+            for name in ("candidates", "measured", "telemetry", "least", "failed", "withheld")
+        }
 
 
-def evaluate(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[str], least: int = LEAST,
-             edges: Mapping[str, tuple[float, ...]] | None = None) -> Evaluation:
+def evaluate(
+    candidates: Sequence[TuneCandidate],
+    cohort: Cohort,
+    names: Sequence[str],
+    least: int = LEAST,
+    edges: Mapping[str, tuple[float, ...]] | None = None,
+) -> Evaluation:
     """The candidates on the devices of these names."""
     question = Question(tuple(candidates), edges or {})
     return evaluation(question, seen_of(question, cohort, names, least))
@@ -84,17 +97,26 @@ def evaluate(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequenc
 def evaluation(question: Question, seen: Released) -> Evaluation:
     """What is seen, as means and standard errors."""
     labels = [one.name for one in question.candidates]
-    found = [measured(entry, labels, group) for group, totals in ((ALL, seen.whole), *seen.groups.items())
-             for entry in totals.entries if entry.kind == ALONE]
-    found.sort(key=lambda one: (one.metric, labels.index(one.candidate)))   # stable: groups and before, after as they came
-    return Evaluation(question.candidates, tuple(found), seen.whole.telemetry, seen.least, seen, failures(labels, seen),
-                      seen.withheld)
+    found = [
+        measured(entry, labels, group)
+        for group, totals in ((ALL, seen.whole), *seen.groups.items())
+        for entry in totals.entries
+        if entry.kind == ALONE
+    ]
+    found.sort(
+        key=lambda one: (one.metric, labels.index(one.candidate))
+    )  # stable: groups and before, after as they came
+    return Evaluation(
+        question.candidates, tuple(found), seen.whole.telemetry, seen.least, seen, failures(labels, seen), seen.withheld
+    )
 
 
 def measured(entry: MetricSums, labels: Sequence[str], group: str) -> MeasuredMetric:
     own, every = (estimate(entry, by) for by in ("devices", "samples"))
     assert own is not None, "means over devices are never withheld"
-    return MeasuredMetric(labels[entry.about[0]], entry.when, entry.metric, group, entry.moments.devices, own, every, entry.histogram)
+    return MeasuredMetric(
+        labels[entry.about[0]], entry.when, entry.metric, group, entry.moments.devices, own, every, entry.histogram
+    )
 
 
 def estimate(entry: MetricSums, by: str) -> Estimate | None:

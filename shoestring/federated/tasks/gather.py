@@ -1,4 +1,5 @@
 """A question to many devices, and what they tell, added up by group in the order of their names."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from shoestring.federated.tasks.registry import Registry
 from shoestring.federated.tasks.release import Released, released
 from shoestring.federated.tasks.totals import DeviceTotals, Telemetry, together
 
-CHUNK = 64   # devices at once
+CHUNK = 64  # devices at once
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,9 @@ class Cohort:
 
     job: Job
     engine: DeviceEngine
-    records: Callable[[str], Records]                        # of a device, by its name
-    models: Mapping[str, Tensor]                             # weights by name, a row (size) each
-    registry: Registry                                       # what was told of these devices before
+    records: Callable[[str], Records]  # of a device, by its name
+    models: Mapping[str, Tensor]  # weights by name, a row (size) each
+    registry: Registry  # what was told of these devices before
     seed: int = 0
     chunk: int = CHUNK
     clock: Callable[[], float] = perf_counter
@@ -42,11 +43,13 @@ class GatheredTotals:
     """What devices told, by group. It is known to whoever adds up."""
 
     sums: Mapping[str, DeviceTotals]
-    answered: Mapping[str, Sequence[str]]                    # the devices whose results are in the sums
+    answered: Mapping[str, Sequence[str]]  # the devices whose results are in the sums
 
     def in_one(self, group: str) -> GatheredTotals:
         """All groups as one."""
-        return GatheredTotals({group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]})
+        return GatheredTotals(
+            {group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]}
+        )
 
 
 def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None) -> Released:
@@ -58,8 +61,15 @@ def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int
     seen = released(found.sums, least)
     everybody = [name for some in found.answered.values() for name in some]
     others = [name for group, some in found.answered.items() if group not in seen.groups for name in some]
-    cohort.registry.note(names, [everybody, *(found.answered[group] for group in seen.groups if group in found.answered),
-                                 *([others] if seen.groups and others else ())], least)
+    cohort.registry.note(
+        names,
+        [
+            everybody,
+            *(found.answered[group] for group in seen.groups if group in found.answered),
+            *([others] if seen.groups and others else ()),
+        ],
+        least,
+    )
     return seen
 
 
@@ -70,7 +80,7 @@ def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gather
     answered: dict[str, list[str]] = {}
     last: Exception | None = None
     for begin in range(0, len(names), cohort.chunk):
-        for name, told, error in told_by(question, cohort, names[begin:begin + cohort.chunk]):
+        for name, told, error in told_by(question, cohort, names[begin : begin + cohort.chunk]):
             group = cohort.group(name)
             found[group] = found.get(group, DeviceTotals()).plus(told)
             answered.setdefault(group, []).extend([name] * told.telemetry.devices)
@@ -78,11 +88,15 @@ def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> Gather
     whole = together(found.values()).telemetry
     if last is not None and not whole.devices:
         kinds = ", ".join(f"{count} {kind}" for kind, count in whole.errors)
-        raise Mistake(f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where") from withheld(last)
+        raise Mistake(
+            f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where"
+        ) from withheld(last)
     return GatheredTotals(found, answered)
 
 
-def told_by(question: Question, cohort: Cohort, names: Sequence[str]) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
+def told_by(
+    question: Question, cohort: Cohort, names: Sequence[str]
+) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
     """What devices tell. Where they fail together each is asked alone, and of an error nothing leaves the device but its kind."""
     used = {one.model for one in question.candidates}
     models = {name: row for name, row in cohort.models.items() if name in used}
@@ -110,11 +124,17 @@ def check(question: Question, cohort: Cohort, names: Sequence[str]) -> None:
         raise Mistake(f"the device {twice!r} is asked twice: it would count as two")
     labels = [one.name for one in question.candidates]
     if len(set(labels)) < len(labels):
-        raise Mistake(f"two candidates are called {next(one for one in labels if labels.count(one) > 1)!r}: give each a name of its own")
+        raise Mistake(
+            f"two candidates are called {next(one for one in labels if labels.count(one) > 1)!r}: give each a name of its own"
+        )
     for one in question.candidates:
         if one.model not in cohort.models:
-            raise Mistake(f"the candidate {one.name!r} is of the model {one.model!r}, and there are {', '.join(map(repr, cohort.models))}"
-                          f"{did_you_mean(one.model, cohort.models)}")
+            raise Mistake(
+                f"the candidate {one.name!r} is of the model {one.model!r}, and there are {', '.join(map(repr, cohort.models))}"
+                f"{did_you_mean(one.model, cohort.models)}"
+            )
         one.local(cohort.job.local)
     if not cohort.job.local.held_out:
-        raise Mistake("devices hold no records out, so there is nothing to judge by: give the job local=Local(held_out=0.2)")
+        raise Mistake(
+            "devices hold no records out, so there is nothing to judge by: give the job local=Local(held_out=0.2)"
+        )

@@ -1,4 +1,5 @@
 """A task, done: from a configuration and devices to a result."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ A file a population, a line a release: the devices that were asked, and those th
 group), as digests of their names. It is written, and on disk, before anything is told, by whoever asks: every task has one
 (`gather.seen_of`), whichever command or process begins it, and holds the file while it looks and writes.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -19,10 +20,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import append_synced, held_to_append
 from shoestring.core.regular import read_regular
 
-DIGEST = 8    # bytes of a device's name
+DIGEST = 8  # bytes of a device's name
 CRC = len(b',"crc":"01234567"}')
 
-Digests = frozenset[bytes]   # devices, by their names
+Digests = frozenset[bytes]  # devices, by their names
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Told:
     """One release."""
 
     asked: Digests
-    about: tuple[Digests, ...]   # of every number of it
+    about: tuple[Digests, ...]  # of every number of it
     least: int
 
 
@@ -47,7 +48,13 @@ class Registry:
 
     def refuse_asking(self, names: Iterable[str], least: int) -> None:
         """Refuse to ask devices that are nearly those of an earlier task, before they work."""
-        refuse([digests(names)], [(one.asked,) for one in self.earlier()], [one.least for one in self.earlier()], least, "asked")
+        refuse(
+            [digests(names)],
+            [(one.asked,) for one in self.earlier()],
+            [one.least for one in self.earlier()],
+            least,
+            "asked",
+        )
 
     def note(self, asked: Iterable[str], about: Iterable[Collection[str]], least: int) -> None:
         """Note what is about to be told, or refuse; when this returns it is on disk."""
@@ -67,8 +74,10 @@ class Registry:
             return []
         found = [told_of(line) for line in lines[:-1]]
         if lines[-1] or None in found:
-            raise Mistake(f"{self.path}, which says what devices were asked before, is damaged: whether a result would give a device away "
-                          f"can't be known; put a whole copy back, or give another --ledger if these are other devices")
+            raise Mistake(
+                f"{self.path}, which says what devices were asked before, is damaged: whether a result would give a device away "
+                f"can't be known; put a whole copy back, or give another --ledger if these are other devices"
+            )
         return [one for one in found if one is not None]
 
     @contextmanager
@@ -87,14 +96,18 @@ class Registry:
         append_synced(file, line_of(told))
 
 
-def refuse(now: Sequence[Digests], earlier: Sequence[Sequence[Digests]], bounds: Sequence[int], least: int, word: str) -> None:
+def refuse(
+    now: Sequence[Digests], earlier: Sequence[Sequence[Digests]], bounds: Sequence[int], least: int, word: str
+) -> None:
     for cohorts, bound in zip(earlier, bounds, strict=True):
         for one in now:
             for other in cohorts:
                 apart = len(one ^ other)
                 if 0 < apart < max(least, bound):
-                    raise TooClose(f"an earlier result {word} these devices, but for {apart}: the difference of both would be about fewer "
-                                   f"than {max(least, bound)}; ask the same ones, or others")
+                    raise TooClose(
+                        f"an earlier result {word} these devices, but for {apart}: the difference of both would be about fewer "
+                        f"than {max(least, bound)}; ask the same ones, or others"
+                    )
 
 
 def digests(names: Iterable[str]) -> Digests:
@@ -127,4 +140,4 @@ def read(text: str) -> Digests:
     data = b64decode(text, validate=True)
     if len(data) % DIGEST:
         raise ValueError("it is cut off")
-    return frozenset(data[start:start + DIGEST] for start in range(0, len(data), DIGEST))
+    return frozenset(data[start : start + DIGEST] for start in range(0, len(data), DIGEST))

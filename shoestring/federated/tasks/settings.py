@@ -1,4 +1,5 @@
 """Candidate settings of a device's own training, and grids of them as text: `lr=0.01,0.1,1 epochs=1,2` are six."""
+
 from __future__ import annotations
 
 import ast
@@ -10,12 +11,17 @@ from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.core.suggest import did_you_mean
 
-KINDS: Mapping[str, type] = {"epochs": int, "batch": int, "lr": float, "steps": int}   # of Local, what a candidate can set
+KINDS: Mapping[str, type] = {
+    "epochs": int,
+    "batch": int,
+    "lr": float,
+    "steps": int,
+}  # of Local, what a candidate can set
 REFUSED = {
     "held_out": "candidates are compared by the same records, so it is the same for all: set it in the job's Local",
     "optimizer": "it is a function of the job: set it in the job's Local",
 }
-MOST = 1000   # settings of a grid
+MOST = 1000  # settings of a grid
 
 Value = int | float
 
@@ -25,17 +31,19 @@ class TuneCandidate:
     """What is tried: weights, and how the device trains them on its own records before they are judged."""
 
     name: str
-    settings: Mapping[str, Value] = field(default_factory=dict)   # of Local; those that are not given are the job's
-    model: str = ""                                               # the name of its weights among the task's models
-    trains: bool = True                                           # else the weights are judged as they are
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of Local; those that are not given are the job's
+    model: str = ""  # the name of its weights among the task's models
+    trains: bool = True  # else the weights are judged as they are
 
     def local(self, of_job: Local) -> Local:
         """The job's Local with these settings."""
         check(self.settings)
         if "lr" in self.settings and of_job.optimizer is not None:
-            raise Mistake(f"{self.name}: devices have an optimizer (the Job's or its Local's), which knows no lr: leave lr out of the "
-                          f"settings, or give Local(lr=...) without an optimizer")
-        return replace(of_job, **self.settings)   # type: ignore[arg-type]   # checked above
+            raise Mistake(
+                f"{self.name}: devices have an optimizer (the Job's or its Local's), which knows no lr: leave lr out of the "
+                f"settings, or give Local(lr=...) without an optimizer"
+            )
+        return replace(of_job, **self.settings)  # type: ignore[arg-type]   # checked above
 
 
 def check(settings: Mapping[str, object]) -> None:
@@ -44,11 +52,13 @@ def check(settings: Mapping[str, object]) -> None:
             raise Mistake(f"{name}={value} among settings: {REFUSED[name]}")
         if name not in KINDS:
             known = [one.name for one in fields(Local) if one.name in KINDS]
-            raise Mistake(f"a device's training has no setting {name!r}; it has {', '.join(known)}{did_you_mean(name, known)}")
+            raise Mistake(
+                f"a device's training has no setting {name!r}; it has {', '.join(known)}{did_you_mean(name, known)}"
+            )
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or (KINDS[name] is int and value != int(value)):   # type: ignore[call-overload]
+        if not number or (KINDS[name] is int and value != int(value)):  # type: ignore[call-overload]
             raise Mistake(f"{name}={value} among settings: give a {'whole ' * (KINDS[name] is int)}number")
-    Local(**settings)   # type: ignore[arg-type]   # refuses what is out of range
+    Local(**settings)  # type: ignore[arg-type]   # refuses what is out of range
 
 
 def candidates_of(settings: Sequence[Mapping[str, Value]], model: str = "") -> tuple[TuneCandidate, ...]:
@@ -96,6 +106,6 @@ def value_of(name: str, text: str) -> Value:
     except (SyntaxError, ValueError):
         value = None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        check({name: 1})   # an unknown name is what is told first
+        check({name: 1})  # an unknown name is what is told first
         raise Mistake(f"{name}={text} among settings: {text!r} is not a number")
     return float(value) if KINDS.get(name) is float else value

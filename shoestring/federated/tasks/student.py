@@ -5,6 +5,7 @@
 I is the regularised incomplete beta function, here by its continued fraction (Press, Teukolsky, Vetterling, Flannery 2007, Numerical
 Recipes, section 6.4).
 """
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -13,7 +14,7 @@ from statistics import NormalDist
 
 from shoestring.core.errors import Mistake
 
-NORMAL = 1e7     # degrees of freedom from which on it is the normal distribution, to all digits that matter
+NORMAL = 1e7  # degrees of freedom from which on it is the normal distribution, to all digits that matter
 TINY = 1e-300
 CLOSE = 1e-15
 
@@ -26,7 +27,7 @@ def incomplete_beta(a: float, b: float, x: float, y: float) -> float:
     """
     if x <= 0 or y <= 0:
         return float(y <= 0)
-    if x > (a + 1) / (a + b + 2):   # the fraction converges quickly below this
+    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly below this
         return 1 - incomplete_beta(b, a, y, x)
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(y)) / a
     return front * fraction(a, b, x)
@@ -37,7 +38,10 @@ def fraction(a: float, b: float, x: float) -> float:
     c, d = 1.0, 1 / nonzero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, 10_000):
-        for term in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)), -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for term in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d = 1 / nonzero(1 + term * d)
             c = nonzero(1 + term / c)
             value *= c * d
@@ -73,8 +77,10 @@ def quantile(level: float, df: float) -> float:
     (2.228139, 12.7062, 1.959964)
     """
     if not 0 < level < 1 or not df > 0:
-        raise Mistake(f"a quantile of Student's t at level={level} with df={df}: give a level between 0 and 1 and degrees of freedom "
-                      f"above 0")
+        raise Mistake(
+            f"a quantile of Student's t at level={level} with df={df}: give a level between 0 and 1 and degrees of freedom "
+            f"above 0"
+        )
     t = NormalDist().inv_cdf((1 + level) / 2)
     if df >= NORMAL:
         return t

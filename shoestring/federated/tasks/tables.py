@@ -1,4 +1,5 @@
 """Results as tables of text: terminal and page show the same ones."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,8 +14,8 @@ from shoestring.federated.tasks.tune import Tried, Tuning
 @dataclass(frozen=True)
 class ReportTable:
     title: str
-    rows: tuple[tuple[str, ...], ...]                        # the first is the heading
-    right: tuple[int, ...]                                   # columns of figures
+    rows: tuple[tuple[str, ...], ...]  # the first is the heading
+    right: tuple[int, ...]  # columns of figures
     notes: tuple[str, ...] = ()
 
 
@@ -40,24 +41,43 @@ def telemetry_text(told: Telemetry) -> str:
     '10 of 12 devices answered, 20 trainings, 19.5 KiB down, 1,000 B up; errors: 2 RuntimeError'
     """
     errors = "; errors: " + ", ".join(f"{count} {kind}" for kind, count in told.errors) if told.errors else ""
-    return (f"{told.devices:,} of {told.asked:,} devices answered, {told.trainings:,} trainings, {bytes_text(told.down)} down, "
-            f"{bytes_text(told.up)} up{errors}")
+    return (
+        f"{told.devices:,} of {told.asked:,} devices answered, {told.trainings:,} trainings, {bytes_text(told.down)} down, "
+        f"{bytes_text(told.up)} up{errors}"
+    )
 
 
 def failed_notes(result: Evaluation | Tuning | Comparison) -> tuple[str, ...]:
-    return tuple(f"{name}: no finite number on {count:,} device{'s' * (count != 1)}, which are not in its figures"
-                 for name, count in result.failed.items())
+    return tuple(
+        f"{name}: no finite number on {count:,} device{'s' * (count != 1)}, which are not in its figures"
+        for name, count in result.failed.items()
+    )
 
 
 def evaluation_tables(result: Evaluation) -> tuple[ReportTable, ...]:
     """A table for every metric."""
     tables = []
     for metric in dict.fromkeys(one.metric for one in result.measured):
-        rows = [(one.candidate, group_text(one.group), one.when, f"{one.devices:,}", about(one.by_sample), about(one.by_device))
-                for one in result.measured if one.metric == metric]
+        rows = [
+            (
+                one.candidate,
+                group_text(one.group),
+                one.when,
+                f"{one.devices:,}",
+                about(one.by_sample),
+                about(one.by_device),
+            )
+            for one in result.measured
+            if one.metric == metric
+        ]
         heading = ("candidate", "group", "training", "devices", "mean over samples", "mean over devices")
         tables.append(ReportTable(metric, (heading, *rows), (3, 4, 5)))
-    return (*tables, notes(result, f"± is one standard error between devices; nothing is told about fewer than {result.least} devices"))
+    return (
+        *tables,
+        notes(
+            result, f"± is one standard error between devices; nothing is told about fewer than {result.least} devices"
+        ),
+    )
 
 
 def notes(result: Evaluation | Tuning | Comparison, *more: str) -> ReportTable:
@@ -70,13 +90,36 @@ def tuning_tables(result: Tuning) -> tuple[ReportTable, ...]:
     way = "largest" if result.most else "least"
     rung = ["rung"] if len(result.rungs) > 1 else []
     heading = ("setting", *rung, "devices", f"{result.metric} over {result.by}", "behind the best", "")
-    rows = [(one.candidate.name, *([str(one.rung + 1)] if len(result.rungs) > 1 else []), f"{one.devices:,}",
-             *standing(one, one == result.best)) for one in result.tried]
-    tables = [ReportTable(f"{result.best.candidate.name} has the {way} {result.metric}", (heading, *rows), tuple(range(1, len(heading) - 1)))]
+    rows = [
+        (
+            one.candidate.name,
+            *([str(one.rung + 1)] if len(result.rungs) > 1 else []),
+            f"{one.devices:,}",
+            *standing(one, one == result.best),
+        )
+        for one in result.tried
+    ]
+    tables = [
+        ReportTable(
+            f"{result.best.candidate.name} has the {way} {result.metric}",
+            (heading, *rows),
+            tuple(range(1, len(heading) - 1)),
+        )
+    ]
     if len(result.rungs) > 1:
-        rungs = [(str(place + 1), str(one.settings), f"{one.devices:,}", f"{one.telemetry.trainings:,}", bytes_text(one.telemetry.up))
-                 for place, one in enumerate(result.rungs)]
-        tables.append(ReportTable("rungs", (("rung", "settings", "devices", "trainings", "up"), *rungs), (0, 1, 2, 3, 4)))
+        rungs = [
+            (
+                str(place + 1),
+                str(one.settings),
+                f"{one.devices:,}",
+                f"{one.telemetry.trainings:,}",
+                bytes_text(one.telemetry.up),
+            )
+            for place, one in enumerate(result.rungs)
+        ]
+        tables.append(
+            ReportTable("rungs", (("rung", "settings", "devices", "trainings", "up"), *rungs), (0, 1, 2, 3, 4))
+        )
     said = "± is one standard error; `as good` are those that are not significantly worse than the best of their rung, all of them together"
     return (*tables, notes(result, said))
 
@@ -95,22 +138,50 @@ def comparison_tables(result: Comparison) -> tuple[ReportTable, ...]:
     for metric in dict.fromkeys(one.metric for one in result.changes):
         found = [one for one in result.changes if one.metric == metric]
         grouped = len(found) > 1
-        heading = ("group", "devices", "A", "B", "delta", percent, "p", *(["p of all groups"] if grouped else []), "verdict")
+        heading = (
+            "group",
+            "devices",
+            "A",
+            "B",
+            "delta",
+            percent,
+            "p",
+            *(["p of all groups"] if grouped else []),
+            "verdict",
+        )
         rows = [change_row(one, grouped) for one in found]
         tables.append(ReportTable(metric, (heading, *rows), tuple(range(1, len(heading) - 1))))
-    design = ("the same devices measured both" if result.design == "paired" else "one half of the devices measured A, the other B")
+    design = (
+        "the same devices measured both"
+        if result.design == "paired"
+        else "one half of the devices measured A, the other B"
+    )
     said = [f"A: {result.a}; B: {result.b}; means over {result.by}, {result.when} the devices' own training; {design}"]
     if any(one.group != ALL for one in result.changes):
-        said.append("every interval is for itself; the verdict on a group holds for all groups of the metric together (Holm), and "
-                    "`perhaps` is what would be sure of that group alone")
+        said.append(
+            "every interval is for itself; the verdict on a group holds for all groups of the metric together (Holm), and "
+            "`perhaps` is what would be sure of that group alone"
+        )
     if any(one.percent is None or one.low is None for one in result.changes):
         said.append("without an interval: A's mean can't be told from 0, and a percentage of it means nothing")
     return (*tables, notes(result, *said))
 
 
 def change_row(one: Change, grouped: bool) -> tuple[str, ...]:
-    devices = f"{one.devices[0]:,}" if one.devices[0] == one.devices[1] else f"{one.devices[0]:,} and {one.devices[1]:,}"
+    devices = (
+        f"{one.devices[0]:,}" if one.devices[0] == one.devices[1] else f"{one.devices[0]:,} and {one.devices[1]:,}"
+    )
     delta = f"{number(one.percent, signed=True)} %" if one.percent is not None else number(one.delta, signed=True)
     interval = f"{number(one.low, signed=True)} to {number(one.high, signed=True)} %" if one.low is not None else "none"
     adjusted = (f"{one.holm:.2g}" if one.group != ALL else "",) if grouped else ()
-    return (group_text(one.group), devices, number(one.a), number(one.b), delta, interval, f"{one.p:.2g}", *adjusted, one.verdict)
+    return (
+        group_text(one.group),
+        devices,
+        number(one.a),
+        number(one.b),
+        delta,
+        interval,
+        f"{one.p:.2g}",
+        *adjusted,
+        one.verdict,
+    )

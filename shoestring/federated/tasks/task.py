@@ -5,6 +5,7 @@
 
 What a device runs is the job file that `code` names, by its digest: a device that has another one refuses.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -35,9 +36,9 @@ class Attachment:
     """A file that goes with a task."""
 
     name: str
-    path: str                                                # in the task's folder
+    path: str  # in the task's folder
     sha256: str
-    size: int                                                # bytes
+    size: int  # bytes
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,26 @@ class Code:
 class FederatedTask:
     VERSION: ClassVar[int] = 1
 
-    kind: str                                                # one of KINDS
+    kind: str  # one of KINDS
     code: Code
     models: tuple[Attachment, ...]
-    candidates: tuple[TuneCandidate, ...] = ()                   # of a comparison: A and B
-    goal: str = "min loss"                                   # what a tuning chooses by
-    by: str = "devices"                                      # means over "devices" or "samples"
+    candidates: tuple[TuneCandidate, ...] = ()  # of a comparison: A and B
+    goal: str = "min loss"  # what a tuning chooses by
+    by: str = "devices"  # means over "devices" or "samples"
     seed: int = 0
-    least: int = LEAST                                       # devices that anything is told about
-    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)   # of histograms, by metric
-    parameters: Mapping[str, Any] = field(default_factory=dict)            # of a training: rounds, techniques; of a tuning: halving
+    least: int = LEAST  # devices that anything is told about
+    edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of histograms, by metric
+    parameters: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # of a training: rounds, techniques; of a tuning: halving
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise Mistake(f"a task of the kind {self.kind!r}: there are {', '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
+            raise Mistake(
+                f"a task of the kind {self.kind!r}: there are {', '.join(KINDS)}{did_you_mean(self.kind, KINDS)}"
+            )
         if self.by not in ("devices", "samples"):
-            raise Mistake(f"by={self.by!r} in a task: means are over \"devices\" or \"samples\"")
+            raise Mistake(f'by={self.by!r} in a task: means are over "devices" or "samples"')
         if self.kind == "compare" and len(self.candidates) != 2:
             raise Mistake(f"a comparison of {len(self.candidates)} candidates: give two, A and B")
         if self.kind in ("evaluate", "tune") and not self.candidates:
@@ -76,7 +81,9 @@ class FederatedTask:
         names = [one.name for one in self.models]
         for one in self.candidates:
             if one.model not in names:
-                raise Mistake(f"the candidate {one.name!r} is of the model {one.model!r}, and the task has {', '.join(map(repr, names))}")
+                raise Mistake(
+                    f"the candidate {one.name!r} is of the model {one.model!r}, and the task has {', '.join(map(repr, names))}"
+                )
         target(self.goal)
 
 
@@ -87,8 +94,10 @@ def code_of(file: str | Path, flags: Mapping[str, Any] | None = None) -> Code:
 def check_code(code: Code, file: str | Path) -> None:
     """A device runs the code of the task, or nothing."""
     if hashlib.sha256(Path(file).read_bytes()).hexdigest() != code.sha256:
-        raise Mistake(f"{file} is not the job file of the task: its SHA-256 is another one; get {code.file} as it was when the task "
-                      f"was made")
+        raise Mistake(
+            f"{file} is not the job file of the task: its SHA-256 is another one; get {code.file} as it was when the task "
+            f"was made"
+        )
 
 
 def attach(name: str, row: Tensor, folder: Path) -> Attachment:
@@ -106,13 +115,17 @@ def row_of(attachment: Attachment, folder: Path) -> Tensor:
     """The weights, if they are what was attached."""
     file = (folder / attachment.path).resolve()
     if not file.is_relative_to(folder.resolve()):
-        raise Mistake(f"the model {attachment.name!r} lies outside of the task's folder, at {attachment.path}: it is not read")
+        raise Mistake(
+            f"the model {attachment.name!r} lies outside of the task's folder, at {attachment.path}: it is not read"
+        )
     try:
         data = file.read_bytes()
     except FileNotFoundError:
         raise Mistake(f"the model {attachment.name!r} is missing: there is no {file}") from None
     if hashlib.sha256(data).hexdigest() != attachment.sha256:
-        raise Mistake(f"the model {attachment.name!r} is not what was attached: {file} has another SHA-256; attach it again")
+        raise Mistake(
+            f"the model {attachment.name!r} is not what was attached: {file} has another SHA-256; attach it again"
+        )
     return torch.from_numpy(np.frombuffer(data, "<f4").copy())
 
 

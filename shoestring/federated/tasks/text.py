@@ -1,4 +1,5 @@
 """Results of tasks for the terminal."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -29,8 +30,16 @@ def rows_parts(table: ReportTable, screen: Screen) -> list[RenderableType]:
     if screen.width is None or sum(widths) <= screen.width:
         return [table_part(table.rows, table.right)]
     heading, *rows = table.rows
-    return [part for row in rows for part in (plain(row[0]), indented(", ".join(
-        f"{label} {cell}".strip() for label, cell in zip(heading[1:], row[1:], strict=True) if cell)))]
+    return [
+        part
+        for row in rows
+        for part in (
+            plain(row[0]),
+            indented(
+                ", ".join(f"{label} {cell}".strip() for label, cell in zip(heading[1:], row[1:], strict=True) if cell)
+            ),
+        )
+    ]
 
 
 def evaluation_text(result: Evaluation, screen: Screen = PIPE) -> str:

@@ -13,6 +13,7 @@ Best Arm Identification and Hyperparameter Optimization, arXiv 1502.07943.
 
 A setting that diverged on a device is not chosen while there is one that did not: a mean without that device would praise it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -39,14 +40,14 @@ class Tried:
     """A setting, as it was last tried."""
 
     candidate: TuneCandidate
-    rung: int                                                # the last one that it was in, from 0
+    rung: int  # the last one that it was in, from 0
     devices: int
-    mean: float | None                                       # of the metric; None: it failed on some devices
-    error: float | None                                      # standard error
-    behind: float | None                                     # by how much it is worse than the best of its rung,
-    behind_error: float | None                               # on the same devices
-    p: float | None                                          # of being as good, for all settings of the rung together (Bonferroni)
-    as_good: bool                                            # not significantly worse than the best of its rung
+    mean: float | None  # of the metric; None: it failed on some devices
+    error: float | None  # standard error
+    behind: float | None  # by how much it is worse than the best of its rung,
+    behind_error: float | None  # on the same devices
+    p: float | None  # of being as good, for all settings of the rung together (Bonferroni)
+    as_good: bool  # not significantly worse than the best of its rung
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,10 @@ class Rung:
 @dataclass(frozen=True)
 class Tuning:
     metric: str
-    most: bool                                               # the largest is best
-    by: str                                                  # means over "devices" or "samples"
+    most: bool  # the largest is best
+    by: str  # means over "devices" or "samples"
     best: Tried
-    tried: tuple[Tried, ...]                                 # best first
+    tried: tuple[Tried, ...]  # best first
     rungs: tuple[Rung, ...]
     telemetry: Telemetry
     least: int
@@ -73,8 +74,14 @@ class Tuning:
         return {name: to_json(getattr(self, name)) for name in self.__dataclass_fields__}
 
 
-def tune(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[str], by: str = "devices", least: int = LEAST,
-         halving: bool = False) -> Tuning:
+def tune(
+    candidates: Sequence[TuneCandidate],
+    cohort: Cohort,
+    names: Sequence[str],
+    by: str = "devices",
+    least: int = LEAST,
+    halving: bool = False,
+) -> Tuning:
     """The best of the candidates by the job's goal. `names`: devices in the order in which they are asked."""
     wanted = target(cohort.job.goal)
     sizes = rung_sizes(len(candidates), len(names), least) if halving else [len(names)]
@@ -84,13 +91,15 @@ def tune(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[st
     withheld: tuple[str, ...] = ()
     for number, size in enumerate(sizes):
         question = Question(tuple(left), jointly=wanted.metric)
-        seen = seen_of(question, cohort, names[begin:begin + size], least, whole=ALL)   # a setting is chosen for all groups
+        seen = seen_of(
+            question, cohort, names[begin : begin + size], least, whole=ALL
+        )  # a setting is chosen for all groups
         found = ranked(left, seen, wanted.most, by, number)
         tried |= {one.candidate.name: one for one in found}
         failed |= failures([one.name for one in left], seen)
         withheld = tuple(dict.fromkeys((*withheld, *seen.withheld)))
         rungs.append(Rung(len(left), seen.whole.telemetry.devices, seen.whole.telemetry))
-        left = [one.candidate for one in found[:ceil(len(found) / 2)] if one.mean is not None]
+        left = [one.candidate for one in found[: ceil(len(found) / 2)] if one.mean is not None]
         begin += size
         if len(left) == 1:
             break
@@ -99,7 +108,9 @@ def tune(candidates: Sequence[TuneCandidate], cohort: Cohort, names: Sequence[st
     telemetry = Telemetry()
     for rung in rungs:
         telemetry = telemetry.plus(rung.telemetry)
-    return Tuning(wanted.metric, wanted.most, by, order[0], tuple(order), tuple(rungs), telemetry, least, failed, withheld)
+    return Tuning(
+        wanted.metric, wanted.most, by, order[0], tuple(order), tuple(rungs), telemetry, least, failed, withheld
+    )
 
 
 def standing(one: Tried) -> tuple[bool, float]:
@@ -127,20 +138,31 @@ def ranked(candidates: Sequence[TuneCandidate], seen: Released, most: bool, by: 
     entry = seen.whole.entries[0]
     means = WEIGHINGS[by](np.asarray(entry.moments.sums), len(candidates))
     if not np.isfinite(means.mean).all():
-        raise Mistake("means over samples are withheld, because one device may have more than half of them: tune by means over devices")
+        raise Mistake(
+            "means over samples are withheld, because one device may have more than half of them: tune by means over devices"
+        )
     fails = [*seen.whole.failed, *[0] * (len(candidates) - len(seen.whole.failed))]
     good = [place for place in range(len(candidates)) if not fails[place]]
     if not good:
         least = min(range(len(candidates)), key=lambda place: fails[place])
-        raise Mistake(f"every setting diverged on some device, {candidates[least].name} on the fewest, {fails[least]} of "
-                      f"{entry.moments.devices}: try smaller rates, or fewer epochs")
+        raise Mistake(
+            f"every setting diverged on some device, {candidates[least].name} on the fewest, {fails[least]} of "
+            f"{entry.moments.devices}: try smaller rates, or fewer epochs"
+        )
     good.sort(key=lambda place: -means.mean[place] if most else means.mean[place])
-    found = [one_tried(candidates[place], place, good[0], means, len(good), most, rung, entry.moments.devices) for place in good]
+    found = [
+        one_tried(candidates[place], place, good[0], means, len(good), most, rung, entry.moments.devices)
+        for place in good
+    ]
     bad = sorted((place for place in range(len(candidates)) if fails[place]), key=lambda place: fails[place])
-    return found + [Tried(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False) for place in bad]
+    return found + [
+        Tried(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False) for place in bad
+    ]
 
 
-def one_tried(candidate: TuneCandidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int) -> Tried:
+def one_tried(
+    candidate: TuneCandidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int
+) -> Tried:
     """A candidate beside the best of its rung. What rounding of the sums can hide counts as uncertain."""
     behind = float((means.mean[best] - means.mean[place]) * (1 if most else -1))
     variance = means.cov[place, place] + means.cov[best, best] - 2 * means.cov[place, best]

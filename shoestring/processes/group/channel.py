@@ -1,4 +1,5 @@
 """How workers of a group talk to their launcher: a socket in a private folder, a message a line, with the rank of who speaks."""
+
 from __future__ import annotations
 
 import json
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from shoestring.processes.messages import Heartbeat, Message, read_message, written_message
 
-BEAT = 0.5       # seconds between heartbeats
-PEER_LOST = 75   # exit code of a worker that lost another one, or its launcher
+BEAT = 0.5  # seconds between heartbeats
+PEER_LOST = 75  # exit code of a worker that lost another one, or its launcher
 
 
 class Receiver:
@@ -26,7 +27,9 @@ class Receiver:
         self.server.setblocking(False)
         self.ready = selectors.DefaultSelector()
         self.ready.register(self.server, selectors.EVENT_READ)
-        self.halves: dict[socket.socket, bytes] = {}   # of every worker: the beginning of a line whose end is not here yet
+        self.halves: dict[
+            socket.socket, bytes
+        ] = {}  # of every worker: the beginning of a line whose end is not here yet
 
     def received(self) -> Iterator[tuple[int, Message]]:
         """What came since the last time: the rank of the worker, and its message."""
@@ -78,6 +81,6 @@ class Sender:
         while True:
             try:
                 self.send(Heartbeat())
-            except OSError:   # the launcher is gone
+            except OSError:  # the launcher is gone
                 os._exit(PEER_LOST)
             time.sleep(BEAT)

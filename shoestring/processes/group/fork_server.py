@@ -6,6 +6,7 @@
 Workers end with the fork server, and that ends with its launcher, however it ends. All of them hold the lock of the run's folder.
 Why multiprocessing's own is not used: decisions/014.
 """
+
 from __future__ import annotations
 
 import json
@@ -23,7 +24,7 @@ from pathlib import Path
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import ending_text, error_stream
 
-READY = 120.0   # seconds in which torch must have been imported
+READY = 120.0  # seconds in which torch must have been imported
 
 
 class ForkServer:
@@ -31,9 +32,9 @@ class ForkServer:
 
     def __init__(self, environment: Mapping[str, str], private: Path, lock: int | None) -> None:
         self.environment, self.private, self.lock = environment, private, lock
-        self.codes: dict[int, int] = {}   # of those that ended
+        self.codes: dict[int, int] = {}  # of those that ended
         self.alive: set[int] = set()
-        self.half = b""                   # the beginning of a line whose end is not here yet
+        self.half = b""  # the beginning of a line whose end is not here yet
         self.start()
 
     def start(self) -> None:
@@ -41,10 +42,20 @@ class ForkServer:
         with other:
             kept = (other.fileno(),) if self.lock is None else (other.fileno(), self.lock)
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "shoestring.processes.group.fork_server_main", str(other.fileno()), str(os.getpid()),
-                 str(self.private)],
-                stdin=subprocess.DEVNULL, stdout=error_stream(), env=os.environ | dict(self.environment), pass_fds=kept,
-                start_new_session=True)
+                [
+                    sys.executable,
+                    "-m",
+                    "shoestring.processes.group.fork_server_main",
+                    str(other.fileno()),
+                    str(os.getpid()),
+                    str(self.private),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=error_stream(),
+                env=os.environ | dict(self.environment),
+                pass_fds=kept,
+                start_new_session=True,
+            )
 
     def fork(self, environment: Mapping[str, str]) -> int:
         """A new worker with these variables; gives its pid."""
@@ -59,7 +70,9 @@ class ForkServer:
             if self.process.poll() is not None:
                 raise Crashed(ending_text(self.process.returncode))
             if time.monotonic() > until:
-                raise Crashed(f"a worker process could not be made within {READY:.0f} s: the machine is too busy, or its disk too slow")
+                raise Crashed(
+                    f"a worker process could not be made within {READY:.0f} s: the machine is too busy, or its disk too slow"
+                )
             self.listen(0.1)
         return (self.alive - before).pop()
 
@@ -71,14 +84,14 @@ class ForkServer:
                 data = self.line.recv(1 << 16)
             except OSError:
                 data = b""
-            if not data:   # the fork server is gone, and all workers with it
+            if not data:  # the fork server is gone, and all workers with it
                 with suppress(subprocess.TimeoutExpired):
                     self.process.wait(1)
                 self.codes |= dict.fromkeys(self.alive, -signal.SIGKILL)
                 self.alive.clear()
                 return
             *lines, self.half = (self.half + data).split(b"\n")
-            for pid, code in map(json.loads, lines):   # a worker began, or ended with this code
+            for pid, code in map(json.loads, lines):  # a worker began, or ended with this code
                 if code is None:
                     self.alive.add(pid)
                 else:

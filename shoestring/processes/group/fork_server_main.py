@@ -2,6 +2,7 @@
 
 It does nothing else, so that nothing but its memory is inherited: no thread of ours, no process group, no GPU.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -22,8 +23,13 @@ from typing import NoReturn
 from shoestring.processes.group import worker
 
 # The compiler is there because an optimizer's first step imports it, and takes as long as all the rest.
-NEEDED = ("torch._dynamo", "shoestring.training.links.process_link", "shoestring.training.evidence.rehearse", "shoestring.training.plan",
-          "shoestring.training.execution.training")
+NEEDED = (
+    "torch._dynamo",
+    "shoestring.training.links.process_link",
+    "shoestring.training.evidence.rehearse",
+    "shoestring.training.plan",
+    "shoestring.training.execution.training",
+)
 
 
 def main() -> None:
@@ -44,7 +50,7 @@ def main() -> None:
         if line.fileno() in ready:
             data = line.recv(1 << 16)
             if not data:
-                os._exit(0)   # and the workers with it
+                os._exit(0)  # and the workers with it
             *lines, half = (half + data).split(b"\n")
             for environment in map(json.loads, lines):
                 pid = os.fork()
@@ -63,7 +69,7 @@ def main() -> None:
 def die_with(parent: int) -> None:
     """Be killed when the parent ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)   # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)
 
@@ -72,7 +78,7 @@ def prepare() -> None:
     for name in NEEDED:
         import_module(name)
     gc.collect()
-    gc.freeze()   # what is there now is not looked through again, and so not written to
+    gc.freeze()  # what is there now is not looked through again, and so not written to
 
 
 def ended() -> Iterator[tuple[int, int]]:
@@ -93,7 +99,7 @@ def become_worker(environment: dict[str, str], private: Path, server: int) -> No
     os.environ.update(environment)
     try:
         worker.main(private)
-    except SystemExit:   # the job's own
+    except SystemExit:  # the job's own
         pass
     except BaseException:
         traceback.print_exc()
@@ -103,7 +109,7 @@ def become_worker(environment: dict[str, str], private: Path, server: int) -> No
 def named(name: str) -> None:
     """What `ps` and `top` call this process."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)   # PR_SET_NAME
+        ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ sentences instead of logs.
     worker 2  step step step          begun step step
     launcher            died, all killed, formed again from the last checkpoint
 """
+
 from __future__ import annotations
 
 import logging
@@ -21,7 +22,13 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.distributed.elastic.agent.server.api import RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
 from torch.distributed.elastic.events.api import Event as AgentEvent
 from torch.distributed.elastic.events.api import EventSource
 
@@ -41,14 +48,23 @@ from shoestring.training.execution.tasks import TrainResult
 
 R = TypeVar("R")
 
-PATIENCE = 30.0    # seconds without a heartbeat after which a worker counts as stuck
-RESTARTS = 10      # times that a group is formed again
+PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as stuck
+RESTARTS = 10  # times that a group is formed again
 
 
-def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[[Event], None] = lambda event: None,
-              lock: int | None = None, devices: int = 2, nodes: Rendezvous | None = None, patience: float = PATIENCE,
-              restarts: int = RESTARTS, expected: Mapping[str, str] | None = None, on_stop: Callable[[], None] = lambda: None,
-              clock: Callable[[], float] = time.monotonic) -> R:
+def run_group(
+    task: Task[R],
+    environment: Mapping[str, str],
+    on_event: Callable[[Event], None] = lambda event: None,
+    lock: int | None = None,
+    devices: int = 2,
+    nodes: Rendezvous | None = None,
+    patience: float = PATIENCE,
+    restarts: int = RESTARTS,
+    expected: Mapping[str, str] | None = None,
+    on_stop: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> R:
     """Do a task in a group of `devices` workers here, and as many on each other machine of a rendezvous.
 
     The events of worker 0 go to `on_event`, its result comes back; of training, with how often the group was formed again. The workers
@@ -56,14 +72,22 @@ def run_group(task: Task[R], environment: Mapping[str, str], on_event: Callable[
     `on_stop` is called when the group has been asked to stop. `clock` tells for how long a worker was silent.
     """
     if torch.cuda.is_available() and devices > torch.cuda.device_count():
-        raise Mistake(f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own")
+        raise Mistake(
+            f"--devices {devices}: this machine has {torch.cuda.device_count()} GPUs, and every worker needs one of its own"
+        )
     rendezvous = nodes or Rendezvous()
     rendezvous.patience = patience
     with silent_agent(), standard_files(), temporary_folder() as private:
         supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected, clock)
         server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
-        spec = WorkerSpec("worker", devices, rendezvous, monitor_interval=LOOK, max_restarts=sys.maxsize,
-                          entrypoint="shoestring.processes.group.worker")
+        spec = WorkerSpec(
+            "worker",
+            devices,
+            rendezvous,
+            monitor_interval=LOOK,
+            max_restarts=sys.maxsize,
+            entrypoint="shoestring.processes.group.worker",
+        )
         return cast(R, supervised(supervisor, Agent(spec, supervisor, server), on_stop))
 
 
@@ -77,7 +101,7 @@ def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]
         result = supervisor.result()
         closing = Closing(result.unsaved, result.stopped) if isinstance(result, TrainResult) else Closing()
         return result
-    except Closed as error:   # node 0 said so, and this is another machine
+    except Closed as error:  # node 0 said so, and this is another machine
         closing = error.closing
         if closing.failure:
             raise Mistake(closing.failure) from None
@@ -136,9 +160,18 @@ class Agent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         workers = worker_group.workers
         self.supervisor.begin_round([worker.global_rank for worker in workers], workers[0].world_size)
-        return {worker.local_rank: self.server.fork({
-            "RANK": str(worker.global_rank), "WORLD_SIZE": str(worker.world_size), "LOCAL_RANK": str(worker.local_rank),
-            "MASTER_ADDR": str(worker_group.master_addr), "MASTER_PORT": str(worker_group.master_port)}) for worker in workers}
+        return {
+            worker.local_rank: self.server.fork(
+                {
+                    "RANK": str(worker.global_rank),
+                    "WORLD_SIZE": str(worker.world_size),
+                    "LOCAL_RANK": str(worker.local_rank),
+                    "MASTER_ADDR": str(worker_group.master_addr),
+                    "MASTER_PORT": str(worker_group.master_port),
+                }
+            )
+            for worker in workers
+        }
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self.server.listen()
@@ -155,7 +188,7 @@ class Agent(SimpleElasticAgent):
                 return RunResult(WorkerState.FAILED)
         if rendezvous.paused:
             return RunResult(WorkerState.UNHEALTHY)
-        if not rendezvous.leads:   # node 0 says when it is over
+        if not rendezvous.leads:  # node 0 says when it is over
             rendezvous.check_closed()
             return RunResult(WorkerState.HEALTHY)
         return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(codes))

@@ -10,6 +10,7 @@ announce it. A round is over as soon as a node is ready for the next one, becaus
 This is a rendezvous handler for torch's elastic agent. Torch's own orders machines by their names, looks once a second, and does not
 notice a machine that is gone (pytorch issues 67742, 111646, 147064); a group that one machine must lead needs less than that.
 """
+
 from __future__ import annotations
 
 import errno
@@ -34,9 +35,9 @@ from shoestring.processes.group.round import Invitation
 from shoestring.processes.messages import NONSENSE, Closing, Message, read_message, written_message
 from shoestring.processes.nodes import Nodes
 
-BEAT = 0.5        # seconds between beats
-SILENT = 3.0      # without a beat for so long, a machine is not waited for when others re-form
-COME = 300.0      # in which every machine must have come
+BEAT = 0.5  # seconds between beats
+SILENT = 3.0  # without a beat for so long, a machine is not waited for when others re-form
+COME = 300.0  # in which every machine must have come
 PAUSE = 0.05
 
 
@@ -50,14 +51,14 @@ class Closed(Exception):
 
 class Rendezvous(RendezvousHandler):
     def __init__(self, nodes: Nodes = Nodes(), come: float = COME) -> None:
-        self.nodes, self.come = nodes, come             # `come`: seconds in which every machine must have come
-        self.round = -1                                 # that is going on; before the first, -1
-        self.members: list[int] = []                    # machines that take part in it
-        self.pausing = False                            # the round ends by itself, with a checkpoint, to let others in
-        self.leaving = False                            # nobody is to be waited for any more
-        self.heard = 0                                  # messages of other machines that were read
-        self.beats: dict[int, tuple[int, float]] = {}   # of every node: its last beat, and when it was seen first
-        self.over = threading.Event()                   # no more heartbeats
+        self.nodes, self.come = nodes, come  # `come`: seconds in which every machine must have come
+        self.round = -1  # that is going on; before the first, -1
+        self.members: list[int] = []  # machines that take part in it
+        self.pausing = False  # the round ends by itself, with a checkpoint, to let others in
+        self.leaving = False  # nobody is to be waited for any more
+        self.heard = 0  # messages of other machines that were read
+        self.beats: dict[int, tuple[int, float]] = {}  # of every node: its last beat, and when it was seen first
+        self.over = threading.Event()  # no more heartbeats
         if nodes.rank == 0:
             self.store, self.port = hosted(nodes)
             if nodes.torchrun:
@@ -79,8 +80,12 @@ class Rendezvous(RendezvousHandler):
             give_up_after(max(self.patience, SILENT), self.port)
         with self.leader_may_be_gone():
             self.gather() if self.leads else self.join()
-        return RendezvousInfo(PrefixStore(f"round/{self.round}", self.store), self.members.index(self.nodes.rank), len(self.members),
-                              RendezvousStoreInfo(self.nodes.host, self.port))
+        return RendezvousInfo(
+            PrefixStore(f"round/{self.round}", self.store),
+            self.members.index(self.nodes.rank),
+            len(self.members),
+            RendezvousStoreInfo(self.nodes.host, self.port),
+        )
 
     def num_nodes_waiting(self) -> int:
         """How many reasons there are to end this round at once and form another."""
@@ -89,7 +94,10 @@ class Rendezvous(RendezvousHandler):
                 return 0
             if not self.leads:
                 return int(self.number("forming") > self.round)
-            return sum(self.wants(node) > self.round or self.silence(node) > max(self.patience, SILENT) for node in self.members[1:])
+            return sum(
+                self.wants(node) > self.round or self.silence(node) > max(self.patience, SILENT)
+                for node in self.members[1:]
+            )
 
     def get_backend(self) -> str:
         return "shoestring"
@@ -112,7 +120,7 @@ class Rendezvous(RendezvousHandler):
 
     # Rounds
 
-    patience = 30.0   # seconds without a beat after which a machine of a running round is given up
+    patience = 30.0  # seconds without a beat after which a machine of a running round is given up
 
     @property
     def leads(self) -> bool:
@@ -123,8 +131,11 @@ class Rendezvous(RendezvousHandler):
         """Machines that are there and not in this round."""
         if not self.leads or self.nodes.of == 1:
             return []
-        return [node for node in range(1, self.nodes.of) if node not in self.members and self.wants(node) > self.round
-                and self.silence(node) < SILENT]
+        return [
+            node
+            for node in range(1, self.nodes.of)
+            if node not in self.members and self.wants(node) > self.round and self.silence(node) < SILENT
+        ]
 
     def gather(self) -> None:
         """Node 0: wait for all at first, and later for all that are still there."""
@@ -137,9 +148,11 @@ class Rendezvous(RendezvousHandler):
             if time.monotonic() > until:
                 if self.round >= 0:
                     break
-                raise Mistake(f"node {missing[0]} of {self.nodes.of} did not come to {self.nodes.host}:{self.port} within "
-                              f"{seconds_text(self.come)}: give the same command there, with --nodes "
-                              f"{self.nodes.host}:{self.port},{missing[0]}/{self.nodes.of}")
+                raise Mistake(
+                    f"node {missing[0]} of {self.nodes.of} did not come to {self.nodes.host}:{self.port} within "
+                    f"{seconds_text(self.come)}: give the same command there, with --nodes "
+                    f"{self.nodes.host}:{self.port},{missing[0]}/{self.nodes.of}"
+                )
             if self.round < 0 and self.store.check(["refused"]):
                 raise Mistake(self.store.get("refused").decode())
             self.check_closed()
@@ -217,7 +230,9 @@ class Rendezvous(RendezvousHandler):
             try:
                 return from_json(Invitation, json.loads(self.store.get("invitation")))
             except NONSENSE as error:
-                raise Mistake(f"what node 0 says is no invitation of this version ({error}): use the same shoestring everywhere") from error
+                raise Mistake(
+                    f"what node 0 says is no invitation of this version ({error}): use the same shoestring everywhere"
+                ) from error
 
     def __enter__(self) -> Rendezvous:
         return self
@@ -225,7 +240,7 @@ class Rendezvous(RendezvousHandler):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and not self.leads and not self.over.is_set():
             with suppress(RuntimeError):
-                self.store.set("refused", str(error))   # for node 0 to tell, if it is still waiting for this one
+                self.store.set("refused", str(error))  # for node 0 to tell, if it is still waiting for this one
         self.close(Closing(failure=f"node 0 ended: {error}"))
 
     def close(self, closing: Closing) -> None:
@@ -234,7 +249,10 @@ class Rendezvous(RendezvousHandler):
             if self.leads and not self.over.is_set():
                 self.store.set("closed", json.dumps(to_json(closing)))
                 until = time.monotonic() + SILENT
-                while any(self.silence(node) < 3 * BEAT and not self.store.check([f"bye/{node}"]) for node in range(1, self.nodes.of)):
+                while any(
+                    self.silence(node) < 3 * BEAT and not self.store.check([f"bye/{node}"])
+                    for node in range(1, self.nodes.of)
+                ):
                     if time.monotonic() > until:
                         break
                     time.sleep(PAUSE)
@@ -247,7 +265,7 @@ class Rendezvous(RendezvousHandler):
     # Beats
 
     def beat(self) -> None:
-        with suppress(RuntimeError):   # node 0 is gone: who waits for it will say so
+        with suppress(RuntimeError):  # node 0 is gone: who waits for it will say so
             own = TCPStore(self.nodes.host, self.port, is_master=False, timeout=timedelta(seconds=self.come))
             while not self.over.wait(BEAT):
                 own.add(f"beat/{self.nodes.rank}", 1)
@@ -266,8 +284,10 @@ class Rendezvous(RendezvousHandler):
         if before:
             time.sleep(2.5 * BEAT)
             if self.store.add(f"beat/{rank}", 0) != before and not self.store.check([f"bye/{rank}"]):
-                raise Mistake(f"there is a {self.nodes} at {self.nodes.host}:{self.port} already: every machine has a number of its own, "
-                              f"--nodes {self.nodes.host}:{self.port},0/{self.nodes.of} to {self.nodes.of - 1}/{self.nodes.of}")
+                raise Mistake(
+                    f"there is a {self.nodes} at {self.nodes.host}:{self.port} already: every machine has a number of its own, "
+                    f"--nodes {self.nodes.host}:{self.port},0/{self.nodes.of} to {self.nodes.of - 1}/{self.nodes.of}"
+                )
 
     @contextmanager
     def leader_may_be_gone(self) -> Iterator[None]:
@@ -278,20 +298,30 @@ class Rendezvous(RendezvousHandler):
             raise Mistake(self.leader_gone()) from error
 
     def leader_gone(self) -> str:
-        return (f"node 0 at {self.nodes.host}:{self.port}, which leads the group, is gone: start it again there, and this machine "
-                f"with the same command; the run goes on from its last checkpoint")
+        return (
+            f"node 0 at {self.nodes.host}:{self.port}, which leads the group, is gone: start it again there, and this machine "
+            f"with the same command; the run goes on from its last checkpoint"
+        )
 
 
 def hosted(nodes: Nodes) -> tuple[Store, int]:
     """The store, and its port. Between processes of one machine nothing listens to others."""
     outside = nodes.of > 1 and not nodes.host.startswith("127.") and nodes.host != "localhost"
     try:
-        listening = socket.create_server(("" if outside else "127.0.0.1", 0 if nodes.torchrun else nodes.port), backlog=1024)
+        listening = socket.create_server(
+            ("" if outside else "127.0.0.1", 0 if nodes.torchrun else nodes.port), backlog=1024
+        )
     except OSError as error:
-        why = "is in use here, by another run or program" if error.errno == errno.EADDRINUSE else f"can't be used ({error.strerror})"
+        why = (
+            "is in use here, by another run or program"
+            if error.errno == errno.EADDRINUSE
+            else f"can't be used ({error.strerror})"
+        )
         raise Mistake(f"port {nodes.port} {why}: take another one, the same in --nodes on every machine") from error
     port = listening.getsockname()[1]
-    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()), port
+    return TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
+    ), port
 
 
 def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
@@ -305,8 +335,10 @@ def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
             raise Mistake(f"{host} is no machine that this one knows ({error.strerror}): check --nodes") from error
         except (OSError, RuntimeError) as error:
             if time.monotonic() > until:
-                raise Mistake(f"node 0 of {nodes.of} could not be reached at {host}:{port} within {seconds_text(come)} ({error}): "
-                              f"give the same command there, with rank 0, and let port {port} through its firewall") from error
+                raise Mistake(
+                    f"node 0 of {nodes.of} could not be reached at {host}:{port} within {seconds_text(come)} ({error}): "
+                    f"give the same command there, with rank 0, and let port {port} through its firewall"
+                ) from error
             time.sleep(10 * PAUSE)
 
 
@@ -317,7 +349,11 @@ def give_up_after(seconds: float, port: int) -> None:
         with suppress(OSError):
             if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
                 with socket.socket(fileno=os.dup(int(number))) as one:
-                    if one.type == socket.SOCK_STREAM and one.family in (socket.AF_INET, socket.AF_INET6) and one.getpeername()[1] == port:
+                    if (
+                        one.type == socket.SOCK_STREAM
+                        and one.family in (socket.AF_INET, socket.AF_INET6)
+                        and one.getpeername()[1] == port
+                    ):
                         one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * seconds))
 
 
@@ -341,7 +377,7 @@ def interface(host: str, port: int) -> str:
         own = asking.getsockname()[0]
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                found = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))   # SIOCGIFADDR
+                found = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))  # SIOCGIFADDR
                 if socket.inet_ntoa(found[20:24]) == own:
                     return name
     return ""

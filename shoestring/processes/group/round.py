@@ -1,4 +1,5 @@
 """A round: from the moment when a group of workers is formed until one of them ends. What a launcher tells its workers of it."""
+
 from __future__ import annotations
 
 import json
@@ -12,17 +13,17 @@ from shoestring.runs.request import Request
 from shoestring.training.evidence.tasks import Task
 from shoestring.training.execution.tasks import read_task, written_task
 
-NAME = "round.json"   # in the group's private folder
+NAME = "round.json"  # in the group's private folder
 
 
 @dataclass(frozen=True)
 class GroupRound:
-    number: int                        # how many were before
-    fingerprint: Mapping[str, str]     # what every worker must have: launch.fingerprint of the job file
-    join_seconds: float                # in which all workers must have found each other
-    deadline: float                    # seconds that a wait for other workers may take
-    near: bool                         # all workers are on this machine, and share memory
-    device: int | None = None          # the GPU of this machine's worker, where somebody else gave it one
+    number: int  # how many were before
+    fingerprint: Mapping[str, str]  # what every worker must have: launch.fingerprint of the job file
+    join_seconds: float  # in which all workers must have found each other
+    deadline: float  # seconds that a wait for other workers may take
+    near: bool  # all workers are on this machine, and share memory
+    device: int | None = None  # the GPU of this machine's worker, where somebody else gave it one
 
 
 def write_round(folder: Path, task: Task[Any], of: GroupRound) -> None:
@@ -38,6 +39,6 @@ def read_round(folder: Path) -> tuple[Task[Any], GroupRound]:
 class Invitation:
     """What node 0 gives the other machines: what to do, what was asked for, and what every worker must have."""
 
-    task: str                          # as `written_task` writes it
+    task: str  # as `written_task` writes it
     request: Request
     fingerprint: Mapping[str, str]

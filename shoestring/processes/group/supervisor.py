@@ -3,6 +3,7 @@
 It hears what workers say (channel), what other machines tell (rendezvous) and how processes ended (fork server), decides by
 group/decision.py, and tells the user and the run's events of it.
 """
+
 from __future__ import annotations
 
 import os
@@ -38,9 +39,9 @@ from shoestring.runs.events import note
 from shoestring.training.evidence.tasks import JobTask, Task
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 
-LOOK = 0.1      # seconds between two looks at the workers
-JOIN = 60.0     # seconds in which the workers must have found each other
-LEAVE = 10.0    # seconds in which a worker that is done must have ended
+LOOK = 0.1  # seconds between two looks at the workers
+JOIN = 60.0  # seconds in which the workers must have found each other
+LEAVE = 10.0  # seconds in which a worker that is done must have ended
 
 
 class StoppedUnsaved(Exception):
@@ -50,8 +51,17 @@ class StoppedUnsaved(Exception):
 class Supervisor:
     """The workers of this machine as their launcher sees them, and what has become of the group."""
 
-    def __init__(self, private: Path, task: Task[Any], on_event: Callable[[Event], None], rendezvous: Rendezvous, patience: float,
-                 restarts: int, expected: Mapping[str, str] | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        private: Path,
+        task: Task[Any],
+        on_event: Callable[[Event], None],
+        rendezvous: Rendezvous,
+        patience: float,
+        restarts: int,
+        expected: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`private` is a folder of the group's own; `expected` the fingerprint that node 0 gave, if this is another machine; `clock` tells
         for how long a worker was silent."""
         self.private, self.task, self.on_event, self.rendezvous = private, task, on_event, rendezvous
@@ -59,39 +69,53 @@ class Supervisor:
         self.folder = Path(task.recording.folder) if isinstance(task, TrainTask) and task.recording else None
         self.receiver = Receiver(private / "socket")
         self.fingerprint = expected or (fingerprint(task.file) if isinstance(task, JobTask) else {})
-        self.asked: list[int] = []        # signals to stop
-        self.step = self.furthest = 0     # the last step that was done, and the last new one
-        self.saved = 0                    # step of the last checkpoint
-        self.restarts = 0                 # times that the group was formed again,
-        self.fruitless = 0                # of which so many since the last new step
-        self.recovery: list[float] = []   # seconds from a death to the next step
-        self.died_at = 0.0                # when that death was which the group has not recovered from yet
-        self.paused_at = 0.0              # when it was asked to stop and let others in
-        self.machines: list[int] = []     # that take part
+        self.asked: list[int] = []  # signals to stop
+        self.step = self.furthest = 0  # the last step that was done, and the last new one
+        self.saved = 0  # step of the last checkpoint
+        self.restarts = 0  # times that the group was formed again,
+        self.fruitless = 0  # of which so many since the last new step
+        self.recovery: list[float] = []  # seconds from a death to the next step
+        self.died_at = 0.0  # when that death was which the group has not recovered from yet
+        self.paused_at = 0.0  # when it was asked to stop and let others in
+        self.machines: list[int] = []  # that take part
         self.begin_round([], 0)
 
     def begin_round(self, ranks: list[int], world: int) -> None:
         """Workers are about to be started here, with these ranks of so many."""
         if self.machines:
-            self.listen()   # to the last messages of those before
+            self.listen()  # to the last messages of those before
         for node in (node for node in self.machines if node not in self.rendezvous.members):
-            self.tell(Warned(f"node {node} of {self.rendezvous.nodes.of} is gone: the others go on without it; it can come back "
-                             f"by the same command"))
+            self.tell(
+                Warned(
+                    f"node {node} of {self.rendezvous.nodes.of} is gone: the others go on without it; it can come back "
+                    f"by the same command"
+                )
+            )
         self.world, self.machines = world, list(self.rendezvous.members)
         self.kills = memory_kills()
-        self.heard = dict.fromkeys(ranks, self.clock())   # of each worker, when it last gave a sign of life
-        self.joined: set[int] = set()               # who found the others; before, importing torch may keep it from beating
-        self.done: dict[int, float] = {}            # who gave its result, and when
-        self.failures: list[Failure] = []           # in the order they came
-        self.answer: Answer | None = None           # of worker 0
-        self.peer_lost = ""                         # how one worker lost another,
-        self.waited = False                         # by waiting until its deadline
-        self.pid = 0                                # of worker 0, once it can be asked to stop
-        self.counted = False                        # a death in this round is among the restarts
-        self.stop_sent = False                      # worker 0 was asked to stop
+        self.heard = dict.fromkeys(ranks, self.clock())  # of each worker, when it last gave a sign of life
+        self.joined: set[int] = set()  # who found the others; before, importing torch may keep it from beating
+        self.done: dict[int, float] = {}  # who gave its result, and when
+        self.failures: list[Failure] = []  # in the order they came
+        self.answer: Answer | None = None  # of worker 0
+        self.peer_lost = ""  # how one worker lost another,
+        self.waited = False  # by waiting until its deadline
+        self.pid = 0  # of worker 0, once it can be asked to stop
+        self.counted = False  # a death in this round is among the restarts
+        self.stop_sent = False  # worker 0 was asked to stop
         task = replace(self.task, file=self.source(self.task.file)) if isinstance(self.task, JobTask) else self.task
-        write_round(self.private, task, GroupRound(self.rendezvous.round, self.fingerprint, JOIN, max(10 * self.patience, JOIN),
-                                              len(ranks) == world, self.rendezvous.nodes.device))
+        write_round(
+            self.private,
+            task,
+            GroupRound(
+                self.rendezvous.round,
+                self.fingerprint,
+                JOIN,
+                max(10 * self.patience, JOIN),
+                len(ranks) == world,
+                self.rendezvous.nodes.device,
+            ),
+        )
 
     def source(self, given: str) -> str:
         """The job file; the run's own copy, if somebody changed the file while the run went on."""
@@ -105,7 +129,7 @@ class Supervisor:
             return
         if not self.rendezvous.leads:
             self.rendezvous.tell(StopAsked())
-        elif self.pid and not self.stop_sent:   # asked twice, it would not save
+        elif self.pid and not self.stop_sent:  # asked twice, it would not save
             self.stop_sent = True
             with suppress(ProcessLookupError):
                 os.kill(self.pid, sig)
@@ -148,9 +172,15 @@ class Supervisor:
             if self.died_at or self.paused_at:
                 after = event.time - (self.died_at or self.paused_at)
                 self.paused_at = 0.0
-                self.tell(Reformed(self.world, after, self.step,
-                                   f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later"))
-            if self.asked:   # before it could listen
+                self.tell(
+                    Reformed(
+                        self.world,
+                        after,
+                        self.step,
+                        f"{self.world} workers go on from {step_text(self.step)}, {seconds_text(after)} later",
+                    )
+                )
+            if self.asked:  # before it could listen
                 self.send_signal(self.asked[0])
         elif isinstance(event, Saved):
             self.saved = event.step
@@ -176,13 +206,26 @@ class Supervisor:
         """
         self.listen()
         now = self.clock()
-        deaths = [WorkerDied(rank, *exit_reason(code)) for rank, code in codes.items()
-                  if code is not None and code != PEER_LOST and (code or rank not in self.done)]
+        deaths = [
+            WorkerDied(rank, *exit_reason(code))
+            for rank, code in codes.items()
+            if code is not None and code != PEER_LOST and (code or rank not in self.done)
+        ]
         silent = {rank: now - self.heard[rank] for rank, code in codes.items() if code is None}
-        stuck = {rank: seconds for rank, seconds in silent.items()
-                 if seconds > (self.patience if rank in self.joined else max(self.patience, JOIN))}
-        deaths += [WorkerDied(rank, f"no sign of life for {seconds_text(seconds)}", "it was suspended, or its machine is overloaded",
-                              seconds) for rank, seconds in stuck.items()]
+        stuck = {
+            rank: seconds
+            for rank, seconds in silent.items()
+            if seconds > (self.patience if rank in self.joined else max(self.patience, JOIN))
+        }
+        deaths += [
+            WorkerDied(
+                rank,
+                f"no sign of life for {seconds_text(seconds)}",
+                "it was suspended, or its machine is overloaded",
+                seconds,
+            )
+            for rank, seconds in stuck.items()
+        ]
         lingering = self.finished(codes) and now - max(self.done.values()) > LEAVE and None in codes.values()
         return deaths if deaths or PEER_LOST in codes.values() or self.failures or lingering else None
 
@@ -193,10 +236,15 @@ class Supervisor:
         """What follows from deaths, when no worker is left here. Raises what ends the group."""
         self.listen()
         until, here = time.monotonic() + 1.0, self.rendezvous
-        while here.leads and here.nodes.of > 1 and time.monotonic() < until and not (deaths or self.failures or self.counted):
-            time.sleep(LOOK)   # it was on another machine
+        while (
+            here.leads
+            and here.nodes.of > 1
+            and time.monotonic() < until
+            and not (deaths or self.failures or self.counted)
+        ):
+            time.sleep(LOOK)  # it was on another machine
             self.listen()
-        if not here.leads:   # node 0 decides
+        if not here.leads:  # node 0 decides
             for message in (*self.failures[:1], *(replace(death, round=here.round) for death in deaths)):
                 here.tell(message)
             return
@@ -207,24 +255,36 @@ class Supervisor:
         if decision is Decision.STOP:
             raise StoppedUnsaved
         if decision is Decision.OUT_OF_MEMORY:
-            raise OutOfMemory(f"the kernel killed worker {deaths[0].rank} of {self.world} when the machine ran out of memory")
+            raise OutOfMemory(
+                f"the kernel killed worker {deaths[0].rank} of {self.world} when the machine ran out of memory"
+            )
         self.recover(deaths, here.round)
 
     def recover(self, deaths: Sequence[WorkerDied], number: int) -> None:
         """Tell of deaths in the round with this number and go on, unless there were too many. No deaths: workers lost each other."""
-        counted = self.counted or number < self.rendezvous.round   # several machines may tell of one round
+        counted = self.counted or number < self.rendezvous.round  # several machines may tell of one round
         if not counted:
             self.died_at = self.died_at or time.time() - max((death.ago for death in deaths), default=0.0)
             self.restarts += 1
             self.fruitless += 1
         in_vain = self.waited and not deaths and not isinstance(self.task, TrainTask)
-        last = decided(Setback(deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless, in_vain=in_vain)
-                       ) is Decision.GIVE_UP
+        last = (
+            decided(
+                Setback(
+                    deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless, in_vain=in_vain
+                )
+            )
+            is Decision.GIVE_UP
+        )
         onward = "" if last else f": the others re-form and go on from {step_text(self.saved)}"
         for death in deaths:
             self.tell(Died(death.rank, death.why, self.step, f"{death} after {step_text(self.step)}{onward}"))
         if not deaths and not counted:
-            how = "one did not answer in time" if self.waited or "timed out" in self.peer_lost.lower() else "a connection broke"
+            how = (
+                "one did not answer in time"
+                if self.waited or "timed out" in self.peer_lost.lower()
+                else "a connection broke"
+            )
             self.tell(Warned(f"the workers lost each other after {step_text(self.step)} ({how}){onward}"))
         self.counted = self.counted or not counted
         if last:
@@ -238,10 +298,14 @@ class Supervisor:
         kept = f"the last checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint yet"
         there = f" in {self.folder}" if self.folder and self.saved else ""
         if self.fruitless >= TRIES:
-            return (f"{who}, and in {self.fruitless} tries no new step was done after {step_text(self.furthest)}: {meaning}{kept}{there}; "
-                    f"the same command tries again from there")
-        return (f"{who} after {step_text(self.step)}, and the {self.limit} restarts that --restarts allows are used up: "
-                f"{meaning}{kept}{there}; the same command goes on from there")
+            return (
+                f"{who}, and in {self.fruitless} tries no new step was done after {step_text(self.furthest)}: {meaning}{kept}{there}; "
+                f"the same command tries again from there"
+            )
+        return (
+            f"{who} after {step_text(self.step)}, and the {self.limit} restarts that --restarts allows are used up: "
+            f"{meaning}{kept}{there}; the same command goes on from there"
+        )
 
     def make_room(self) -> None:
         """Let machines in that came late, or came back: save, and form another round with them."""

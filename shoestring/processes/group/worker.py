@@ -2,6 +2,7 @@
 
 It sends a heartbeat twice a second, so that a process that stands still is missed. The fork server makes it (fork_server_main.py).
 """
+
 from __future__ import annotations
 
 import multiprocessing
@@ -32,9 +33,11 @@ def main(private: Path) -> NoReturn:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     task, formed = read_round(private)
     prepare_streams()
-    os.dup2(2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1)   # one worker prints, and never into the launcher's output
+    os.dup2(
+        2 if rank == 0 else os.open(os.devnull, os.O_WRONLY), 1
+    )  # one worker prints, and never into the launcher's output
     if rank:
-        listen(lambda number, frame: None)   # before it trains, that is: worker 0 is asked to stop, and tells the others
+        listen(lambda number, frame: None)  # before it trains, that is: worker 0 is asked to stop, and tells the others
     sender = Sender(private / "socket", rank)
 
     def work() -> Any:
@@ -46,8 +49,12 @@ def main(private: Path) -> NoReturn:
         except Exception as error:
             from shoestring.core.link import DeadlinePassed
 
-            if says_peer_lost(error):   # this worker has nothing to say of its own: its launcher forms the group again
-                sender.send(PeerLostMessage((str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)))
+            if says_peer_lost(error):  # this worker has nothing to say of its own: its launcher forms the group again
+                sender.send(
+                    PeerLostMessage(
+                        (str(error).strip() or type(error).__name__).splitlines()[0], isinstance(error, DeadlinePassed)
+                    )
+                )
                 leave(PEER_LOST)
             raise
 
@@ -75,7 +82,11 @@ def check_same(task: Task[Any], formed: GroupRound) -> None:
     for name, own in fingerprint(task.file).items():
         expected = formed.fingerprint[name]
         if own != expected:
-            what = f"the job file {task.file} is not the one" if name == "job file" else f"{name} here is {own}, not the {expected}"
+            what = (
+                f"the job file {task.file} is not the one"
+                if name == "job file"
+                else f"{name} here is {own}, not the {expected}"
+            )
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
@@ -88,14 +99,26 @@ def joined(formed: GroupRound, rank: int, world: int, speeds: Speeds | None = No
 
     from shoestring.training.links import shared_memory_link as near
 
-    store = PrefixStore(f"round/{formed.number}/workers", TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=formed.join_seconds)))
+    store = PrefixStore(
+        f"round/{formed.number}/workers",
+        TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            is_master=False,
+            timeout=timedelta(seconds=formed.join_seconds),
+        ),
+    )
     store.set(f"here/{rank}", "")
     wait_for_all(store, world, formed.join_seconds)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"] if formed.device is None else formed.device))
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", store=store, rank=rank, world_size=world,
-                                   timeout=timedelta(seconds=formed.deadline))
+    distributed.init_process_group(
+        "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=formed.deadline),
+    )
     return near.joined(rank, world, formed.near, formed.deadline, speeds=speeds)
 
 
@@ -104,8 +127,10 @@ def wait_for_all(store: Any, world: int, seconds: float) -> None:
     for other in range(world):
         while not store.check([f"here/{other}"]):
             if time.monotonic() > until:
-                raise Mistake(f"worker {other} of {world} did not join within {seconds:.0f} s: its machine may be too busy, or can't be "
-                              f"reached; look there for what holds it up")
+                raise Mistake(
+                    f"worker {other} of {world} did not join within {seconds:.0f} s: its machine may be too busy, or can't be "
+                    f"reached; look there for what holds it up"
+                )
             time.sleep(PAUSE)
 
 

@@ -7,6 +7,7 @@
 A section is a function from the report, by its keys, to markup, empty where it has nothing to say. Other packages add theirs by an entry
 point of the group "shoestring.sections"; text that is not markup is escaped.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -30,7 +31,19 @@ from shoestring.show.page.words import Entries, HasJson, as_mapping
 
 Section = Callable[[Entries], str]
 GROUP = "shoestring.sections"
-SECTIONS: tuple[Section, ...] = (validations, rates, norms, throughput, process, blocks, parts, staleness, plan, runners_up, checkpoints)
+SECTIONS: tuple[Section, ...] = (
+    validations,
+    rates,
+    norms,
+    throughput,
+    process,
+    blocks,
+    parts,
+    staleness,
+    plan,
+    runners_up,
+    checkpoints,
+)
 
 
 def page(report: Entries | HasJson, more: Iterable[Section] = ()) -> str:
@@ -53,8 +66,16 @@ def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
     elif first:
         first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
     federated = [*map(wide, comparisons(entries)), *paired(charts(entries)), *paired(tables(entries))]
-    sections = [*first, *federated, wide(comparison(entries)), wide(stages(entries)), *paired(rest),
-                wide(events(entries)), wide(shown(entries)), footer(entries)]
+    sections = [
+        *first,
+        *federated,
+        wide(comparison(entries)),
+        wide(stages(entries)),
+        *paired(rest),
+        wide(events(entries)),
+        wide(shown(entries)),
+        footer(entries),
+    ]
     return render("content.html", top=top(entries), sections=sections)
 
 
@@ -94,6 +115,7 @@ def from_packages() -> tuple[Section, ...]:
 
 def guarded(name: str, load: Callable[[], Section]) -> Section:
     """A section of somebody else, which tells of its failure instead of taking the page down."""
+
     def drawn(entries: Entries) -> str:
         try:
             found: object = load()(entries)

@@ -1,4 +1,5 @@
 """Sizes, shares and times of a compressed model as its page writes them: decimal units, as `--size 16MB` is meant, and .998 for 0.998."""
+
 from __future__ import annotations
 
 import re
@@ -10,7 +11,7 @@ from shoestring.show.page.words import number
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 SPACE = "\N{NO-BREAK SPACE}"
-NEAREST = 1 - 1e-9   # a fidelity below 1 is never written as 1
+NEAREST = 1 - 1e-9  # a fidelity below 1 is never written as 1
 
 
 def finite(value: object) -> float | None:

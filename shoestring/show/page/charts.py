@@ -3,6 +3,7 @@
 Many points become few, each the mean of its neighbours, with the least and the greatest of them beside it: what stands out is still seen.
 What is not a number is a gap, in the picture and in JSON, where it would be no JSON at all.
 """
+
 from __future__ import annotations
 
 import json
@@ -39,8 +40,8 @@ from shoestring.show.page.drawing import (
 from shoestring.show.page.render import render
 from shoestring.show.page.words import all_numbers, number, tidy
 
-FEW, MOST = 150, 400   # points of a line in the picture, and of the loss in what the script is told
-MOST_BORDERS = 60      # ends of epochs
+FEW, MOST = 150, 400  # points of a line in the picture, and of the loss in what the script is told
+MOST_BORDERS = 60  # ends of epochs
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,10 @@ class Line:
     tone: str
     x: Sequence[float]
     y: Sequence[float | None]
-    low: Sequence[float | None] = ()    # least and greatest of the values that became one
+    low: Sequence[float | None] = ()  # least and greatest of the values that became one
     high: Sequence[float | None] = ()
-    dots: bool = False                  # few values, each with a dot
-    best: float | None = None           # where the best value is
+    dots: bool = False  # few values, each with a dot
+    best: float | None = None  # where the best value is
 
     def fewer(self, most: int) -> Line:
         """The same with at most so many points, and the best one.
@@ -65,15 +66,23 @@ class Line:
         """
         if len(self.x) <= most:
             return self
-        if self.dots:   # each stands for itself, and the best one must be among them
+        if self.dots:  # each stands for itself, and the best one must be among them
             kept = [place for place, x in enumerate(self.x) if place % ceil(len(self.x) / most) == 0 or x == self.best]
             return replace(self, x=[self.x[place] for place in kept], y=[self.y[place] for place in kept])
         x = [group[-1] for group in groups(self.x, most)]
         known = cast(Sequence[Sequence[float]], groups(self.y, most))
         if not all_numbers(self.y):
             known = [[value for value in group if number(value) is not None] for group in known]
-        return Line(self.name, self.tone, x, [mean(group) if group else None for group in known],
-                    [min(group, default=None) for group in known], [max(group, default=None) for group in known], self.dots, self.best)
+        return Line(
+            self.name,
+            self.tone,
+            x,
+            [mean(group) if group else None for group in known],
+            [min(group, default=None) for group in known],
+            [max(group, default=None) for group in known],
+            self.dots,
+            self.best,
+        )
 
     @property
     def known(self) -> bool:
@@ -103,32 +112,51 @@ def listed_json(values: Sequence[float | None], digits: int = 5) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    key: str                            # what the script remembers it by
+    key: str  # what the script remembers it by
     title: str
     note: str
     lines: tuple[Line, ...]
-    across: str = "step"                # what is below: step, round or time
-    unit: str = ""                      # what is at the left: "" (a number), "bytes", or a word such as steps/s
-    rows: str = ""                      # what the values are called
-    zero: bool = False                  # the scale begins at zero
-    span: tuple[float, float] | None = None   # what is below reaches from here to there at least
-    named: bool = False                 # the line has its name below, even if there is but one
-    tools: bool = False                 # with a logarithmic scale and smoothing
-    borders: Sequence[Sequence[float]] = ()   # [step, epochs that are over after it]
-    budget: float | None = None         # a line across; of bytes it is shown if it leaves most of the plot to the values, else always
+    across: str = "step"  # what is below: step, round or time
+    unit: str = ""  # what is at the left: "" (a number), "bytes", or a word such as steps/s
+    rows: str = ""  # what the values are called
+    zero: bool = False  # the scale begins at zero
+    span: tuple[float, float] | None = None  # what is below reaches from here to there at least
+    named: bool = False  # the line has its name below, even if there is but one
+    tools: bool = False  # with a logarithmic scale and smoothing
+    borders: Sequence[Sequence[float]] = ()  # [step, epochs that are over after it]
+    budget: float | None = (
+        None  # a line across; of bytes it is shown if it leaves most of the plot to the values, else always
+    )
 
     def drawn(self, template: str = "chart.html") -> Markup:
         """The picture, and what the script needs to know; nothing where there is no value."""
         if not any(line.known for line in self.lines):
             return Markup()
         legend = [(line.tone, line.name) for line in self.lines] if len(self.lines) > 1 or self.named else []
-        return render(template, title=self.title, note=self.note, plot=self.plot, legend=legend, frame=FRAME, data=self.as_json(),
-                      tall=self.tools or self.named)
+        return render(
+            template,
+            title=self.title,
+            note=self.note,
+            plot=self.plot,
+            legend=legend,
+            frame=FRAME,
+            data=self.as_json(),
+            tall=self.tools or self.named,
+        )
 
     def as_json(self) -> str:
-        told = {"key": self.key, "title": self.title, "across": self.across, "unit": self.unit, "zero": self.zero, "tools": self.tools,
-                "span": self.span, "named": self.named, "budget": self.budget,
-                "borders": [list(border) for border in evenly(self.borders, MOST_BORDERS)]}
+        told = {
+            "key": self.key,
+            "title": self.title,
+            "across": self.across,
+            "unit": self.unit,
+            "zero": self.zero,
+            "tools": self.tools,
+            "span": self.span,
+            "named": self.named,
+            "budget": self.budget,
+            "borders": [list(border) for border in evenly(self.borders, MOST_BORDERS)],
+        }
         few = [line.fewer(MOST) if self.tools else replace(line.fewer(FEW), low=(), high=()) for line in self.lines]
         lines = ",".join(line.as_json() for line in few)
         return json.dumps(told, separators=(",", ":"), allow_nan=False)[:-1] + f',"lines":[{lines}]}}'
@@ -141,10 +169,16 @@ class Chart:
         first = 0.0 if self.across == "time" else min([line.x[0] for line in lines] + list(self.span or ()))
         x, (marks, text) = Scale(first, last, LEFT, RIGHT), self.marks(min(values), max(values))
         y = Scale(marks[0], marks[-1], BOTTOM, TOP)
-        return Plot(f"{self.title}. {self.note}", upright(marks, y, text), self.rows or self.title.lower(), self.below(x), self.across,
-                    tuple(curve(line, x, y) for line in lines),
-                    tuple(x(step) for step, _ in evenly(self.borders, MOST_BORDERS) if first <= step <= last),
-                    limit=limit(self.budget, y) if self.unit == "bytes" else limit(self.budget, y, "{:,.6g}".format, "start"))
+        return Plot(
+            f"{self.title}. {self.note}",
+            upright(marks, y, text),
+            self.rows or self.title.lower(),
+            self.below(x),
+            self.across,
+            tuple(curve(line, x, y) for line in lines),
+            tuple(x(step) for step, _ in evenly(self.borders, MOST_BORDERS) if first <= step <= last),
+            limit=limit(self.budget, y) if self.unit == "bytes" else limit(self.budget, y, "{:,.6g}".format, "start"),
+        )
 
     def marks(self, low: float, high: float) -> tuple[list[float], Callable[[float], str]]:
         """The values at the left."""
@@ -156,7 +190,9 @@ class Chart:
     def below(self, x: Scale) -> tuple[Mark, ...]:
         if self.across == "time":
             unit = seconds_unit(x.high)
-            return along([mark for mark in ticks(0, x.high, unit) if mark <= x.high], x, lambda time: seconds_mark(time, unit))
+            return along(
+                [mark for mark in ticks(0, x.high, unit) if mark <= x.high], x, lambda time: seconds_mark(time, unit)
+            )
         marks = [x.low] + [mark for mark in ticks(0, x.high) if x.low < mark <= x.high and mark == int(mark)]
         return along(marks, x, lambda mark: f"{mark:,.0f}")
 

@@ -2,6 +2,7 @@
 
 The interval is drawn beside its numbers: where it lies clear of the line at zero, the two differ. All rows of a table have one scale.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from shoestring.show.page.render import NONE, render
 from shoestring.show.page.words import Entries, dicts, loss_text, number
 
 TITLE = "Run 1 against run 2"
-MOST_TABLES, MOST_ROWS = 6, 60   # of all tables together: what keeps the page small
-WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0   # of the picture of an interval; zero is in its middle
-WIDEST = 3.0   # times the usual interval: a wider one is cut, so that one small group does not make all others points
+MOST_TABLES, MOST_ROWS = 6, 60  # of all tables together: what keeps the page small
+WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0  # of the picture of an interval; zero is in its middle
+WIDEST = 3.0  # times the usual interval: a wider one is cut, so that one small group does not make all others points
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class IntervalPicture:
     label: str
     x: str
     width: str
-    at: str       # of the estimate; empty: it lies outside
+    at: str  # of the estimate; empty: it lies outside
     tone: str
 
 
@@ -36,7 +37,7 @@ class ComparisonRow:
     one: str
     other: str
     delta: str
-    span: str              # the interval in words
+    span: str  # the interval in words
     devices: str
     verdict: str
     tone: str
@@ -53,14 +54,25 @@ def comparisons(story: Entries) -> list[Markup]:
         left -= len(rows)
         if rows:
             reach = f"The pictures reach to {most:,.2g} % on either side." if any(row.interval for row in rows) else ""
-            drawn.append(render("comparisons.html", title=told.get("title") or TITLE, reach=reach, rows=rows, more=len(found) - len(rows)))
+            drawn.append(
+                render(
+                    "comparisons.html",
+                    title=told.get("title") or TITLE,
+                    reach=reach,
+                    rows=rows,
+                    more=len(found) - len(rows),
+                )
+            )
     return drawn
 
 
 def scale_of(found: list[Entries]) -> float:
     """Percent from the middle of the pictures to their edge."""
-    ends = [max(abs(low), abs(high)) for one in found
-            if (low := number(one.get("low"))) is not None and (high := number(one.get("high"))) is not None]
+    ends = [
+        max(abs(low), abs(high))
+        for one in found
+        if (low := number(one.get("low"))) is not None and (high := number(one.get("high"))) is not None
+    ]
     return (min(max(ends), WIDEST * median(ends)) if ends else 0.0) or 1.0
 
 
@@ -69,9 +81,18 @@ def row_of(one: Entries, most: float) -> ComparisonRow:
     verdict = str(one.get("verdict") or "")
     tone = tone_of(verdict)
     span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
-    return ComparisonRow(str(one.get("metric") or NONE), str(one.get("group") or ""), known(one.get("one")), known(one.get("other")),
-               NONE if delta is None else f"{percent(delta)} %", span, NONE if devices is None else f"{devices:,.0f}", verdict, tone,
-               interval(delta, low, high, most, tone))
+    return ComparisonRow(
+        str(one.get("metric") or NONE),
+        str(one.get("group") or ""),
+        known(one.get("one")),
+        known(one.get("other")),
+        NONE if delta is None else f"{percent(delta)} %",
+        span,
+        NONE if devices is None else f"{devices:,.0f}",
+        verdict,
+        tone,
+        interval(delta, low, high, most, tone),
+    )
 
 
 def known(value: object) -> str:
@@ -98,7 +119,9 @@ def tone_of(verdict: str) -> str:
     return {"worse": "alert", "better": "update"}.get(first, "other")
 
 
-def interval(delta: float | None, low: float | None, high: float | None, most: float, tone: str) -> IntervalPicture | None:
+def interval(
+    delta: float | None, low: float | None, high: float | None, most: float, tone: str
+) -> IntervalPicture | None:
     """
     >>> interval(1.0, 0.0, 2.0, 2.0, "other")
     IntervalPicture(label='+1.00 %, from 0.00 to +2.00 %', x='100.0', width='94.0', at='147.0', tone='other')

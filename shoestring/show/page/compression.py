@@ -1,7 +1,8 @@
 """The page of a compressed model: what was asked for, what was predicted, what came out, and where each byte and each damage is.
 
-    report (what `shoestring compress --json` prints; anything may be missing)  ->  page, one HTML document without a script
+report (what `shoestring compress --json` prints; anything may be missing)  ->  page, one HTML document without a script
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ from shoestring.show.page.telling import PlanRow
 from shoestring.show.page.tiles import Tile
 from shoestring.show.page.words import Entries, counted, dicts, inner, listed, loss_text
 
-MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30   # what keeps the page small
+MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # what keeps the page small
 HEADLINE = (("size_bytes",), ("fidelity", "mean"), ("latency_ms", "p50"))
 FAR = 1e6
 TIMES = " \N{MULTIPLICATION SIGN} "
@@ -46,14 +47,34 @@ def compression_page(report: Mapping[str, Any]) -> str:
     '<!doctype html>'
     """
     name, missed = name_of(report), broken(report)
-    plan = [PlanRow(technique_text(one), str(one.get("why") or "")) for one in dicts(report.get("techniques"))[:MOST_ROWS]]
+    plan = [
+        PlanRow(technique_text(one), str(one.get("why") or "")) for one in dicts(report.get("techniques"))[:MOST_ROWS]
+    ]
     content = render(
-        "compression.html", name=name, state=state_of(report, missed), asked=list(asked_texts(report)), headline=headline(report),
-        missed=missed, tiles=list(tiles(report)), rows=list(rows(report)), outputs=list(output_rows(report)), metrics=list(metrics(report)),
-        metrics_more=len(inner(report, "metric")) - MOST_ROWS, measured_on=measured_on(report), frontier=frontier(report), frame=FRAME,
-        plan=plan, told_plan=isinstance(report.get("techniques"), (list, tuple)), healed=healed(report), layers=layers(report),
-        notes=[(kind, text) for key, kind in (("warnings", "Warning"), ("notes", "")) for text in listed(report.get(key))][:MOST_NOTES],
-        notes_more=len(listed(report.get("warnings"))) + len(listed(report.get("notes"))) - MOST_NOTES, facts=list(facts(report)))
+        "compression.html",
+        name=name,
+        state=state_of(report, missed),
+        asked=list(asked_texts(report)),
+        headline=headline(report),
+        missed=missed,
+        tiles=list(tiles(report)),
+        rows=list(rows(report)),
+        outputs=list(output_rows(report)),
+        metrics=list(metrics(report)),
+        metrics_more=len(inner(report, "metric")) - MOST_ROWS,
+        measured_on=measured_on(report),
+        frontier=frontier(report),
+        frame=FRAME,
+        plan=plan,
+        told_plan=isinstance(report.get("techniques"), (list, tuple)),
+        healed=healed(report),
+        layers=layers(report),
+        notes=[
+            (kind, text) for key, kind in (("warnings", "Warning"), ("notes", "")) for text in listed(report.get(key))
+        ][:MOST_NOTES],
+        notes_more=len(listed(report.get("warnings"))) + len(listed(report.get("notes"))) - MOST_NOTES,
+        facts=list(facts(report)),
+    )
     title = Markup(" · ").join((said(headline(report), 120), name, "shoestring"))
     return document(title, content, script="", style=COMPRESSED)
 
@@ -125,19 +146,29 @@ def broken(report: Entries) -> list[str]:
     answer = measured(report, "latency_ms", "p50" if share is not None and share <= 0.5 else "p99")
     found = []
     if size is not None and most is not None and size > most:
-        found.append(f"It takes {size:,.0f} bytes, and {most:,.0f} were asked for." if size < 1e15 else
-                     f"It takes {size_text(size)}, and {size_text(most)} were asked for.")
+        found.append(
+            f"It takes {size:,.0f} bytes, and {most:,.0f} were asked for."
+            if size < 1e15
+            else f"It takes {size_text(size)}, and {size_text(most)} were asked for."
+        )
     if fidelity is not None and least is not None and fidelity < least:
-        found.append(f"Fidelity, measured on unseen data, is {fidelity_text(fidelity)}, and {asked_share_text(least)} was asked for.")
+        found.append(
+            f"Fidelity, measured on unseen data, is {fidelity_text(fidelity)}, and {asked_share_text(least)} was asked for."
+        )
     if answer is not None and longest is not None and answer > 1000 * longest:
-        found.append(f"An answer took {time_text(answer)} when it was measured, and {time_text(1000 * longest)} was asked for.")
+        found.append(
+            f"An answer took {time_text(answer)} when it was measured, and {time_text(1000 * longest)} was asked for."
+        )
     return found
 
 
 def asked_texts(report: Entries) -> Iterator[str]:
     """What was asked for, as flags: `size 16 MB`, `keep .998`."""
-    texts = {"size": ("size", asked_size_text), "quality": ("keep", asked_share_text),
-             "latency": ("latency", lambda one: time_text(1000 * one))}
+    texts = {
+        "size": ("size", asked_size_text),
+        "quality": ("keep", asked_share_text),
+        "latency": ("latency", lambda one: time_text(1000 * one)),
+    }
     for key, value in list(inner(report, "asked").items())[:MOST_ROWS]:
         name, text = texts.get(key, (str(key), asked_share_text))
         known = finite(value)
@@ -162,10 +193,17 @@ def tiles(report: Entries) -> Iterator[Tile]:
         found = result(report, "latency_ms", key)
         if found is not None:
             over = key == "p99" and longest is not None and found > 1000 * longest
-            yield Tile(name, time_text(found), times(finite(inner(plain, "latency_ms").get(key)), found, "faster", "slower"), over)
+            yield Tile(
+                name,
+                time_text(found),
+                times(finite(inner(plain, "latency_ms").get(key)), found, "faster", "slower"),
+                over,
+            )
     memory = result(report, "memory_bytes")
     if memory is not None:
-        yield Tile("Weights in memory", size_text(memory), times(finite(plain.get("memory_bytes")), memory, "less", "more"))
+        yield Tile(
+            "Weights in memory", size_text(memory), times(finite(plain.get("memory_bytes")), memory, "less", "more")
+        )
     for row in list(metrics(report))[:1]:
         yield Tile(row.name[:30].capitalize(), row.compressed, f"original {row.original}")
 
@@ -198,17 +236,26 @@ class FigureRow:
 def rows(report: Entries) -> Iterator[FigureRow]:
     """Figures predicted and measured, with the original's. A fidelity is as far off as its damage is."""
     plain = inner(report, "plain")
-    figures = ((("size_bytes",), Quantity("size_bytes", "Size on disk", counted=True), size_text, plain.get("size_bytes")),
-               (("memory_bytes",), Quantity("memory_bytes", "Weights in memory", counted=True), size_text, plain.get("memory_bytes")),
-               (("latency_ms", "p50"), Quantity("p50", MEDIAN, "ms"), time_text, inner(plain, "latency_ms").get("p50")),
-               (("latency_ms", "p99"), Quantity("p99", TAIL, "ms"), time_text, inner(plain, "latency_ms").get("p99")),
-               (("fidelity", "mean"), Quantity("mean", "Fidelity, mean", "share"), fidelity_text, 1.0),
-               (("fidelity", "worst"), Quantity("worst", "Fidelity, worst", "share"), fidelity_text, 1.0))
+    figures = (
+        (("size_bytes",), Quantity("size_bytes", "Size on disk", counted=True), size_text, plain.get("size_bytes")),
+        (
+            ("memory_bytes",),
+            Quantity("memory_bytes", "Weights in memory", counted=True),
+            size_text,
+            plain.get("memory_bytes"),
+        ),
+        (("latency_ms", "p50"), Quantity("p50", MEDIAN, "ms"), time_text, inner(plain, "latency_ms").get("p50")),
+        (("latency_ms", "p99"), Quantity("p99", TAIL, "ms"), time_text, inner(plain, "latency_ms").get("p99")),
+        (("fidelity", "mean"), Quantity("mean", "Fidelity, mean", "share"), fidelity_text, 1.0),
+        (("fidelity", "worst"), Quantity("worst", "Fidelity, worst", "share"), fidelity_text, 1.0),
+    )
     for keys, quantity, text, original in figures:
         first, second = predicted(report, *keys), measured(report, *keys)
         if first is None and second is None:
             continue
-        yield FigureRow(quantity.label, text(first), text(second), change(quantity, first, second), text(finite(original)))
+        yield FigureRow(
+            quantity.label, text(first), text(second), change(quantity, first, second), text(finite(original))
+        )
 
 
 def change(quantity: Quantity, first: float | None, second: float | None) -> str:
@@ -227,7 +274,9 @@ def change(quantity: Quantity, first: float | None, second: float | None) -> str
 def off_text(quantity: Quantity, first: float, second: float) -> str:
     """As everywhere, but a factor of a million is not written out in percent."""
     if second > FAR * abs(first) or max(abs(first), abs(second)) >= 1e15:
-        return NONE if not first else "far above" if second > first else "far below" if second < first else "as predicted"
+        return (
+            NONE if not first else "far above" if second > first else "far below" if second < first else "as predicted"
+        )
     return Figure(quantity, first, second).off_text or NONE
 
 
@@ -236,8 +285,8 @@ class MetricRow:
     name: str
     original: str
     compressed: str
-    error: str    # interval of 95 %, or a standard error
-    count: str    # with what is counted
+    error: str  # interval of 95 %, or a standard error
+    count: str  # with what is counted
 
 
 def metrics(report: Entries) -> Iterator[MetricRow]:
@@ -245,7 +294,9 @@ def metrics(report: Entries) -> Iterator[MetricRow]:
     for name, told in list(inner(report, "metric").items())[:MOST_ROWS]:
         if not isinstance(told, Mapping):
             continue
-        original, value, error, count = (finite(told.get(key)) for key in ("original", "measured", "standard_error", "n"))
+        original, value, error, count = (
+            finite(told.get(key)) for key in ("original", "measured", "standard_error", "n")
+        )
         before, after = (NONE if one is None else bare(loss_text(one)) for one in (original, value))
         yield MetricRow(str(name), before, after, interval_text(told, error), counted_text(count, told.get("of")))
 
@@ -273,12 +324,22 @@ def measured_on(report: Entries) -> str:
     told = inner(report, "fidelity")
     count, by = finite(told.get("n")), told.get("by")
     how = MEASURES.get(str(by), "")
-    on = f"on {counted(int(count), 'answer')} that nothing was chosen by" if count is not None and 0 <= count < 1e15 else ""
-    return (f"Fidelity is {how}" if how else "Fidelity was measured" if on else "") + (f", {on}" if how and on else f" {on}" if on else "")
+    on = (
+        f"on {counted(int(count), 'answer')} that nothing was chosen by"
+        if count is not None and 0 <= count < 1e15
+        else ""
+    )
+    return (f"Fidelity is {how}" if how else "Fidelity was measured" if on else "") + (
+        f", {on}" if how and on else f" {on}" if on else ""
+    )
 
 
-MEASURES = {"cosine": "the cosine of answers to the original's", "kl": "exp(-KL) of answers to the original's",
-            "binary": "exp(-KL) of every yes or no to the original's", "r2": "R\N{SUPERSCRIPT TWO} of answers to the original's"}
+MEASURES = {
+    "cosine": "the cosine of answers to the original's",
+    "kl": "exp(-KL) of answers to the original's",
+    "binary": "exp(-KL) of every yes or no to the original's",
+    "r2": "R\N{SUPERSCRIPT TWO} of answers to the original's",
+}
 
 
 @dataclass(frozen=True)
@@ -298,9 +359,14 @@ def output_rows(report: Entries) -> Iterator[OutputRow]:
     told = inner(report, "fidelity")
     for one in dicts(told.get("outputs"))[:MOST_ROWS]:
         name, *how = (value if isinstance(value, str) else "" for value in map(one.get, ("name", "by", "why")))
-        yield OutputRow(name or NONE, "; ".join(filter(None, how)) or NONE,
-                        fidelity_text(measured(one, "mean")), fidelity_text(measured(one, "worst")),
-                        f"{whole_text(finite(one.get('samples')))} samples", bool(name) and name == told.get("output"))
+        yield OutputRow(
+            name or NONE,
+            "; ".join(filter(None, how)) or NONE,
+            fidelity_text(measured(one, "mean")),
+            fidelity_text(measured(one, "worst")),
+            f"{whole_text(finite(one.get('samples')))} samples",
+            bool(name) and name == told.get("output"),
+        )
 
 
 # What it is made of
@@ -314,7 +380,7 @@ class LayerRow:
     bits: str
     size: str
     damage: str
-    bars: tuple[str, str]   # widths of those of size and damage, in percent
+    bars: tuple[str, str]  # widths of those of size and damage, in percent
 
 
 @dataclass(frozen=True)
@@ -331,12 +397,17 @@ def layers(report: Entries) -> LayerTable | None:
         return None
     found.sort(key=lambda one: (one[0] is None, -(one[0] or 0.0), -(one[1] or 0.0)))
     worst, largest = max(damage or 0.0 for damage, _, _ in found), max(size or 0.0 for _, size, _ in found)
-    shown = tuple(layer(one, size, damage, (bar(size, largest), bar(damage, worst))) for damage, size, one in found[:MOST_LAYERS])
+    shown = tuple(
+        layer(one, size, damage, (bar(size, largest), bar(damage, worst))) for damage, size, one in found[:MOST_LAYERS]
+    )
     rest = found[MOST_LAYERS:]
     sums = sum(size or 0.0 for _, size, _ in rest), sum(damage or 0.0 for damage, _, _ in rest)
     more = f"and {len(rest):,} more with {size_text(sums[0])} and damage {share_text(sums[1])} in all: see layers in report.json"
-    by = ("size: what single weights damage is not known after healing" if all(damage is None for damage, _, _ in found) else
-          "the damage that the choice reckoned with: of storing this one so")
+    by = (
+        "size: what single weights damage is not known after healing"
+        if all(damage is None for damage, _, _ in found)
+        else "the damage that the choice reckoned with: of storing this one so"
+    )
     note = f"{counted(len(found), 'weight')}, by {by}. Bars are shares of the greatest."
     return LayerTable(note, shown, more if rest else "")
 
@@ -344,7 +415,9 @@ def layers(report: Entries) -> LayerTable | None:
 def layer(one: Entries, size: float | None, damage: float | None, bars: tuple[str, str]) -> LayerRow:
     bits, technique = finite(one.get("bits")), str(one.get("technique") or "")
     form = str(one.get("form") or "")
-    how = " ".join(word for word in (technique, form if form != "plain" else "") if word) or ("as it is" if form == "plain" else NONE)
+    how = " ".join(word for word in (technique, form if form != "plain" else "") if word) or (
+        "as it is" if form == "plain" else NONE
+    )
     sides = [finite(side) for side in listed(one.get("shape"))[:6]]
     shape = TIMES.join(whole_text(side).replace(",", "") for side in sides) or NONE
     told = NONE if bits is None else f"{bits:.3g}"
@@ -366,14 +439,20 @@ def healed(report: Entries) -> str:
     """
     told = inner(report, "healed")
     seconds, steps = finite(told.get("seconds")), finite(told.get("steps"))
-    before, after = (finite(told.get(key)) if not isinstance(told.get(key), Mapping) else finite(inner(told, key).get("mean"))
-                     for key in ("before", "after"))
+    before, after = (
+        finite(told.get(key)) if not isinstance(told.get(key), Mapping) else finite(inner(told, key).get("mean"))
+        for key in ("before", "after")
+    )
     if seconds is None and before is None and after is None:
         return ""
     long = f" for {seconds_text(seconds)}" if seconds is not None and 0 <= seconds < 1e9 else ""
     long += f", {counted(int(steps), 'step')}" if steps is not None and 0 <= steps < 1e15 else ""
-    told_of = [f"{fidelity_text(value)} {word}" for value, word in ((before, "before"), (after, "after")) if value is not None]
-    return f"The small model learned from the original{long}" + (f": fidelity {', '.join(told_of)}." if told_of else ".")
+    told_of = [
+        f"{fidelity_text(value)} {word}" for value, word in ((before, "before"), (after, "after")) if value is not None
+    ]
+    return f"The small model learned from the original{long}" + (
+        f": fidelity {', '.join(told_of)}." if told_of else "."
+    )
 
 
 def facts(report: Entries) -> Iterator[tuple[str, str]]:

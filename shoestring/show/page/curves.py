@@ -1,4 +1,5 @@
 """The charts of a run: loss and validation first, then what else there is to see of its steps, and its memory over time."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,14 +31,16 @@ from shoestring.show.page.words import (
     whole,
 )
 
-TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")   # of metrics
-MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30   # what keeps the page small
-HELD_OUT = "loss"   # what the held-out loss is called among the metrics
+TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")  # of metrics
+MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30  # what keeps the page small
+HELD_OUT = "loss"  # what the held-out loss is called among the metrics
 
 
 def metric_names(story: Entries) -> list[str]:
     """The job's metrics, in the order in which they were told."""
-    names = dict.fromkeys(str(name) for one in dicts(story.get("metrics")) for name in one if name not in ("step", "epoch"))
+    names = dict.fromkeys(
+        str(name) for one in dicts(story.get("metrics")) for name in one if name not in ("step", "epoch")
+    )
     return list(names)[:MOST_METRICS]
 
 
@@ -79,8 +82,18 @@ def losses(story: Entries) -> Markup:
     note += f" {len(found) - len(known):,} losses were not numbers." if len(known) < len(found) else ""
     best = inner(story, "best")
     note += f" Best validation at {word} {whole(best, 'step'):,}." if number(best.get("step")) is not None else ""
-    return Chart("loss", "Loss", note.strip(), tuple(lines), word, rows="loss", tools=True, named=bool(names),
-                 span=span(story), borders=borders(story)).drawn()
+    return Chart(
+        "loss",
+        "Loss",
+        note.strip(),
+        tuple(lines),
+        word,
+        rows="loss",
+        tools=True,
+        named=bool(names),
+        span=span(story),
+        borders=borders(story),
+    ).drawn()
 
 
 def metrics(story: Entries) -> list[Markup]:
@@ -89,15 +102,26 @@ def metrics(story: Entries) -> list[Markup]:
     drawn = {name: metric_line(story, name, TONES[place % len(TONES)]) for place, name in enumerate(names)}
     shares = [name for name in names if (found := numbers(list(drawn[name].y))) and min(found) >= 0 and max(found) <= 1]
     sets = ([shares] if shares else []) + [[name] for name in names if name not in shares]
-    return [metric_chart(story, [drawn[name] for name in taken[:len(TONES)]], validation_note(story, taken)).drawn()
-            for taken in sets[:MOST_CHARTS]]
+    return [
+        metric_chart(story, [drawn[name] for name in taken[: len(TONES)]], validation_note(story, taken)).drawn()
+        for taken in sets[:MOST_CHARTS]
+    ]
 
 
 def metric_chart(story: Entries, lines: Sequence[Line], note: str) -> Chart:
     names = [line.name for line in lines]
     title = names[0].capitalize() if len(names) == 1 else "Metrics"
-    return Chart(f"metric {' '.join(names)}"[:80], title, note, tuple(lines), step_word(story), rows=", ".join(names)[:40],
-                 span=span(story), named=True, borders=borders(story))
+    return Chart(
+        f"metric {' '.join(names)}"[:80],
+        title,
+        note,
+        tuple(lines),
+        step_word(story),
+        rows=", ".join(names)[:40],
+        span=span(story),
+        named=True,
+        borders=borders(story),
+    )
 
 
 def validation_note(story: Entries, names: Sequence[str]) -> str:
@@ -106,7 +130,11 @@ def validation_note(story: Entries, names: Sequence[str]) -> str:
     told = []
     for name in names[:3]:
         now, most = number(last.get(name)), number(best.get(name))
-        at = f" ({loss_text(most)} at the best validation)" if most is not None and whole(best, "step") != whole(last, "step") else ""
+        at = (
+            f" ({loss_text(most)} at the best validation)"
+            if most is not None and whole(best, "step") != whole(last, "step")
+            else ""
+        )
         told += [f"{name[:MOST_NAME]} {NONE if now is None else loss_text(now)}{at}"]
     return "On held-out data: " + "; ".join(told) + "."
 
@@ -120,10 +148,25 @@ def validations(story: Entries) -> Markup:
     is_best = [bool(best) and one.get("step") == best.get("step") for one in found]
     older = [one for one, kept in zip(found[:-MOST_ROWS], is_best, strict=False) if kept]
     epochs = any(whole(one, "epoch") for one in found)
-    note = counted(len(found), "validation") + (f", the newest {MOST_ROWS} and the best:" if len(found) > MOST_ROWS else ", newest first.")
-    return render("validations.html", note=note, word=step_word(story), names=names, epochs=epochs, rows=[
-        (whole(one, "step"), whole(one, "epoch"), [known_text(one.get(name)) for name in names],
-         bool(best) and one.get("step") == best.get("step")) for one in newest + older])
+    note = counted(len(found), "validation") + (
+        f", the newest {MOST_ROWS} and the best:" if len(found) > MOST_ROWS else ", newest first."
+    )
+    return render(
+        "validations.html",
+        note=note,
+        word=step_word(story),
+        names=names,
+        epochs=epochs,
+        rows=[
+            (
+                whole(one, "step"),
+                whole(one, "epoch"),
+                [known_text(one.get(name)) for name in names],
+                bool(best) and one.get("step") == best.get("step"),
+            )
+            for one in newest + older
+        ],
+    )
 
 
 def known_text(value: object) -> str:
@@ -136,16 +179,31 @@ def rates(story: Entries) -> Markup:
     line = step_line(story, "rates", "learning rate", "temporaries")
     known = numbers(list(line.y))
     note = f"Now {known[-1]:.3g}, at most {max(known):.3g}." if known else ""
-    return Chart("rate", "Learning rate", note, (line,), step_word(story), rows="learning rate", zero=True, span=span(story),
-                 borders=borders(story)).drawn()
+    return Chart(
+        "rate",
+        "Learning rate",
+        note,
+        (line,),
+        step_word(story),
+        rows="learning rate",
+        zero=True,
+        span=span(story),
+        borders=borders(story),
+    ).drawn()
 
 
 def norms(story: Entries) -> Markup:
     """The norm of the gradients before clipping, by step."""
     line = step_line(story, "norms", "gradient norm", "backward")
     known = numbers(list(line.y))
-    note = f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}." if known else ""
-    return Chart("norm", "Gradient norm", note, (line,), step_word(story), rows="norm", span=span(story), borders=borders(story)).drawn()
+    note = (
+        f"Global norm before clipping: {loss_text(known[-1])} at the last step, at most {loss_text(max(known))}."
+        if known
+        else ""
+    )
+    return Chart(
+        "norm", "Gradient norm", note, (line,), step_word(story), rows="norm", span=span(story), borders=borders(story)
+    ).drawn()
 
 
 def throughput(story: Entries) -> Markup:
@@ -177,6 +235,17 @@ def process(story: Entries) -> Markup:
     if len(line.x) < 2:
         return Markup()
     note = f"The whole process, libraries included: at most {bytes_text(max(numbers(list(line.y))))}."
-    note += f" Planning took {about(clock.planning)} before that." if clock is not None and clock.planning >= 0.5 else ""
-    return Chart("memory", "Memory while training", note, (line,), "time", "bytes", "process", zero=True,
-                 budget=figure_of(story, "budget", "memory")).drawn()
+    note += (
+        f" Planning took {about(clock.planning)} before that." if clock is not None and clock.planning >= 0.5 else ""
+    )
+    return Chart(
+        "memory",
+        "Memory while training",
+        note,
+        (line,),
+        "time",
+        "bytes",
+        "process",
+        zero=True,
+        budget=figure_of(story, "budget", "memory"),
+    ).drawn()

@@ -1,4 +1,5 @@
 """The section on a model that is cut across workers: who computes when, predicted and measured, and what every stage holds."""
+
 from __future__ import annotations
 
 from markupsafe import Markup
@@ -17,8 +18,14 @@ def stages(story: Entries) -> Markup:
     if cut is None:
         return Markup()
     figure = timeline_svg(cut.predicted, cut.measured) if any(cut.predicted) else Markup()
-    return render("stages.html", note=note(cut), figure=figure, rows=cut.rows[:MOST_ROWS], more=len(cut.rows) - MOST_ROWS,
-                  measured=any(row.measured is not None for row in cut.rows))
+    return render(
+        "stages.html",
+        note=note(cut),
+        figure=figure,
+        rows=cut.rows[:MOST_ROWS],
+        more=len(cut.rows) - MOST_ROWS,
+        measured=any(row.measured is not None for row in cut.rows),
+    )
 
 
 def note(cut: ModelCut) -> str:

@@ -1,4 +1,5 @@
 """One HTML document around what stands inside <main>: style and script are inside it, and its policy allows no others."""
+
 from __future__ import annotations
 
 import re
@@ -21,12 +22,30 @@ def script(*names: str) -> str:
 CHARTS = script("charts.js")
 
 
-def document(title: str, content: Markup, events: str = "", name: str = "", script: str = CHARTS, style: str = STYLE) -> str:
+def document(
+    title: str, content: Markup, events: str = "", name: str = "", script: str = CHARTS, style: str = STYLE
+) -> str:
     """The report; with `events`, the address to listen to, the live page, and with `name` a way back to all runs.
 
     A server of ours sends its policy with every answer. A report is a file, so it carries its own.
     """
-    policy = "" if events else (f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; img-src data:; "
-                                "base-uri 'none'; form-action 'none'")
-    return str(render("document.html", title=title, content=content, events=events, name=name, policy=Markup(policy), style=Markup(style),
-                      script=Markup(script)))
+    policy = (
+        ""
+        if events
+        else (
+            f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        )
+    )
+    return str(
+        render(
+            "document.html",
+            title=title,
+            content=content,
+            events=events,
+            name=name,
+            policy=Markup(policy),
+            style=Markup(style),
+            script=Markup(script),
+        )
+    )

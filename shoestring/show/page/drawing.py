@@ -3,6 +3,7 @@
 A plot is in a box 440 wide, so that its words stay readable on a phone and on half a desktop window. Colours are classes
 (`tone-forward`), never style attributes: the live page allows no style but its own.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +13,10 @@ from typing import TypeVar
 
 from shoestring.core.units import bytes_text
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204   # the drawing, and the plot inside it
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 440, 240, 76, 428, 30, 204  # the drawing, and the plot inside it
 FRAME = {"WIDTH": WIDTH, "HEIGHT": HEIGHT, "LEFT": LEFT, "RIGHT": RIGHT, "TOP": TOP, "BOTTOM": BOTTOM}
 MOST_POINTS = 240
-Point = tuple[float, float]   # place, value
+Point = tuple[float, float]  # place, value
 T = TypeVar("T")
 
 
@@ -51,15 +52,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Plot:
-    label: str                       # for who can't see it
-    rows: tuple[Mark, ...]           # grid lines with their values
+    label: str  # for who can't see it
+    rows: tuple[Mark, ...]  # grid lines with their values
     rows_name: str
-    columns: tuple[Mark, ...]        # values below the plot
+    columns: tuple[Mark, ...]  # values below the plot
     columns_name: str
     curves: tuple[Curve, ...] = ()
     borders: tuple[float, ...] = ()  # places of lines from top to bottom: the ends of epochs
     bars: tuple[Bar, ...] = ()
-    limit: Mark | None = None        # the budget
+    limit: Mark | None = None  # the budget
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def seconds_mark(time: float, unit: float) -> str:
     >>> seconds_mark(120, 60), seconds_mark(0.5, 1), seconds_mark(0, 60)
     ('2 min', '0.5 s', '0')
     """
-    return f"{time / unit:g} { {3600.0: 'h', 60.0: 'min'}.get(unit, 's')}" if time else "0"
+    return f"{time / unit:g} { {3600.0: 'h', 60.0: 'min'}.get(unit, 's') }" if time else "0"
 
 
 def memory_marks(top: float, budget: float | None) -> list[float]:
@@ -140,7 +141,7 @@ def groups(found: Sequence[T], most: int = MOST_POINTS) -> list[Sequence[T]]:
 
 
 def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)   # statistics.fmean takes five times as long
+    return sum(values) / len(values)  # statistics.fmean takes five times as long
 
 
 def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str]) -> tuple[Mark, ...]:
@@ -151,10 +152,15 @@ def upright(marks: Sequence[float], y: Scale, text: Callable[[float], str]) -> t
 def along(marks: Sequence[float], x: Scale, text: Callable[[float], str]) -> tuple[Mark, ...]:
     """Values below the plot; those at its ends stay inside."""
     places = [(mark, x(mark)) for mark in marks]
-    return tuple(Mark(at, text(mark), "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for mark, at in places)
+    return tuple(
+        Mark(at, text(mark), "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle")
+        for mark, at in places
+    )
 
 
-def limit(budget: float | None, y: Scale, text: Callable[[float], str] = bytes_text, anchor: str = "end") -> Mark | None:
+def limit(
+    budget: float | None, y: Scale, text: Callable[[float], str] = bytes_text, anchor: str = "end"
+) -> Mark | None:
     """The budget as a line, if it is in the plot. Its words are at the end of it; at the start where a line that rises ends there."""
     inside = budget is not None and y.low <= budget <= y.high
     return Mark(y(budget), f"budget {text(budget)}", anchor) if inside and budget is not None else None
@@ -167,5 +173,7 @@ def path_of(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 def strip(label: str, spans: Iterable[tuple[float, float, str]], mark: float | None = None) -> Strip:
     """A flat bar from 0 to 1 made of (from, to, tone), and a mark on it."""
-    drawn = tuple(BarSpan(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans)
+    drawn = tuple(
+        BarSpan(f"{1000 * start:.1f}", f"{max(0.0, 1000 * (end - start)):.1f}", tone) for start, end, tone in spans
+    )
     return Strip(label, drawn, "" if mark is None else f"{1000 * mark:.1f}")

@@ -2,6 +2,7 @@
 
 All of it is in the report's `federated`, in columns by round (runs/federation.py); any column may be missing, shorter or damaged.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ from shoestring.show.page.words import (
     whole,
 )
 
-MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30   # what keeps the page small
+MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # what keeps the page small
 
 
 def column(story: Entries, name: str) -> list[float | None]:
@@ -46,7 +47,9 @@ def round_line(story: Entries, name: str, shown: str, tone: str, summed: bool = 
     """A column by round; `summed` up to each round."""
     values, rounds = column(story, name), rounds_of(story)
     rounds = rounds if len(rounds) >= len(values) else list(range(1, len(values) + 1))
-    return Line(shown, tone, rounds[:len(values)], list(accumulate(value or 0.0 for value in values)) if summed else values)
+    return Line(
+        shown, tone, rounds[: len(values)], list(accumulate(value or 0.0 for value in values)) if summed else values
+    )
 
 
 def last_of(story: Entries, name: str) -> float | None:
@@ -69,10 +72,10 @@ class Privacy:
     """Epsilon that is spent, and what there is to spend."""
 
     spent: float
-    budget: float | None    # None: none was given
+    budget: float | None  # None: none was given
     delta: float | None
-    in_all: float | None = None   # by all runs on the ledger; None: there is no other
-    seeded: bool = False          # noise follows from a seed
+    in_all: float | None = None  # by all runs on the ledger; None: there is no other
+    seeded: bool = False  # noise follows from a seed
 
     @property
     def over(self) -> bool:
@@ -91,7 +94,9 @@ class Privacy:
         others = "" if self.in_all is None else f", {loss_text(self.in_all)} with other runs on the same ledger"
         if self.over:
             return f"epsilon {loss_text(self.spent)} is spent, above the budget of {self.budget:g}{others}"
-        return f"epsilon {loss_text(self.spent)}{'' if self.budget is None else f' of {self.budget:g}'} is spent{others}"
+        return (
+            f"epsilon {loss_text(self.spent)}{'' if self.budget is None else f' of {self.budget:g}'} is spent{others}"
+        )
 
 
 def privacy(story: Entries) -> Privacy | None:
@@ -124,14 +129,29 @@ def charts(story: Entries) -> list[Markup]:
 def participants(story: Entries) -> Markup:
     """Devices whose updates were used, were missing or were turned away."""
     took = round_line(story, "participants", "took part", "update")
-    others = [round_line(story, "missing", "missing", "temporaries"), round_line(story, "rejected", "turned away", "alert")]
+    others = [
+        round_line(story, "missing", "missing", "temporaries"),
+        round_line(story, "rejected", "turned away", "alert"),
+    ]
     known = numbers(list(took.y))
-    note = f"{counted(int(known[-1]), 'device')} in the last round, {sum(known) / len(known):,.1f} a round on average." if known else ""
+    note = (
+        f"{counted(int(known[-1]), 'device')} in the last round, {sum(known) / len(known):,.1f} a round on average."
+        if known
+        else ""
+    )
     for name, key, said in (("missing", "missed", "missing"), ("rejected", "turned", "turned away")):
         count = total(story, key, name)
         note += f" {count:,.0f} {'was' if count == 1 else 'were'} {said} in all." if count else ""
-    return Chart("participants", "Participants", note.strip(), (took, *(line for line in others if any(numbers(list(line.y))))), "round",
-                 rows="devices", zero=True, named=True).drawn()
+    return Chart(
+        "participants",
+        "Participants",
+        note.strip(),
+        (took, *(line for line in others if any(numbers(list(line.y))))),
+        "round",
+        rows="devices",
+        zero=True,
+        named=True,
+    ).drawn()
 
 
 def epsilon(story: Entries) -> Markup:
@@ -143,36 +163,63 @@ def epsilon(story: Entries) -> Markup:
     at = "" if spent.delta is None else f" at delta {short(spent.delta)}"
     note = f"{spent.text[:1].upper()}{spent.text[1:]}{at}{left}."
     note += " It is about the weights: losses and metrics here are what the simulation sees."
-    return Chart("epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True,
-                 budget=spent.budget).drawn()
+    return Chart(
+        "epsilon", "Privacy", note, (line,), "round", rows="epsilon", zero=True, named=True, budget=spent.budget
+    ).drawn()
 
 
 def traffic(story: Entries) -> Markup:
     """Bytes that all devices sent and were given so far."""
-    lines = [round_line(story, name, shown, tone, summed=True)
-             for name, shown, tone in (("up", "up", "forward"), ("down", "down", "backward"))]
-    told = [f"{bytes_text(size)} {name}" for name in ("up", "down") if (size := total(story, f"bytes_{name}", name)) is not None]
+    lines = [
+        round_line(story, name, shown, tone, summed=True)
+        for name, shown, tone in (("up", "up", "forward"), ("down", "down", "backward"))
+    ]
+    told = [
+        f"{bytes_text(size)} {name}"
+        for name in ("up", "down")
+        if (size := total(story, f"bytes_{name}", name)) is not None
+    ]
     note = f"All devices together: {' and '.join(told)}." if told else ""
     for name, does, budget in (("up", "sends", "upload"), ("down", "is given", "download")):
         one, most = number(inner(story, "measured").get(f"{name}_bytes")), asked_for(story, budget)
         if one is not None:
             of = "" if most is None else f", {'of' if one <= most else 'above the'} {bytes_text(most)} that it may"
             note += f" A device {does} {bytes_text(one)} a round{of}."
-    return Chart("traffic", "Bytes up and down", note.strip(), tuple(lines), "round", "bytes", "all devices, so far", zero=True,
-                 named=True).drawn()
+    return Chart(
+        "traffic",
+        "Bytes up and down",
+        note.strip(),
+        tuple(lines),
+        "round",
+        "bytes",
+        "all devices, so far",
+        zero=True,
+        named=True,
+    ).drawn()
 
 
 def on_devices(story: Entries) -> Iterator[Markup]:
     """Every metric on what devices hold out, before their own work and after it."""
     told = {when: dicts(inner(story, "federated").get(when)) for when in ("before", "after")}
-    names = dict.fromkeys(name for found in told.values() for one in found for name in one if name != "round" and isinstance(name, str))
+    names = dict.fromkeys(
+        name for found in told.values() for one in found for name in one if name != "round" and isinstance(name, str)
+    )
     for name in list(names)[:MOST_METRICS]:
-        lines = [metric_line(found, name, when, tone) for (when, found), tone in zip(told.items(), ("other", "update"), strict=True)]
+        lines = [
+            metric_line(found, name, when, tone)
+            for (when, found), tone in zip(told.items(), ("other", "update"), strict=True)
+        ]
         last = [f"{loss_text(points[-1][1])} {line.name}" for line in lines if (points := line.points)]
         shown = name[:MOST_NAME]
-        yield Chart(f"devices {name}"[:80], f"{shown[:1].upper()}{shown[1:]} on devices",
-                    f"On what devices hold out: {', '.join(last)} their own work, at the last time." if last else "", tuple(lines), "round",
-                    rows=shown, named=True).drawn()
+        yield Chart(
+            f"devices {name}"[:80],
+            f"{shown[:1].upper()}{shown[1:]} on devices",
+            f"On what devices hold out: {', '.join(last)} their own work, at the last time." if last else "",
+            tuple(lines),
+            "round",
+            rows=shown,
+            named=True,
+        ).drawn()
 
 
 def metric_line(found: list[Entries], name: str, when: str, tone: str) -> Line:
@@ -195,7 +242,7 @@ class Away:
 
     name: str
     rounds: int
-    share: str   # of all rounds
+    share: str  # of all rounds
 
 
 def tables(story: Entries) -> list[Markup]:
@@ -205,8 +252,12 @@ def tables(story: Entries) -> list[Markup]:
 
 def missing(story: Entries) -> Markup:
     found, many = dicts(inner(story, "federated").get("away")), len(listed(inner(story, "federated").get("round")))
-    rows = [Away(str(one.get("name", NONE)), whole(one, "rounds"), share_text(whole(one, "rounds") / many) if many else NONE)
-            for one in found[:MOST_ROWS]]
+    rows = [
+        Away(
+            str(one.get("name", NONE)), whole(one, "rounds"), share_text(whole(one, "rounds") / many) if many else NONE
+        )
+        for one in found[:MOST_ROWS]
+    ]
     count = total(story, "missed", "missing")
     note = f"Devices did not answer {count:,.0f} time{'s' * (count != 1)} in all. " if count else ""
     note += "Most often, of those whose names were noted:"
@@ -215,7 +266,10 @@ def missing(story: Entries) -> Markup:
 
 def turned_away(story: Entries) -> Markup:
     found = dicts(inner(story, "federated").get("turned_away"))
-    rows = [(f"{whole(one, 'round'):,}", one.get("name", NONE), one.get("why") or NONE) for one in found[: -MOST_ROWS - 1 : -1]]
+    rows = [
+        (f"{whole(one, 'round'):,}", one.get("name", NONE), one.get("why") or NONE)
+        for one in found[: -MOST_ROWS - 1 : -1]
+    ]
     count = total(story, "turned", "rejected") or len(rows)
     note = f"{counted(int(count), 'update')} could not be used; the round went on without {'it' if count == 1 else 'them'}."
     note += f" The newest {len(rows)}:" if count > len(rows) else ""

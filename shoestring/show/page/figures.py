@@ -1,4 +1,5 @@
 """The sections made of figures: predicted beside measured, and what can be drawn."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -12,7 +13,21 @@ from shoestring.core.figures import Figure
 from shoestring.core.units import bytes_text
 from shoestring.planning.quantities import FEDERATED, MEASURABLE
 from shoestring.show.page.charts import bytes_mark
-from shoestring.show.page.drawing import BOTTOM, FRAME, LEFT, RIGHT, TOP, Bar, Plot, Scale, Strip, limit, memory_marks, strip, upright
+from shoestring.show.page.drawing import (
+    BOTTOM,
+    FRAME,
+    LEFT,
+    RIGHT,
+    TOP,
+    Bar,
+    Plot,
+    Scale,
+    Strip,
+    limit,
+    memory_marks,
+    strip,
+    upright,
+)
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened, state_of, step_word
 
@@ -20,22 +35,38 @@ MOST_BARS = 90
 PHASES = ("forward", "backward", "update")
 NOTES = {
     "step": "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was predicted; "
-            "plain is what training without any technique would need.",
+    "plain is what training without any technique would need.",
     "round": "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain is "
-             "the round without any technique."}
-AT_THE_END = ("total_seconds", "epsilon")   # predicted of all rounds, so measured when they are over
+    "the round without any technique.",
+}
+AT_THE_END = ("total_seconds", "epsilon")  # predicted of all rounds, so measured when they are over
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
 
 def comparison(story: Entries) -> Markup:
     """The table of predicted beside measured."""
     word, over, budget = step_word(story), state_of(story) in ("finished", ""), figure_of(story, "budget", "memory")
-    found = [Figure(one, figure_of(story, "predicted", one.name),
-                    figure_of(story, "measured", one.name) if over or one.name not in AT_THE_END else None)
-             for one in (FEDERATED if word == "round" else MEASURABLE)]
+    found = [
+        Figure(
+            one,
+            figure_of(story, "predicted", one.name),
+            figure_of(story, "measured", one.name) if over or one.name not in AT_THE_END else None,
+        )
+        for one in (FEDERATED if word == "round" else MEASURABLE)
+    ]
     rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
-    return render("comparison.html", note=NOTES[word], rows=rows, gauge=gauge(story) if word == "step" or budget else (), budget=budget,
-                  used=figure_of(story, "measured", "process_bytes")) if rows else Markup()
+    return (
+        render(
+            "comparison.html",
+            note=NOTES[word],
+            rows=rows,
+            gauge=gauge(story) if word == "step" or budget else (),
+            budget=budget,
+            used=figure_of(story, "measured", "process_bytes"),
+        )
+        if rows
+        else Markup()
+    )
 
 
 @dataclass(frozen=True)
@@ -50,12 +81,20 @@ class MemoryGauge:
 def gauge(story: Entries) -> list[MemoryGauge]:
     """This run and plain training on one scale, with the budget across."""
     budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
-    found = [("This run", used, "alert" if used and budget and used > budget else "update"),
-             ("Plain training", figure_of(story, "plain", "process_bytes"), "other")]
+    found = [
+        ("This run", used, "alert" if used and budget and used > budget else "update"),
+        ("Plain training", figure_of(story, "plain", "process_bytes"), "other"),
+    ]
     rows = [(name, size, tone) for name, size, tone in found if size]
     most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])
-    return [MemoryGauge(name, size, strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None))
-            for name, size, tone in rows]
+    return [
+        MemoryGauge(
+            name,
+            size,
+            strip(f"{name}: {bytes_text(size)}", [(0, size / most, tone)], budget / most if budget else None),
+        )
+        for name, size, tone in rows
+    ]
 
 
 @dataclass(frozen=True)
@@ -65,7 +104,7 @@ class Compared:
     name: str
     predicted: str
     measured: str
-    change: str   # how far it is off, in the figure's own words
+    change: str  # how far it is off, in the figure's own words
     plain: str
 
 
@@ -97,9 +136,20 @@ def blocks(story: Entries) -> Markup:
         lies = "is for the whole process" if budget <= y.high else "for the whole process lies above this scale"
         note += f" The budget of {bytes_text(budget)} {lies}."
     phases = list(dict.fromkeys(phase_of(name) for name, _ in found))[:8]
-    return plotted("Memory through one step", note, Plot(
-        label, upright(marks, y, bytes_mark), "tensors", (), "time through one step →", bars=bars(fewer(found), y), limit=limit(budget, y),
-    ), [(tone_of(phase), phase) for phase in phases])
+    return plotted(
+        "Memory through one step",
+        note,
+        Plot(
+            label,
+            upright(marks, y, bytes_mark),
+            "tensors",
+            (),
+            "time through one step →",
+            bars=bars(fewer(found), y),
+            limit=limit(budget, y),
+        ),
+        [(tone_of(phase), phase) for phase in phases],
+    )
 
 
 def phase_of(name: str) -> str:
@@ -118,17 +168,33 @@ def fewer(found: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
     """
     size = ceil(len(found) / MOST_BARS)
     phases = (list(group) for _, group in groupby(found, lambda block: phase_of(block[0])))
-    merged = [max(phase[start : start + size], key=lambda block: block[1])
-              for phase in phases for start in range(0, len(phase), size)]
-    return merged if len(merged) <= 2 * MOST_BARS else [max(merged[start : start + size], key=lambda block: block[1])
-                                                        for start in range(0, len(merged), size)]
+    merged = [
+        max(phase[start : start + size], key=lambda block: block[1])
+        for phase in phases
+        for start in range(0, len(phase), size)
+    ]
+    return (
+        merged
+        if len(merged) <= 2 * MOST_BARS
+        else [max(merged[start : start + size], key=lambda block: block[1]) for start in range(0, len(merged), size)]
+    )
 
 
 def bars(found: Sequence[tuple[str, float]], y: Scale) -> tuple[Bar, ...]:
     pitch = (RIGHT - LEFT) / len(found)
     gap = min(3.0, 0.2 * pitch)
-    return tuple(Bar(f"{LEFT + place * pitch + gap / 2:.1f}", y(size), f"{pitch - gap:.1f}", f"{max(0.0, BOTTOM - y(size)):.1f}",
-                     tone_of(phase_of(name)), name, bytes_text(size)) for place, (name, size) in enumerate(found))
+    return tuple(
+        Bar(
+            f"{LEFT + place * pitch + gap / 2:.1f}",
+            y(size),
+            f"{pitch - gap:.1f}",
+            f"{max(0.0, BOTTOM - y(size)):.1f}",
+            tone_of(phase_of(name)),
+            name,
+            bytes_text(size),
+        )
+        for place, (name, size) in enumerate(found)
+    )
 
 
 @dataclass(frozen=True)
@@ -143,7 +209,9 @@ class TensorKind:
 
 def parts(story: Entries) -> Markup:
     """What is alive at the highest moment, as a stacked bar and a list."""
-    sizes = [(str(name), size) for name, size in pairs(list(inner(inner(story, "measured"), "parts").items())) if size > 0]
+    sizes = [
+        (str(name), size) for name, size in pairs(list(inner(inner(story, "measured"), "parts").items())) if size > 0
+    ]
     sizes = sorted(sizes, key=lambda part: -part[1])[:12]
     if not sizes:
         return Markup()
@@ -154,4 +222,9 @@ def parts(story: Entries) -> Markup:
         rows.append(TensorKind(name, tone, size, share_text(size / total)))
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
-    return render("parts.html", note=f"At the highest moment the tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows)
+    return render(
+        "parts.html",
+        note=f"At the highest moment the tensors take {bytes_text(total)}.",
+        bar=strip(label, spans),
+        parts=rows,
+    )

@@ -5,6 +5,7 @@
 
 Words in the plot are put where they lie over no others, and if there is room over no line either; the legend says everything as well.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +13,30 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from shoestring.show.page.amounts import UNITS, asked_share_text, asked_size_text, finite, share_text, size_text, time_text
+from shoestring.show.page.amounts import (
+    UNITS,
+    asked_share_text,
+    asked_size_text,
+    finite,
+    share_text,
+    size_text,
+    time_text,
+)
 from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP, Mark, Point, Scale, ticks
 from shoestring.show.page.words import Entries, dicts, inner
 
 MOST_POINTS, MOST_MARKS = 120, 6
-NO_DAMAGE, HUGE = 1e-9, 1e18      # a damage below is rounding of float32; a figure above is no size and no damage
-WIDE = 5.0                        # times the smallest size: from here on the logarithm
-LETTER, LINE = 9.0, 17.0          # of the words in the plot, which are bold, on a phone, where they are biggest
-NEAR = ((11, -9, "start"), (11, -25, "start"), (11, 20, "start"), (0, -14, "middle"), (11, -41, "start"), (11, 36, "start"))
+NO_DAMAGE, HUGE = 1e-9, 1e18  # a damage below is rounding of float32; a figure above is no size and no damage
+WIDE = 5.0  # times the smallest size: from here on the logarithm
+LETTER, LINE = 9.0, 17.0  # of the words in the plot, which are bold, on a phone, where they are biggest
+NEAR = (
+    (11, -9, "start"),
+    (11, -25, "start"),
+    (11, 20, "start"),
+    (0, -14, "middle"),
+    (11, -41, "start"),
+    (11, 36, "start"),
+)
 FAR = ((-11, 20, "end"), (-11, -9, "end"), (-11, 36, "end"), (0, 25, "middle"), (-11, -25, "end"))
 
 
@@ -66,10 +82,10 @@ class Frontier:
     rows_name: str
     columns: tuple[Mark, ...]
     columns_name: str
-    markers: tuple[tuple[str, Reached], ...]      # (predicted or measured, where)
-    across: tuple[tuple[str, float], ...]         # (x or y, where) of what was asked for
+    markers: tuple[tuple[str, Reached], ...]  # (predicted or measured, where)
+    across: tuple[tuple[str, float], ...]  # (x or y, where) of what was asked for
     words: tuple[Word, ...]
-    legend: tuple[tuple[str, str], ...]           # (kind, text)
+    legend: tuple[tuple[str, str], ...]  # (kind, text)
 
 
 def frontier(report: Entries) -> Frontier | None:
@@ -91,9 +107,19 @@ def frontier(report: Entries) -> Frontier | None:
     dots, markers = tuple(map(placed, few)), {kind: placed(one) for kind, one in chosen.items()}
     across = {name: (x if name == "size" else y)(value) for name, value in asked.items()}
     return Frontier(
-        label_of(found, chosen), note_of(len(told) - len(found), x, y), " ".join(f"{one.place[0]},{one.place[1]}" for one in dots), dots,
-        tuple(Mark(y(value), text) for value, text in y.marks), of, columns(x), f"size in {unit}", tuple(markers.items()),
-        tuple(across.items()), tuple(words(dots, markers, across, asked)), tuple(legend(found, chosen, asked)))
+        label_of(found, chosen),
+        note_of(len(told) - len(found), x, y),
+        " ".join(f"{one.place[0]},{one.place[1]}" for one in dots),
+        dots,
+        tuple(Mark(y(value), text) for value, text in y.marks),
+        of,
+        columns(x),
+        f"size in {unit}",
+        tuple(markers.items()),
+        tuple(across.items()),
+        tuple(words(dots, markers, across, asked)),
+        tuple(legend(found, chosen, asked)),
+    )
 
 
 # Reading
@@ -110,7 +136,10 @@ def reached(entry: Entries) -> Reached | None:
 def result(report: Entries, kind: str) -> Reached | None:
     """What was predicted of the chosen point, or measured."""
     fidelity = finite(inner(inner(report, "fidelity"), "mean").get(kind))
-    found = {"size_bytes": inner(report, "size_bytes").get(kind), "latency_ms": inner(inner(report, "latency_ms"), "p50").get(kind)}
+    found = {
+        "size_bytes": inner(report, "size_bytes").get(kind),
+        "latency_ms": inner(inner(report, "latency_ms"), "p50").get(kind),
+    }
     return None if fidelity is None else reached({**found, "damage": 1 - fidelity})
 
 
@@ -130,7 +159,7 @@ def unit_of(top: float) -> tuple[float, str]:
     ((1000000.0, 'MB'), (1.0, 'B'), (1000000.0, 'MB'))
     """
     power = min(len(UNITS) - 1, max(0, floor(log10(top) / 3 + 1e-9)))
-    return 1000.0 ** power, UNITS[power]
+    return 1000.0**power, UNITS[power]
 
 
 def size_axis(sizes: Sequence[float]) -> tuple[str, PlotAxis]:
@@ -178,35 +207,58 @@ def log_marks(low: float, high: float) -> list[float]:
 def columns(x: PlotAxis) -> tuple[Mark, ...]:
     """Sizes below the plot; those at its ends stay inside."""
     places = [(x(value), text) for value, text in x.marks]
-    return tuple(Mark(at, text, "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for at, text in places)
+    return tuple(
+        Mark(at, text, "start" if at < LEFT + 8 else "end" if at > RIGHT - 12 else "middle") for at, text in places
+    )
 
 
 # Words
 
-Box = tuple[float, float, float, float]   # left, top, right, bottom
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
-def words(dots: Sequence[Reached], markers: Mapping[str, Reached], across: Mapping[str, float],
-          asked: Mapping[str, float]) -> Iterator[Word]:
+def words(
+    dots: Sequence[Reached], markers: Mapping[str, Reached], across: Mapping[str, float], asked: Mapping[str, float]
+) -> Iterator[Word]:
     """The names of lines and points, each at the first place where it lies over nothing else; none where there is no such place."""
-    lines = [*along_line([one.place for one in dots]), *([along_x(across["size"])] if "size" in across else []),
-             *([(LEFT, across["damage"] - 1, RIGHT, across["damage"] + 1)] if "damage" in across else [])]
+    lines = [
+        *along_line([one.place for one in dots]),
+        *([along_x(across["size"])] if "size" in across else []),
+        *([(LEFT, across["damage"] - 1, RIGHT, across["damage"] + 1)] if "damage" in across else []),
+    ]
     taken = [(x - 8, y - 8, x + 8, y + 8) for x, y in (one.place for one in markers.values())]
     wanted: list[tuple[str, str, list[tuple[float, float, str]]]] = []
     upper = min(markers, key=lambda kind: markers[kind].place[1], default="")
-    for kind, one in markers.items():   # the frontier falls from left to right: above and to the right of it there is room
+    for (
+        kind,
+        one,
+    ) in markers.items():  # the frontier falls from left to right: above and to the right of it there is room
         x, y = one.place
         sides = NEAR + FAR if kind == upper else FAR + NEAR
         wanted.append((kind, kind, [(x + right, y + down, anchor) for right, down, anchor in sides]))
     if "size" in across:
         x = across["size"]
-        wanted.append((f"asked {asked_size_text(asked['size'])}", "alert", [
-            (x + side, y, anchor) for y in (TOP + 11, BOTTOM - 8, TOP + 29, BOTTOM - 26) for side, anchor in ((6, "start"), (-6, "end"))]))
+        wanted.append(
+            (
+                f"asked {asked_size_text(asked['size'])}",
+                "alert",
+                [
+                    (x + side, y, anchor)
+                    for y in (TOP + 11, BOTTOM - 8, TOP + 29, BOTTOM - 26)
+                    for side, anchor in ((6, "start"), (-6, "end"))
+                ],
+            )
+        )
     if "damage" in across:
         y = across["damage"]
         along = ((RIGHT, "end"), (LEFT + 6, "start"), ((LEFT + RIGHT) / 2, "middle"))
-        wanted.append((f"asked {asked_share_text(1 - asked['damage'])}", "alert", [
-            (x, y + down, anchor) for down in (-6, 16) for x, anchor in along]))
+        wanted.append(
+            (
+                f"asked {asked_share_text(1 - asked['damage'])}",
+                "alert",
+                [(x, y + down, anchor) for down in (-6, 16) for x, anchor in along],
+            )
+        )
     for text, tone, places in wanted:
         for others in ([*taken, *lines], taken):
             free = next((one for one in places if is_free(box_of(text, *one), others)), None)
@@ -225,7 +277,9 @@ def box_of(text: str, x: float, y: float, anchor: str) -> Box:
 def is_free(box: Box, others: Sequence[Box]) -> bool:
     left, top, right, bottom = box
     inside = left >= LEFT and right <= RIGHT + 4 and top >= TOP - 6 and bottom <= BOTTOM
-    return inside and not any(left < other[2] and other[0] < right and top < other[3] and other[1] < bottom for other in others)
+    return inside and not any(
+        left < other[2] and other[0] < right and top < other[3] and other[1] < bottom for other in others
+    )
 
 
 def along_line(points: Sequence[Point], step: float = 6.0) -> Iterator[Box]:
@@ -241,7 +295,9 @@ def along_x(x: float) -> Box:
     return x - 1, TOP, x + 1, BOTTOM
 
 
-def legend(found: Sequence[Reached], chosen: Mapping[str, Reached], asked: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def legend(
+    found: Sequence[Reached], chosen: Mapping[str, Reached], asked: Mapping[str, float]
+) -> Iterator[tuple[str, str]]:
     if found:
         yield "line", "what can be reached"
     for kind, one in chosen.items():
@@ -255,12 +311,17 @@ def legend(found: Sequence[Reached], chosen: Mapping[str, Reached], asked: Mappi
 def label_of(found: Sequence[Reached], chosen: Mapping[str, Reached]) -> str:
     """For who can't see it."""
     reach = [f"From {found[0].text} to {found[-1].text}"] if found else []
-    return "Size against damage. " + ". ".join(reach + [f"{kind.capitalize()}: {one.text}" for kind, one in chosen.items()])
+    return "Size against damage. " + ". ".join(
+        reach + [f"{kind.capitalize()}: {one.text}" for kind, one in chosen.items()]
+    )
 
 
 def note_of(left_out: int, x: PlotAxis, y: PlotAxis) -> str:
-    scales = {(True, True): "Both scales are logarithmic. ", (False, True): "The scale of damages is logarithmic. ",
-              (True, False): "The scale of sizes is logarithmic. "}.get((x.logarithmic, y.logarithmic), "")
+    scales = {
+        (True, True): "Both scales are logarithmic. ",
+        (False, True): "The scale of damages is logarithmic. ",
+        (True, False): "The scale of sizes is logarithmic. ",
+    }.get((x.logarithmic, y.logarithmic), "")
     none = "The lowest line is no damage at all. " if y.logarithmic and y.marks[0][1] == "0" else ""
     lost = f"{left_out:,} of its points {'is' if left_out == 1 else 'are'} no numbers and left out." if left_out else ""
     return f"The least damage that can be had at each size, by arithmetic. {scales}{none}{lost}".strip()

@@ -1,4 +1,5 @@
 """The page while it is watched: the same page, and a script that puts in what the server sends (script/live.js)."""
+
 from __future__ import annotations
 
 from markupsafe import Markup

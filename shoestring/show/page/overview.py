@@ -3,6 +3,7 @@
 The table has a column for every flag in which the runs differ. The lines of a run are sent when they are asked for (`curves`), so that the
 page stays small however many runs there are.
 """
+
 from __future__ import annotations
 
 import json
@@ -41,9 +42,14 @@ from shoestring.show.page.words import (
     warnings_in,
 )
 
-MOST_RUNS, MOST_FLAGS, MOST_METRICS, DRAWN = 250, 8, 5, 8   # rows and columns that keep the page small; runs that are drawn at first
+MOST_RUNS, MOST_FLAGS, MOST_METRICS, DRAWN = (
+    250,
+    8,
+    5,
+    8,
+)  # rows and columns that keep the page small; runs that are drawn at first
 GOING_ON = ("planning", "training")
-SHORT, MOST_TECHNIQUES = 140, 80    # characters of why a run failed, and of its techniques
+SHORT, MOST_TECHNIQUES = 140, 80  # characters of why a run failed, and of its techniques
 
 
 @dataclass(frozen=True)
@@ -68,20 +74,20 @@ class Summary:
     stand: str = ""
     warned: int = 0
     bar: Strip | None = None
-    techniques: str | None = None     # of its plan; None before there is one
+    techniques: str | None = None  # of its plan; None before there is one
     flags: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)   # of the best validation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the best validation
     loss: float | None = None
-    memory: tuple[float | None, float | None, float | None] = (None, None, None)   # predicted, measured, budget
-    seconds: float | None = None      # that it trained
+    memory: tuple[float | None, float | None, float | None] = (None, None, None)  # predicted, measured, budget
+    seconds: float | None = None  # that it trained
     steps: int = 0
-    mark: str = ""                    # changes when there is more to draw
-    line: Line | None = None          # its loss
-    cells: tuple[Cell, ...] = ()      # by the columns of the table
-    counts: str = "step"              # what `steps` are: a federated run counts rounds;
-    participants: float | None = None # there, of the last one,
-    up: float | None = None           # bytes that all devices sent,
-    privacy: Privacy | None = None    # and epsilon that is spent
+    mark: str = ""  # changes when there is more to draw
+    line: Line | None = None  # its loss
+    cells: tuple[Cell, ...] = ()  # by the columns of the table
+    counts: str = "step"  # what `steps` are: a federated run counts rounds;
+    participants: float | None = None  # there, of the last one,
+    up: float | None = None  # bytes that all devices sent,
+    privacy: Privacy | None = None  # and epsilon that is spent
 
     @property
     def place(self) -> str:
@@ -94,15 +100,33 @@ def summary(story: Entries, name: str) -> Summary:
     best = inner(story, "best")
     line = step_line(story, "losses", name, "forward").fewer(60)
     return Summary(
-        name, state_of(story), stands.tone, stands.word, shorter(stands.why), str(job_text(story)),
-        stand(story), warnings_in(story), bar(story, stands.tone), techniques_in(story),
+        name,
+        state_of(story),
+        stands.tone,
+        stands.word,
+        shorter(stands.why),
+        str(job_text(story)),
+        stand(story),
+        warnings_in(story),
+        bar(story, stands.tone),
+        techniques_in(story),
         {str(key)[:60]: str(value)[:60] for key, value in flags_of(story).items()},
-        {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None}, losses[-1] if losses else None,
-        (figure_of(story, "predicted", "process_bytes"), figure_of(story, "measured", "process_bytes"),
-         figure_of(story, "budget", "memory")),
-        found.trained if found else None, taken_steps(story),
-        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}", line if losses else None,
-        counts=step_word(story), participants=last_of(story, "participants"), up=total(story, "bytes_up", "up"), privacy=privacy(story))
+        {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None},
+        losses[-1] if losses else None,
+        (
+            figure_of(story, "predicted", "process_bytes"),
+            figure_of(story, "measured", "process_bytes"),
+            figure_of(story, "budget", "memory"),
+        ),
+        found.trained if found else None,
+        taken_steps(story),
+        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}",
+        line if losses else None,
+        counts=step_word(story),
+        participants=last_of(story, "participants"),
+        up=total(story, "bytes_up", "up"),
+        privacy=privacy(story),
+    )
 
 
 def techniques_in(story: Entries) -> str | None:
@@ -146,8 +170,8 @@ def bar(story: Entries, tone: str) -> Strip | None:
 class Column:
     name: str
     cell: Callable[[Summary], Cell]
-    first: str = "up"     # which way it is sorted first
-    long: bool = False    # words, which may break into lines
+    first: str = "up"  # which way it is sorted first
+    long: bool = False  # words, which may break into lines
 
 
 def overview(runs: Sequence[Summary]) -> Markup:
@@ -156,17 +180,28 @@ def overview(runs: Sequence[Summary]) -> Markup:
     words = [one.word.lower() for one in runs if one.word]
     order = [*(word.lower() for word in STATES.values()), "ended early", "diverged"]
     unread = len(runs) - len(words)
-    counts = ", ".join([f"{words.count(word)} {word}" for word in order if word in words] + [f"{unread} not read yet"] * bool(unread))
+    counts = ", ".join(
+        [f"{words.count(word)} {word}" for word in order if word in words] + [f"{unread} not read yet"] * bool(unread)
+    )
     found, same = columns(shown)
     rows = [replace(one, cells=tuple(column.cell(one) for column in found)) for one in shown]
-    return render("overview.html", name=counted(len(runs), "run"), stand=counts, same=same, columns=found, rows=rows,
-                  more=len(runs) - MOST_RUNS, drawn=DRAWN, chart=overlaid(shown))
+    return render(
+        "overview.html",
+        name=counted(len(runs), "run"),
+        stand=counts,
+        same=same,
+        columns=found,
+        rows=rows,
+        more=len(runs) - MOST_RUNS,
+        drawn=DRAWN,
+        chart=overlaid(shown),
+    )
 
 
 def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     """The columns after the run and its state, and what all runs have in common, in words."""
     names = list(dict.fromkeys(name for one in runs for name in one.flags))
-    known = [one.flags for one in runs if one.word or one.flags]   # others are not read yet
+    known = [one.flags for one in runs if one.word or one.flags]  # others are not read yet
     differ = [name for name in names if len({flags.get(name) for flags in known}) > 1]
     common = [f"{name} {known[0][name]}" for name in names if name not in differ]
     same = f"All runs have {', '.join(common)[:300]}." if common and len(runs) > 1 else ""
@@ -174,19 +209,33 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     found = [Column(name, flag_cell(name)) for name in differ[:MOST_FLAGS]]
     found += [Column("Techniques", techniques_cell, long=True)] * any(one.techniques is not None for one in runs)
     found += [Column("Training loss", lambda one: number_cell(one.loss, loss_text))]
-    found += [Column("Held-out loss" if name == HELD_OUT else f"Best {name}", metric_cell(name), "up" if name == HELD_OUT else "down")
-              for name in metrics]
+    found += [
+        Column(
+            "Held-out loss" if name == HELD_OUT else f"Best {name}",
+            metric_cell(name),
+            "up" if name == HELD_OUT else "down",
+        )
+        for name in metrics
+    ]
     counts = {one.counts for one in runs if one.state}
     found += federated_columns(runs) if "round" in counts else []
-    found += [Column("Memory", measured_cell)] if counts == {"round"} else [
-        Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)), Column("Measured", measured_cell),
-        Column("Budget", lambda one: number_cell(one.memory[2], bytes_text))]
+    found += (
+        [Column("Memory", measured_cell)]
+        if counts == {"round"}
+        else [
+            Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)),
+            Column("Measured", measured_cell),
+            Column("Budget", lambda one: number_cell(one.memory[2], bytes_text)),
+        ]
+    )
     return [*found, Column("Trained", lambda one: number_cell(one.seconds, about))], same
 
 
 def federated_columns(runs: Sequence[Summary]) -> list[Column]:
-    found = [Column("Participants", lambda one: number_cell(one.participants, "{:,.0f}".format), "down"),
-             Column("Bytes up", lambda one: number_cell(one.up, bytes_text))]
+    found = [
+        Column("Participants", lambda one: number_cell(one.participants, "{:,.0f}".format), "down"),
+        Column("Bytes up", lambda one: number_cell(one.up, bytes_text)),
+    ]
     return found + [Column("Epsilon spent", epsilon_cell)] * any(one.privacy is not None for one in runs)
 
 
@@ -217,7 +266,9 @@ def measured_cell(one: Summary) -> Cell:
 
 def overlaid(runs: Sequence[Summary]) -> Markup:
     """The chart of the runs that are drawn at first; the script draws those that are ticked."""
-    lines = tuple(replace(one.line, tone=f"run-{place}") for place, one in enumerate(runs[:DRAWN]) if one.line is not None)
+    lines = tuple(
+        replace(one.line, tone=f"run-{place}") for place, one in enumerate(runs[:DRAWN]) if one.line is not None
+    )
     counts = sorted({one.counts for one in runs if one.line is not None}, reverse=True)
     told = Chart("runs", "Training loss", "", lines, " or ".join(counts) or "step", rows="training loss", tools=True)
     return told.drawn("overlaid.html")
@@ -227,8 +278,17 @@ def curves(story: Entries) -> str:
     """All lines of a run by name, as JSON."""
     found: Iterable[tuple[str, Line]] = (
         ("training loss", step_line(story, "losses", "", "")),
-        *(("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(story, name, "")) for name in metric_names(story)),
-        ("learning rate", step_line(story, "rates", "", "")), ("gradient norm", step_line(story, "norms", "", "")),
-        ("participants", round_line(story, "participants", "", "")), ("epsilon", round_line(story, "epsilon", "", "")),
-        ("bytes up", round_line(story, "up", "", "", summed=True)), ("memory", process_line(story)))
-    return "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"
+        *(
+            ("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(story, name, ""))
+            for name in metric_names(story)
+        ),
+        ("learning rate", step_line(story, "rates", "", "")),
+        ("gradient norm", step_line(story, "norms", "", "")),
+        ("participants", round_line(story, "participants", "", "")),
+        ("epsilon", round_line(story, "epsilon", "", "")),
+        ("bytes up", round_line(story, "up", "", "", summed=True)),
+        ("memory", process_line(story)),
+    )
+    return (
+        "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"
+    )

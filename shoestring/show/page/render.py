@@ -1,4 +1,5 @@
 """Templates filled with values. Whatever is put into one is text and never markup: it is escaped unless it came out of a template."""
+
 from __future__ import annotations
 
 import re
@@ -12,7 +13,7 @@ from shoestring.core.units import bytes_text, seconds_text
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-NONE = "\N{EN DASH}"   # in place of a figure that is missing
+NONE = "\N{EN DASH}"  # in place of a figure that is missing
 
 
 def render(template: str, **values: object) -> Markup:
@@ -24,12 +25,24 @@ def render(template: str, **values: object) -> Markup:
 def environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(loader=PackageLoader("shoestring.show.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-                       lstrip_blocks=True, auto_reload=False, keep_trailing_newline=False)
-    made.filters |= {"said": said, "glued": glued, "bytes": bytes_text, "seconds": seconds_text,
-                     "known_bytes": lambda size: NONE if size is None else bytes_text(size),
-                     "known_seconds": lambda seconds: NONE if seconds is None else seconds_text(seconds),
-                     "thousands": lambda count: f"{count:,.0f}"}
+    made = Environment(
+        loader=PackageLoader("shoestring.show.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+        keep_trailing_newline=False,
+    )
+    made.filters |= {
+        "said": said,
+        "glued": glued,
+        "bytes": bytes_text,
+        "seconds": seconds_text,
+        "known_bytes": lambda size: NONE if size is None else bytes_text(size),
+        "known_seconds": lambda seconds: NONE if seconds is None else seconds_text(seconds),
+        "thousands": lambda count: f"{count:,.0f}",
+    }
     return made
 
 
@@ -46,7 +59,7 @@ def said(text: object, most: int = 300) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    safe = str(escape(str(text)[: most + 1])).encode("utf-8", "replace")   # half a character can't be written to a file
+    safe = str(escape(str(text)[: most + 1])).encode("utf-8", "replace")  # half a character can't be written to a file
     cut = safe[:most].decode(errors="ignore")
     return Markup(cut if len(safe) <= most else re.sub(r"&[^;]*$", "", cut) + "…")
 

@@ -1,11 +1,12 @@
 """How a run stands: the word and the colour of its state, and why. A run that ended is not well because it ended.
 
-    diverged      the last loss is not a number; or the loss ended far above where it began: of the first and the last steps (a tenth of
-                  all, 3 to 50 of each) the least of the last is above the greatest of the first, and the middle one of the last is more
-                  than twice as high. A loss may rise for good reasons, so this is said as what was seen, not as what it means
-    data ended    the data gave fewer batches than there were to be steps
-    ended early   validation was no better for as long as the job waits
+diverged      the last loss is not a number; or the loss ended far above where it began: of the first and the last steps (a tenth of
+              all, 3 to 50 of each) the least of the last is above the greatest of the first, and the middle one of the last is more
+              than twice as high. A loss may rise for good reasons, so this is said as what was seen, not as what it means
+data ended    the data gave fewer batches than there were to be steps
+ended early   validation was no better for as long as the job waits
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -32,15 +33,15 @@ from shoestring.show.page.words import (
     whole,
 )
 
-DATA_ENDED, NO_BETTER = "data ended", "no better"   # what `ended` is, or begins with
-BY_ITSELF = ("", "steps", "rounds", "epochs")   # what `ended` is of a run that did what it was to do
+DATA_ENDED, NO_BETTER = "data ended", "no better"  # what `ended` is, or begins with
+BY_ITSELF = ("", "steps", "rounds", "epochs")  # what `ended` is of a run that did what it was to do
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    tone: str        # a class of the style: the state, or diverged, data-ended, early
+    tone: str  # a class of the style: the state, or diverged, data-ended, early
     word: str
-    why: str = ""    # in a sentence; empty where there is nothing to explain
+    why: str = ""  # in a sentence; empty where there is nothing to explain
 
 
 def standing(story: Entries) -> RunStatus:
@@ -52,11 +53,17 @@ def standing(story: Entries) -> RunStatus:
         return RunStatus("diverged", "Diverged", f"{found} {text}".strip())
     ended = why_ended(story)
     if state == "finished" and ended == DATA_ENDED:
-        return RunStatus("data-ended", "Data ended", f"The data ended after {counted_steps(story)}. To go through them again, give data "
-                        "that can be iterated more than once, such as a list or a DataLoader.")
+        return RunStatus(
+            "data-ended",
+            "Data ended",
+            f"The data ended after {counted_steps(story)}. To go through them again, give data "
+            "that can be iterated more than once, such as a list or a DataLoader.",
+        )
     if state == "finished" and ended.startswith(NO_BETTER):
         return RunStatus("early", "Ended early", "")
-    if state == "finished" and step_word(story) == "round" and taken_steps(story) < wanted_steps(story):   # `ended` says why
+    if (
+        state == "finished" and step_word(story) == "round" and taken_steps(story) < wanted_steps(story)
+    ):  # `ended` says why
         return RunStatus("early", "Ended early", text)
     return RunStatus(state, STATES.get(state, ""), text)
 
@@ -71,7 +78,11 @@ def diverged(story: Entries) -> str:
     """
     losses = listed(story.get("losses"))
     known = numbers(losses)
-    if losses and number(losses[-1]) is None and (losses[-1] is None or (isinstance(losses[-1], float) and not isfinite(losses[-1]))):
+    if (
+        losses
+        and number(losses[-1]) is None
+        and (losses[-1] is None or (isinstance(losses[-1], float) and not isfinite(losses[-1])))
+    ):
         place = next((place for place in range(len(losses) - 1, -1, -1) if number(losses[place]) is not None), -1) + 1
         return f"The loss is not a number since {step_word(story)} {numbers_of_steps(story)[place]:,}."
     count = max(3, min(50, len(known) // 10))
@@ -160,6 +171,8 @@ def verdict(story: Entries) -> str:
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over
     elif used is not None or budget is not None:
         sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
-    if plain is not None and used is not None and plain > used and story.get("techniques"):   # else there is nothing to boast of
+    if (
+        plain is not None and used is not None and plain > used and story.get("techniques")
+    ):  # else there is nothing to boast of
         sentence += f"; plain training would have needed {bytes_text(plain)}"
     return sentence + "."

@@ -1,4 +1,5 @@
 """How the page looks: one sheet for the report, the live page and the overview, light and dark, phone and desktop."""
+
 from __future__ import annotations
 
 STYLE = """
@@ -206,7 +207,9 @@ background:var(--ink);color:var(--paper);font-size:.875rem;padding:.6rem 1.1rem;
 """
 
 # A federated run's page has this, too, and so has every live page: what it is of is not known before it is read.
-FEDERATED = STYLE + """@media(min-width:40rem){.tiles.many{grid-template-columns:repeat(5,minmax(0,1fr))}}
+FEDERATED = (
+    STYLE
+    + """@media(min-width:40rem){.tiles.many{grid-template-columns:repeat(5,minmax(0,1fr))}}
 .tiles svg{height:.375rem;border-radius:.1875rem;background:var(--line);margin-top:.3rem;max-width:8rem}
 @media(max-width:30rem){.compared tbody th{white-space:normal;overflow-wrap:normal}}
 .names th:first-child,.reasons td:nth-child(2){white-space:normal}
@@ -238,9 +241,12 @@ FEDERATED = STYLE + """@media(min-width:40rem){.tiles.many{grid-template-columns
 .ab .devices{grid-column:3;grid-row:2}
 .ab td.interval{grid-column:2/-1;grid-row:3;width:auto;align-self:center}}
 """
+)
 
 # The page of a compressed model has this, too: its frontier, and a table of layers that stands on end on a phone.
-COMPRESSED = STYLE + """.frontier svg .word{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
+COMPRESSED = (
+    STYLE
+    + """.frontier svg .word{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
 .frontier svg .predicted{fill:var(--blue-ink)}
 .frontier svg .measured{fill:var(--orange)}
 .frontier svg text.measured{fill:var(--ink)}
@@ -272,3 +278,4 @@ padding:.625rem 0;border-bottom:1px solid var(--line)}
 .layers .how::after{content:", " attr(data-bits) " bits"}
 .layers .bits{display:none}}
 """
+)

@@ -1,4 +1,5 @@
 """The figures one looks at first, big, each with a word on it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -34,33 +35,48 @@ class Tile:
     name: str
     figure: str
     note: str = ""
-    over: bool = False         # above the budget
-    bar: Strip | None = None   # how much of the budget it is
+    over: bool = False  # above the budget
+    bar: Strip | None = None  # how much of the budget it is
 
 
 def tiles(story: Entries) -> Iterator[Tile]:
     """The figures one looks at first, big."""
     losses, one, left = numbers(story.get("losses")), step_seconds(story), seconds_left(story)
-    used, budget, word = figure_of(story, "measured", "process_bytes"), figure_of(story, "budget", "memory"), step_word(story)
+    used, budget, word = (
+        figure_of(story, "measured", "process_bytes"),
+        figure_of(story, "budget", "memory"),
+        step_word(story),
+    )
     if losses:
         yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
     yield from best_tiles(story)
     if epochs := whole(story, "epochs"):
         going = state_of(story) == "training"
-        yield Tile("Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data")
+        yield Tile(
+            "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
+        )
     if word == "round":
         yield from federated_tiles(story)
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
     if used is not None and (budget is not None or word == "step"):
         over = budget is not None and used > budget
-        yield Tile("Memory", bytes_text(used), "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}", over)
+        yield Tile(
+            "Memory",
+            bytes_text(used),
+            "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}",
+            over,
+        )
     found = clock_of(story)
     trained = found.trained if found else None
     if state_of(story) == "training" and left is not None:
         yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
     elif trained:
-        yield Tile("Training time", about(trained), f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "")
+        yield Tile(
+            "Training time",
+            about(trained),
+            f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "",
+        )
 
 
 def best_tiles(story: Entries) -> Iterator[Tile]:

@@ -3,6 +3,7 @@
 A page is sent again and again while a run is watched, so the picture stays small: few actions are boxes of their own, which tell more to
 who points at them; of many, all of a kind are one path; and what is too narrow to be seen is put together first.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,17 @@ from shoestring.show.page.words import counted
 from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
 from shoestring.training.pipeline.schedule import ActionSpan, Kind, Timeline
 
-WIDTH, LEFT, RIGHT = 760, 60, 744                        # the drawing, and where time begins and ends in it
-HEADING, ROW, TALL, AXIS, SPACE = 24, 24, 20, 22, 14     # heights: words above a timeline, a row, what is drawn in it, times, a gap
-MOST_ROWS, MOST_TOLD = 8, 240                            # workers that are drawn; boxes that tell what they are
-NARROW, LETTER = 4.0, 6.4                                # widths: of what is put together with its neighbours, and of a digit
-IDLE, DARK = "tone-alert idle", "tone-backward"          # what is idle; what dark numbers are readable on
+WIDTH, LEFT, RIGHT = 760, 60, 744  # the drawing, and where time begins and ends in it
+HEADING, ROW, TALL, AXIS, SPACE = (
+    24,
+    24,
+    20,
+    22,
+    14,
+)  # heights: words above a timeline, a row, what is drawn in it, times, a gap
+MOST_ROWS, MOST_TOLD = 8, 240  # workers that are drawn; boxes that tell what they are
+NARROW, LETTER = 4.0, 6.4  # widths: of what is put together with its neighbours, and of a digit
+IDLE, DARK = "tone-alert idle", "tone-backward"  # what is idle; what dark numbers are readable on
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,9 @@ class Box:
 
     x: float
     width: float
-    tone: str             # with other classes
-    title: str            # for who points at it
-    text: str = ""        # the number of the piece, where there is room
+    tone: str  # with other classes
+    title: str  # for who points at it
+    text: str = ""  # the number of the piece, where there is room
 
     @property
     def middle(self) -> float:
@@ -47,13 +54,15 @@ class WorkerRow:
     name: str
     y: float
     boxes: tuple[Box, ...]
-    whole: bool                 # every action is a box of its own
+    whole: bool  # every action is a box of its own
 
     @property
     def numbers(self) -> list[tuple[str, list[Box]]]:
         """The numbers of pieces, by the colour that they are written in."""
-        found = {"piece dark": [box for box in self.boxes if box.text and DARK in box.tone],
-                 "piece": [box for box in self.boxes if box.text and DARK not in box.tone]}
+        found = {
+            "piece dark": [box for box in self.boxes if box.text and DARK in box.tone],
+            "piece": [box for box in self.boxes if box.text and DARK not in box.tone],
+        }
         return [(name, boxes) for name, boxes in found.items() if boxes]
 
     @property
@@ -62,8 +71,10 @@ class WorkerRow:
         found: dict[str, list[Box]] = {}
         for box in self.boxes:
             found.setdefault(box.tone, []).append(box)
-        return {tone: "".join(f"M{box.x:g} {self.y:g}h{box.width:g}v{TALL}h-{box.width:g}z" for box in boxes if box.width)
-                for tone, boxes in found.items()}
+        return {
+            tone: "".join(f"M{box.x:g} {self.y:g}h{box.width:g}v{TALL}h-{box.width:g}z" for box in boxes if box.width)
+            for tone, boxes in found.items()
+        }
 
 
 @dataclass(frozen=True)
@@ -85,7 +96,11 @@ class Drawing:
 
 def timeline_section(predicted: Timeline, measured: Timeline | None = None, note: str = "") -> Markup:
     """A section of the page; nothing where nothing was predicted."""
-    return render("timeline_section.html", note=note, figure=timeline_svg(predicted, measured)) if any(predicted) else Markup()
+    return (
+        render("timeline_section.html", note=note, figure=timeline_svg(predicted, measured))
+        if any(predicted)
+        else Markup()
+    )
 
 
 def timeline_svg(predicted: Timeline, measured: Timeline | None = None) -> Markup:
@@ -95,26 +110,43 @@ def timeline_svg(predicted: Timeline, measured: Timeline | None = None) -> Marku
     x = Scale(0.0, longest, LEFT, RIGHT)
     drawings: list[Drawing] = []
     for name, timeline in shown:
-        drawings += [drawing(f"{name}: {told(timeline)}", timeline, x, drawings[-1].bottom + SPACE if drawings else 0.0)]
+        drawings += [
+            drawing(f"{name}: {told(timeline)}", timeline, x, drawings[-1].bottom + SPACE if drawings else 0.0)
+        ]
     label = f"Timeline of {counted(len(predicted), 'stage')}. {'. '.join(one.heading for one in drawings)}"
     rows = [row for one in drawings for row in one.rows]
-    return render("timeline.html", label=label, drawings=drawings, marks=marks(x), legend=legend([one for _, one in shown]), width=WIDTH,
-                  left=LEFT, tall=TALL, bottom=drawings[-1].bottom, height=drawings[-1].bottom + AXIS,
-                  each=all(row.whole for row in rows) and sum(len(row.boxes) for row in rows) <= MOST_TOLD)
+    return render(
+        "timeline.html",
+        label=label,
+        drawings=drawings,
+        marks=marks(x),
+        legend=legend([one for _, one in shown]),
+        width=WIDTH,
+        left=LEFT,
+        tall=TALL,
+        bottom=drawings[-1].bottom,
+        height=drawings[-1].bottom + AXIS,
+        each=all(row.whole for row in rows) and sum(len(row.boxes) for row in rows) <= MOST_TOLD,
+    )
 
 
 def marks(x: Scale) -> list[Mark]:
     """Times below the picture."""
     step = ticks(0.0, x.high / 2)[1]
-    return [Mark(x(place * step), seconds_text(place * step) if place else "0") for place in range(int(x.high / step + 1e-9) + 1)]
+    return [
+        Mark(x(place * step), seconds_text(place * step) if place else "0")
+        for place in range(int(x.high / step + 1e-9) + 1)
+    ]
 
 
 def drawing(heading: str, timeline: Timeline, x: Scale, top: float) -> Drawing:
     first, last = ends(timeline)
     workers = drawn_workers(len(timeline), MOST_ROWS)
     left_out = f"; {len(workers)} of {len(timeline)} stages are drawn" if len(workers) < len(timeline) else ""
-    rows = tuple(row(f"stage {worker}", timeline[worker], first, last, x, top + HEADING + place * ROW, len(timeline))
-                 for place, worker in enumerate(workers))
+    rows = tuple(
+        row(f"stage {worker}", timeline[worker], first, last, x, top + HEADING + place * ROW, len(timeline))
+        for place, worker in enumerate(workers)
+    )
     return Drawing(heading + left_out, top, rows)
 
 
@@ -127,7 +159,7 @@ def row(name: str, own: Sequence[ActionSpan], first: float, last: float, x: Scal
     return WorkerRow(name, y, tuple(one for one in boxes if one.width), whole)
 
 
-Stretch = tuple[Sequence[ActionSpan], float, float]   # what is done (nothing: idle), from when to when
+Stretch = tuple[Sequence[ActionSpan], float, float]  # what is done (nothing: idle), from when to when
 
 
 def separate(own: Sequence[ActionSpan], first: float, last: float) -> Iterator[Stretch]:
@@ -145,7 +177,9 @@ def separate(own: Sequence[ActionSpan], first: float, last: float) -> Iterator[S
 def together(own: Sequence[ActionSpan], first: float, each: float, columns: int) -> Iterator[Stretch]:
     """The same in columns of `each` seconds, for actions that are too many; neighbours of a kind are one."""
     place = 0
-    for kind, run in groupby(by_column(own, first, 1 / each if each else 0.0, columns), lambda action: action.kind if action else None):
+    for kind, run in groupby(
+        by_column(own, first, 1 / each if each else 0.0, columns), lambda action: action.kind if action else None
+    ):
         actions = list(run)
         begin, place = place, place + len(actions)
         since, until = first + begin * each, first + place * each

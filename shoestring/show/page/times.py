@@ -1,4 +1,5 @@
 """The time that a run trained: planning before it, and the time that it was stopped or dead, are not part of it."""
+
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
@@ -14,10 +15,10 @@ from shoestring.show.page.words import Entries, dicts, number, pairs
 class TrainingTime:
     """Tells seconds of training from seconds since the run's first event."""
 
-    planning: float            # seconds before training began
+    planning: float  # seconds before training began
     starts: tuple[float, ...]  # when each life began,
     before: tuple[float, ...]  # and how long it had trained by then
-    trained: float             # seconds in all
+    trained: float  # seconds in all
 
     def __call__(self, when: float) -> float:
         """
@@ -41,6 +42,12 @@ def clock_of(story: Entries) -> TrainingTime | None:
     before = [0.0]
     for start, after in pairwise(starts):
         place = bisect_left(samples, after, key=itemgetter(0))
-        end = samples[place - 1][0] if place else start    # the last step of that life which counts
+        end = samples[place - 1][0] if place else start  # the last step of that life which counts
         before.append(before[-1] + max(0.0, end - start))
-    return TrainingTime(max(0.0, starts[0]), tuple(starts), tuple(before), before[-1] + max(0.0, last - begun - starts[-1])) if starts else None
+    return (
+        TrainingTime(
+            max(0.0, starts[0]), tuple(starts), tuple(before), before[-1] + max(0.0, last - begun - starts[-1])
+        )
+        if starts
+        else None
+    )

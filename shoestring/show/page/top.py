@@ -1,4 +1,5 @@
 """The top of the page: what state the run is in, where it stands, and the four figures one looks at first."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -39,10 +40,18 @@ def top(story: Entries) -> Markup:
     stands, warned = standing(story), warnings_in(story)
     flags = [f"{name} {value}" for name, value in flags_of(story).items()]
     return render(
-        "top.html", title=title(story), stands=stands, warned=counted(warned, "warning") if warned else "",
-        job=job_text(story), flags=flags[:MOST_FLAGS], more_flags=len(flags) - MOST_FLAGS, headline=headline(story),
+        "top.html",
+        title=title(story),
+        stands=stands,
+        warned=counted(warned, "warning") if warned else "",
+        job=job_text(story),
+        flags=flags[:MOST_FLAGS],
+        more_flags=len(flags) - MOST_FLAGS,
+        headline=headline(story),
         last_sign=clock(story.get("last"), story.get("now")) if stands.tone == "died" else "",
-        progress=progress(story), tiles=list(tiles(story)) if state_of(story) else [])
+        progress=progress(story),
+        tiles=list(tiles(story)) if state_of(story) else [],
+    )
 
 
 def title(story: Entries) -> Markup:
@@ -76,4 +85,8 @@ def saved_text(step: int, saved: int, word: str = "step") -> str:
     """
     if not saved:
         return "No checkpoint so far."
-    return f"Saved up to {word} {saved:,}; {counted(step - saved, word)} have come since." if saved < step else "Saved up to here."
+    return (
+        f"Saved up to {word} {saved:,}; {counted(step - saved, word)} have come since."
+        if saved < step
+        else "Saved up to here."
+    )

@@ -1,4 +1,5 @@
 """What the page says, and how it reads the figures it says it with: anything may be missing, nothing may be markup."""
+
 from __future__ import annotations
 
 import re
@@ -14,10 +15,19 @@ from shoestring.core.units import bytes_text
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
 
-STATES = {"planning": "Planning", "training": "Training", "finished": "Finished", "stopped": "Stopped", "failed": "Failed",
-          "died": "Died", "data ended": "Data ended"}
+STATES = {
+    "planning": "Planning",
+    "training": "Training",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "failed": "Failed",
+    "died": "Died",
+    "data ended": "Data ended",
+}
 ENDED_EARLY = ("stopped", "failed", "died")
-Entries = Mapping[str, Any]   # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
+Entries = Mapping[
+    str, Any
+]  # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
 
 class HasJson(Protocol):
@@ -167,7 +177,15 @@ def share_text(share: float) -> str:
     >>> share_text(0.31), share_text(0.042), share_text(0.0001)
     ('31 %', '4.2 %', '< 0.1 %')
     """
-    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %" if share >= 0.0005 else "0 %" if not share else "< 0.1 %"
+    return (
+        f"{100 * share:.0f} %"
+        if share >= 0.0995
+        else f"{100 * share:.1f} %"
+        if share >= 0.0005
+        else "0 %"
+        if not share
+        else "< 0.1 %"
+    )
 
 
 def counted(count: int, word: str) -> str:
@@ -224,13 +242,16 @@ def step_seconds(story: Entries) -> float | None:
 
 def lately(story: Entries) -> list[float]:
     """Seconds of the last steps, as many as are asked for how fast it is."""
-    return numbers(listed(story.get("seconds"))[-time_left.RECENT - time_left.YOUNG:])
+    return numbers(listed(story.get("seconds"))[-time_left.RECENT - time_left.YOUNG :])
 
 
 def seconds_left(story: Entries) -> float | None:
     """Seconds until the last step is done, as the terminal says it too."""
-    done = [(whole(one, "step"), float(one["seconds"])) for one in dicts(story.get("events"))
-            if one.get("event") == "validated" and number(one.get("seconds")) is not None]
+    done = [
+        (whole(one, "step"), float(one["seconds"]))
+        for one in dicts(story.get("events"))
+        if one.get("event") == "validated" and number(one.get("seconds")) is not None
+    ]
     return time_left.time_left(whole(story, "step"), whole(story, "steps"), lately(story), done)
 
 

@@ -4,6 +4,7 @@
 
 The page is drawn here and sent when it changed. Nothing is read or drawn unless somebody looks. No torch.
 """
+
 from __future__ import annotations
 
 TYPE_CHECKING = False
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None) -> None:
+def serve(
+    paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: Callable[[str], object] = lambda url: None
+) -> None:
     """Serve the page of runs, or of folders of runs, until asked to end; ready(url) is called once it can be opened."""
     import threading
 
@@ -24,7 +27,7 @@ def serve(paths: Sequence[Path], host: str = "127.0.0.1", port: int = 0, ready: 
     with WatchServer(Watch(paths), host, port) as server:
 
         def end(number: int, frame: Any) -> None:
-            threading.Thread(target=server.shutdown).start()   # it waits for the loop below, so not from here
+            threading.Thread(target=server.shutdown).start()  # it waits for the loop below, so not from here
 
         with listening(end):
             ready(server.url)

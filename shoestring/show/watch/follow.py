@@ -6,6 +6,7 @@ drawing it takes long, so that watching takes less than half a percent of one co
 Reading may take long (a million events) or for ever (a disk that is gone), so nobody who asks for a page does it: a thread does, and what
 was last drawn is shown if it is not done soon. Every run has a lock of its own.
 """
+
 from __future__ import annotations
 
 import os
@@ -28,10 +29,10 @@ from shoestring.show.page.top import title
 from shoestring.show.page.words import state_of
 from shoestring.show.watch.places import check, is_run
 
-LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0   # seconds between looks, between drawings, and at most between drawings
-QUIET = 30.0                          # seconds after which a run that goes on is drawn without news: it may hang
-SHARE = 0.004                         # of one core that drawing a run may take
-PATIENCE = 5.0                        # seconds that a request waits for what is read
+LOOK, DRAW, SELDOM = 1.0, 2.0, 60.0  # seconds between looks, between drawings, and at most between drawings
+QUIET = 30.0  # seconds after which a run that goes on is drawn without news: it may hang
+SHARE = 0.004  # of one core that drawing a run may take
+PATIENCE = 5.0  # seconds that a request waits for what is read
 
 
 class View(NamedTuple):
@@ -45,9 +46,9 @@ class View(NamedTuple):
 class Signs(NamedTuple):
     """What shows without reading that there is news of a run; `lock` also says when to ask who holds it."""
 
-    events: tuple[int, int]               # inode, bytes
-    files: tuple[int, ...]                # when run.json, plan.json and report.json were written
-    lock: int                             # when somebody last took the lock
+    events: tuple[int, int]  # inode, bytes
+    files: tuple[int, ...]  # when run.json, plan.json and report.json were written
+    lock: int  # when somebody last took the lock
     holder: int | None
 
 
@@ -58,8 +59,8 @@ class FollowedRun:
         self.name, self.path = name, path
         self.fold = History()
         self.signs: Signs | None = None
-        self.looked = self.due = self.drawn = float("-inf")   # when it was looked at, may be drawn again, was drawn
-        self.turn = Lock()                                    # of who looks
+        self.looked = self.due = self.drawn = float("-inf")  # when it was looked at, may be drawn again, was drawn
+        self.turn = Lock()  # of who looks
         self.state = ""
         self.show({"name": name, "run": str(path), "text": "This run is being read …"})
 
@@ -110,10 +111,10 @@ class FollowedRun:
         try:
             told = report_of(self.path, self.fold).as_json() | {"name": self.name}
             self.show(told)
-        except Exception as error:   # whatever is wrong with this run, the others go on
+        except Exception as error:  # whatever is wrong with this run, the others go on
             told = {"name": self.name, "run": str(self.path), "text": f"This run can't be read: {error!s}"}
             self.show(told)
-        if told.get("pid") is None:   # nothing is expected of it: what it takes in memory is only what was drawn
+        if told.get("pid") is None:  # nothing is expected of it: what it takes in memory is only what was drawn
             self.fold = History()
         return time.thread_time() - before
 
@@ -132,7 +133,7 @@ class Watch:
         self.searched = float("-inf")
         for path in paths:
             check(path)
-        prepare()   # its cost must not count as that of drawing a run, which says how often it is drawn
+        prepare()  # its cost must not count as that of drawing a run, which says how often it is drawn
         self.search()
 
     def search(self) -> None:
@@ -190,7 +191,7 @@ def runs_in(path: Path) -> Iterator[Path]:
         return
     try:
         found = [one for one in path.iterdir() if is_run(one)]
-    except OSError:   # it is gone, or may not be read any more
+    except OSError:  # it is gone, or may not be read any more
         return
     yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
 

@@ -1,4 +1,5 @@
 """What can be watched: the folder of a run, or a folder of such folders. Nothing heavy is imported: a wrong name is told of at once."""
+
 from __future__ import annotations
 
 import os
@@ -20,6 +21,10 @@ def check(path: str | Path) -> None:
     if not os.path.exists(path):
         raise Mistake(f"there is no {path}: give the folder of a run, as `shoestring train` prints it")
     if not os.path.isdir(path):
-        raise Mistake(f"{path} is a file: give the folder of the run it belongs to, perhaps {os.path.dirname(path) or '.'}")
+        raise Mistake(
+            f"{path} is a file: give the folder of the run it belongs to, perhaps {os.path.dirname(path) or '.'}"
+        )
     if not is_run(path) and not any(is_run(os.path.join(path, name)) for name in os.listdir(path)):
-        raise Mistake(f"{path} holds no run.json, and no folder in it does: give the folder of a run, as `shoestring train` prints it")
+        raise Mistake(
+            f"{path} holds no run.json, and no folder in it does: give the folder of a run, as `shoestring train` prints it"
+        )

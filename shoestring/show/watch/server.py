@@ -1,11 +1,12 @@
 """The server behind a watched page: five addresses, only ever read.
 
-    /            the run, or the overview if there are several
-    /run/NAME    one run
-    /events      what stands inside the page, sent each time it changed (?run=NAME for one run)
-    /curves      the lines of a run as JSON (?run=NAME)
-    /healthz     ok (of every server of ours)
+/            the run, or the overview if there are several
+/run/NAME    one run
+/events      what stands inside the page, sent each time it changed (?run=NAME for one run)
+/curves      the lines of a run as JSON (?run=NAME)
+/healthz     ok (of every server of ours)
 """
+
 from __future__ import annotations
 
 import re
@@ -19,7 +20,7 @@ from shoestring.show.watch.follow import LOOK, Watch
 from shoestring.web import server as web
 from shoestring.web.guard import headers
 
-BEAT = 10.0   # seconds of silence after which a sign of life is sent
+BEAT = 10.0  # seconds of silence after which a sign of life is sent
 
 
 class WatchServer(web.GuardedServer):
@@ -39,7 +40,7 @@ class WatchHandler(web.GuardedHandler):
         if asked.path == "/curves":
             return self.curves(asked.query.get("run", ""))
         if asked.path == "/" or asked.path.startswith("/run/"):
-            return self.page(unquote(asked.path[len("/run/"):]) if asked.path != "/" else None, asked.headers)
+            return self.page(unquote(asked.path[len("/run/") :]) if asked.path != "/" else None, asked.headers)
         return self.answer(404, "There is nothing here. " + self.home)
 
     def page(self, name: str | None, secret: Mapping[str, str]) -> None:

@@ -15,6 +15,7 @@ Niu, Recht, Re, Wright: Hogwild!, 2011, arXiv 1106.5730; Dean et al.: Large Scal
 
 Who comes first depends on time, so two runs differ. How well it learns can't be predicted: the planner takes it only when asked to.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -38,19 +39,21 @@ from shoestring.training.data_parallel.server import ASK, AssignmentServer
 from shoestring.training.technique import TrainingTechnique
 
 KINDS = ("server", "hogwild")
-LONGEST = 1000   # delay, of which every value is counted
+LONGEST = 1000  # delay, of which every value is counted
 
 
 @dataclass(frozen=True)
 class Asynchronous(TrainingTechnique):
-    kind: str = "server"    # "server": the first worker keeps the weights; "hogwild": they are in shared memory
-    delay: int = 8          # largest staleness
-    correct: bool = True    # divide the rate of a step by its staleness
+    kind: str = "server"  # "server": the first worker keeps the weights; "hogwild": they are in shared memory
+    delay: int = 8  # largest staleness
+    correct: bool = True  # divide the rate of a step by its staleness
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
     unites: ClassVar[str] = "data"
-    why: ClassVar[str] = "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
+    why: ClassVar[str] = (
+        "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
+    )
 
     @property
     def agrees(self) -> float:
@@ -60,7 +63,9 @@ class Asynchronous(TrainingTechnique):
         if self.kind not in KINDS:
             raise Mistake(f"Asynchronous(kind={self.kind!r}): there are {' and '.join(KINDS)}")
         if not 0 <= self.delay <= LONGEST:
-            raise Mistake(f"Asynchronous(delay={self.delay}): the largest staleness is a number from 0 (one worker at a time) to {LONGEST}")
+            raise Mistake(
+                f"Asynchronous(delay={self.delay}): the largest staleness is a number from 0 (one worker at a time) to {LONGEST}"
+            )
 
     @property
     def serves(self) -> bool:
@@ -89,7 +94,7 @@ class Asynchronous(TrainingTechnique):
 
     def server_run(self, run: Run, link: Link) -> Run:
         server = AssignmentServer(run, link, WorkQueue(self.delay), Pushes(self.correct))
-        stale = 0   # of the push whose update is next
+        stale = 0  # of the push whose update is next
 
         def gradients(now: Run, batch: Batch) -> Tensor:
             nonlocal stale
@@ -109,7 +114,9 @@ class Asynchronous(TrainingTechnique):
                 run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes})
+        return replace(
+            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+        )
 
 
 class WorkQueue:
@@ -120,7 +127,7 @@ class WorkQueue:
         self.next: int | None = None
 
     def next_part(self, server: AssignmentServer, rank: int) -> tuple[int, int]:
-        number = server.batch * server.parts if self.next is None else self.next   # of all parts of all batches
+        number = server.batch * server.parts if self.next is None else self.next  # of all parts of all batches
         self.next = number + 1
         return divmod(number, server.parts)
 
@@ -131,9 +138,13 @@ class WorkQueue:
 def check(run: Run, link: Link, name: str, least: int) -> None:
     """Refuse a group that can't do it."""
     if link.world < least:
-        raise Mistake(f"{name} needs {least} processes or more, and this group has {link.world}: give --devices {least}")
+        raise Mistake(
+            f"{name} needs {least} processes or more, and this group has {link.world}: give --devices {least}"
+        )
     if any(weight.is_cuda for weight in trained(run)):
-        raise Mistake(f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use DataParallel")
+        raise Mistake(
+            f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use DataParallel"
+        )
 
 
 def served(ledger: Ledger) -> Ledger:
@@ -144,18 +155,25 @@ def served(ledger: Ledger) -> Ledger:
     world, standing, update = ledger.workers.world, ledger.standing, ledger.update
     workers = world - 1
     at_zero_batch = ledger.at_zero_batch or ledger.blocks
-    blocks = tuple(between(none, full, world / workers).changed(
-        forward=full.forward * world / workers, backward=full.backward * world / workers)
-        for none, full in zip(at_zero_batch, ledger.blocks, strict=True))
+    blocks = tuple(
+        between(none, full, world / workers).changed(
+            forward=full.forward * world / workers, backward=full.backward * world / workers
+        )
+        for none, full in zip(at_zero_batch, ledger.blocks, strict=True)
+    )
     held = ledger.all_gradients
     talk = ledger.workers.seconds(standing.parameters + held, messages=2 * (held / BUCKET + 1) + 4)
     compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
     busy = workers * (talk + update.seconds)
     return replace(
-        ledger, blocks=tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
+        ledger,
+        blocks=tuple(block.changed(spike=block.spike + min(BUCKET, max(block.gradient, 0.0))) for block in blocks),
         batch=-(-ledger.batch * world // workers),
         standing=replace(standing, inputs=standing.inputs * world / workers, optimizer=0.0),
         update=replace(update, seconds=0.0, rise=update.rise + standing.optimizer),
-        traffic=ledger.traffic + Traffic(sent=workers * standing.parameters,   # by the server, which sends most
-                                         waiting=max(talk, busy - compute)),
+        traffic=ledger.traffic
+        + Traffic(
+            sent=workers * standing.parameters,  # by the server, which sends most
+            waiting=max(talk, busy - compute),
+        ),
     )

@@ -1,4 +1,5 @@
 """A worker of a parameter server: it asks for a part of a batch, pulls the newest weights, and pushes the gradient."""
+
 from __future__ import annotations
 
 from contextlib import suppress
@@ -29,8 +30,8 @@ class Client(RunState, Assignment):
         self.weights = trained(run)
         self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], link, self.keep)
         self.statistics = Statistics(run.model, link, counts=True)
-        self.flats: list[Tensor] = []   # the gradients, when backward is done
-        self.version = 0                # of the weights
+        self.flats: list[Tensor] = []  # the gradients, when backward is done
+        self.version = 0  # of the weights
         self.finished = False
 
     def keep(self, bucket: Bucket) -> Sending:
@@ -127,4 +128,11 @@ def client_run(run: Run, client: Client) -> Run:
     def update(now: Run) -> None:
         """The server's business."""
 
-    return replace(run, gradients=gradients, backward=backward, update=update, assignment=client, state={**run.state, "pushes": client})
+    return replace(
+        run,
+        gradients=gradients,
+        backward=backward,
+        update=update,
+        assignment=client,
+        state={**run.state, "pushes": client},
+    )

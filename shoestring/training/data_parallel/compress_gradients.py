@@ -11,6 +11,7 @@ are added up (powersgd); or every worker steps for itself and all get the larges
 a weight of memory for what is kept back. Weights that several workers of one copy of the model hold alike (norms under TensorParallel, tied
 embeddings under Pipeline) are added up as they are. Sources: codecs, feedback, local_updates and power_sgd.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -33,14 +34,14 @@ from shoestring.training.data_parallel.reducer import BUCKET, Bucket
 from shoestring.training.technique import TrainingTechnique
 
 KINDS = (*CODECS, "powersgd")
-VECTOR = 16   # numbers: a worker's part of a bucket is a multiple of it
+VECTOR = 16  # numbers: a worker's part of a bucket is a multiple of it
 
 
 @dataclass(frozen=True)
 class CompressGradients(TrainingTechnique):
-    kind: str = "int8"      # "fp16", "bf16", "int8", "topk" or "powersgd"
-    share: float = 0.01     # of the numbers, that topk sends
-    rank: int = 4           # of the matrices that powersgd sends
+    kind: str = "int8"  # "fp16", "bf16", "int8", "topk" or "powersgd"
+    share: float = 0.01  # of the numbers, that topk sends
+    rank: int = 4  # of the matrices that powersgd sends
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
@@ -55,7 +56,9 @@ class CompressGradients(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[CompressGradients, ...]:
-        return tuple(map(cls, ("fp16", "int8")))   # what topk and powersgd do to a loss can't be predicted: they are for who asks
+        return tuple(
+            map(cls, ("fp16", "int8"))
+        )  # what topk and powersgd do to a loss can't be predicted: they are for who asks
 
     @property
     def label(self) -> str:
@@ -82,7 +85,9 @@ class CompressGradients(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         held, world = ledger.all_gradients, ledger.workers.world
         if self.kind == "powersgd":
-            sent = 2 * (world - 1) / world * min(4 * 2 * self.rank * (held / 4) ** 0.5 * len(ledger.blocks) ** 0.5, held)
+            sent = (
+                2 * (world - 1) / world * min(4 * 2 * self.rank * (held / 4) ** 0.5 * len(ledger.blocks) ** 0.5, held)
+            )
         else:
             sent = (world - 1) * self.codec.size(int(held / 4)) * (1 if self.kind == "topk" else 2 / world)
         kept_back = held * (1 if self.kind in ("topk", "powersgd") else 1 + 1 / world)
@@ -101,8 +106,13 @@ class CompressGradients(TrainingTechnique):
             parts["powers"] = factors
             made = united(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
         else:
-            made = united(run, link, lambda bucket: CompressedSum(bucket, self.codec, feedback, link), link.world * VECTOR,
-                          alike=lambda bucket: link.sum(bucket.filled))
+            made = united(
+                run,
+                link,
+                lambda bucket: CompressedSum(bucket, self.codec, feedback, link),
+                link.world * VECTOR,
+                alike=lambda bucket: link.sum(bucket.filled),
+            )
         return replace(made, state={**run.state, **parts})
 
 
@@ -115,13 +125,15 @@ class CompressedSum:
         self.size = codec.size(self.part)
         outgoing = bytes_for(self.flat, self.size * link.world)
         for rank in range(link.world):
-            feedback.encode(f"{self.name} to {rank}", self.of(self.flat, rank, self.part), codec, self.of(outgoing, rank, self.size))
+            feedback.encode(
+                f"{self.name} to {rank}", self.of(self.flat, rank, self.part), codec, self.of(outgoing, rank, self.size)
+            )
         self.incoming = bytes_for(self.flat, len(outgoing))
         self.sending: Sending = link.exchange(outgoing, self.incoming)
-        self.outgoing = outgoing      # until it is sent
+        self.outgoing = outgoing  # until it is sent
 
     def of(self, whole: Tensor, rank: int, size: int) -> Tensor:
-        return whole[rank * size:(rank + 1) * size]
+        return whole[rank * size : (rank + 1) * size]
 
     def wait(self) -> None:
         self.sending.wait()
@@ -161,7 +173,7 @@ class LowRankFactors(RunState):
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.made: dict[str, PowerSGD] = {}
-        self.loaded: dict[str, Any] = {}   # of buckets that are not made yet
+        self.loaded: dict[str, Any] = {}  # of buckets that are not made yet
 
     def of(self, bucket: Bucket) -> PowerSGD:
         if bucket.name not in self.made:

@@ -9,6 +9,7 @@ masks of the same distribution). Statistics that layers keep are averaged. With 
 can be multiplied by it (`linear`), and reached from the job's own in some first steps (`warmup`).
 Goyal et al.: Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +36,8 @@ from shoestring.training.technique import MIXED, TrainingTechnique
 
 @dataclass(frozen=True)
 class DataParallel(TrainingTechnique):
-    linear: bool = False   # multiply the optimizer's rate by the number of workers
-    warmup: int = 0        # steps from the job's own rate to that
+    linear: bool = False  # multiply the optimizer's rate by the number of workers
+    warmup: int = 0  # steps from the job's own rate to that
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
@@ -45,8 +46,10 @@ class DataParallel(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or (self.warmup and not self.linear):
-            raise Mistake(f"DataParallel(linear={self.linear}, warmup={self.warmup}): a warm-up leads, in at least one step, to the rate "
-                          f"that linear=True asks for")
+            raise Mistake(
+                f"DataParallel(linear={self.linear}, warmup={self.warmup}): a warm-up leads, in at least one step, to the rate "
+                f"that linear=True asks for"
+            )
 
     def refusal(self, ledger: Ledger) -> str:
         return alone(ledger)
@@ -72,19 +75,27 @@ def alone(ledger: Ledger) -> str:
     """Why workers can't train this model together; empty if they can."""
     workers = ledger.workers
     if workers.world < 2:
-        return "there is one worker: --devices gives more" if workers.per_copy == 1 else "all workers hold parts of one copy of the model"
+        return (
+            "there is one worker: --devices gives more"
+            if workers.per_copy == 1
+            else "all workers hold parts of one copy of the model"
+        )
     if 0 < workers.samples < workers.world:
         if ledger.has("can't be split"):
             return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
-        return (f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
-                f"samples or more, or fewer --devices")
+        return (
+            f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
+            f"samples or more, or fewer --devices"
+        )
     return unaddable(ledger)
 
 
 def unaddable(ledger: Ledger) -> str:
     """Why gradients can't be sent and added up; empty if they can."""
     if ledger.has("sparse gradients"):
-        return "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
+        return (
+            "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
+        )
     return "the model has complex weights, and workers send real numbers" if ledger.has("complex weights") else ""
 
 
@@ -110,11 +121,15 @@ def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:
 def with_buckets(ledger: Ledger) -> Ledger:
     """A bucket is there whole when its first gradient is."""
     blocks = ledger.columns
-    return replace(ledger, blocks=blocks.changed(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET)))
+    return replace(
+        ledger, blocks=blocks.changed(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET))
+    )
 
 
 def trained(run: Run) -> list[nn.Parameter]:
-    return [parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad]
+    return [
+        parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
+    ]
 
 
 def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
@@ -124,9 +139,17 @@ def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | No
     apart: `alike` is how buckets of these alone are sent."""
     weights = trained(run)
     held = {one for one in weights if alike is not None and (one in run.shared or run.share(one) < 1)}
-    buckets = [Bucket(members, multiple, str(number)) for number, members in enumerate(bucketed(one for one in weights if one not in held))]
-    together = [Bucket(members, 1, f"alike {number}") for number, members in enumerate(bucketed(one for one in weights if one in held))]
-    reducer = Reducer([*buckets, *together], link, lambda bucket: alike(bucket) if alike and bucket in together else send(bucket))
+    buckets = [
+        Bucket(members, multiple, str(number))
+        for number, members in enumerate(bucketed(one for one in weights if one not in held))
+    ]
+    together = [
+        Bucket(members, 1, f"alike {number}")
+        for number, members in enumerate(bucketed(one for one in weights if one in held))
+    ]
+    reducer = Reducer(
+        [*buckets, *together], link, lambda bucket: alike(bucket) if alike and bucket in together else send(bucket)
+    )
     statistics = Statistics(run.model, link)
 
     def backward(now: Run, value: Tensor) -> None:
@@ -143,7 +166,7 @@ def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | No
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None
-        if now.last:   # another stage may use what no copy of this one did
+        if now.last:  # another stage may use what no copy of this one did
             add_up_shared(run.shared)
         statistics.average()
         return total
@@ -178,8 +201,12 @@ class Statistics:
     def __init__(self, model: nn.Module, link: Link, counts: bool = False) -> None:
         self.link, self.dtype = link, torch.float64 if counts else torch.float32
         self.buffers = [buffer for buffer in model.buffers() if counts or buffer.is_floating_point()]
-        self.silent = {buffer for part in model.modules() if isinstance(part, RUNNING_NORMS)
-                       for buffer in part.buffers(recurse=False)}   # their kernels change them without a word
+        self.silent = {
+            buffer
+            for part in model.modules()
+            if isinstance(part, RUNNING_NORMS)
+            for buffer in part.buffers(recurse=False)
+        }  # their kernels change them without a word
 
     def begin(self) -> None:
         self.versions = [write_count(buffer) for buffer in self.buffers]
@@ -190,8 +217,10 @@ class Statistics:
 
     def changed(self) -> list[bool]:
         """Of each, whether it changed since the step began."""
-        return [norm or write_count(buffer) != version
-                for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)]
+        return [
+            norm or write_count(buffer) != version
+            for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)
+        ]
 
     def flat(self, which: Iterable[bool]) -> Tensor:
         """Some of them, one after the other."""

@@ -9,6 +9,7 @@ round that runs. No gradient is stale, so the rate needs no correction; which sa
 planner takes it only when asked to.
 Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, arXiv 1604.00981.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -31,7 +32,7 @@ from shoestring.training.technique import TrainingTechnique
 
 @dataclass(frozen=True)
 class DropStragglers(TrainingTechnique):
-    backup: int = 1   # gradients of a round that are not waited for
+    backup: int = 1  # gradients of a round that are not waited for
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
@@ -48,7 +49,9 @@ class DropStragglers(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.backup < 1:
-            raise Mistake(f"DropStragglers(backup={self.backup}): give 1 or more gradients not to wait for; DataParallel waits for all")
+            raise Mistake(
+                f"DropStragglers(backup={self.backup}): give 1 or more gradients not to wait for; DataParallel waits for all"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[DropStragglers, ...]:
@@ -56,8 +59,13 @@ class DropStragglers(TrainingTechnique):
 
     def refusal(self, ledger: Ledger) -> str:
         least, world = self.backup + 2, ledger.workers.world
-        return unaddable(ledger) if world >= least else (
-            f"of {world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more")
+        return (
+            unaddable(ledger)
+            if world >= least
+            else (
+                f"of {world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more"
+            )
+        )
 
     def drift(self, ledger: Ledger) -> float:
         """Each step is that of a part of its batch."""
@@ -65,7 +73,7 @@ class DropStragglers(TrainingTechnique):
 
     def cost(self, ledger: Ledger) -> Ledger:
         made = served(ledger)
-        rise = made.update.rise + ledger.all_gradients   # one gradient arrives while others are added up
+        rise = made.update.rise + ledger.all_gradients  # one gradient arrives while others are added up
         return replace(made, update=replace(made.update, rise=rise))
 
     def apply(self, run: Run) -> Run:
@@ -100,7 +108,9 @@ class DropStragglers(TrainingTechnique):
             run.update(now)
             server.version += 1
 
-        return replace(run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes})
+        return replace(
+            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+        )
 
 
 def add(total: list[Tensor], push: Push) -> None:

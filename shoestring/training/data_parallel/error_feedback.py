@@ -3,10 +3,12 @@
     owed = gradient + kept        sent = codec(owed)        kept = owed - decoded(sent)
     sum of all sent  +  kept  =  sum of all gradients
 
-Without it, what is left out may be left out for ever (tests/training/data_parallel/test_gradient_codecs.py: top-k never arrives; with it, it does).
+Without it, what is left out may be left out for ever (tests/training/data_parallel/test_gradient_codecs.py: top-k
+never arrives; with it, it does).
 Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, 2019, arXiv 1901.09847.
 Lin et al.: Deep Gradient Compression, 2018, arXiv 1712.01887 (its momentum correction is not here).
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -47,7 +49,11 @@ class ErrorFeedback(RunState):
         return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "kept" not in state:   # by an earlier version, which knew workers along one axis only
-            self.rest = {bucket: own for bucket, rows in state.items() if (own := own_row(rows, self.mesh.along("data"))) is not None}
+        if "kept" not in state:  # by an earlier version, which knew workers along one axis only
+            self.rest = {
+                bucket: own
+                for bucket, rows in state.items()
+                if (own := own_row(rows, self.mesh.along("data"))) is not None
+            }
         elif state["mesh"] == self.mesh.sizes:
             self.rest = mine_of(state["kept"], self.mesh.link.rank)

@@ -8,6 +8,7 @@ How long a message is follows from n alone, so traffic is known before anything 
 messages can stand one after another, and the same numbers give the same bytes. None is exact: what a message leaves
 out is kept for the next one (feedback). What is not finite stays so, in its place or all over its block: a loss scale must see it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,11 +28,11 @@ class Codec(Protocol):
     """
 
     @property
-    def error(self) -> float: ...                                                  # a bound; each codec says of what
-    def size(self, count: int) -> int: ...                                         # bytes of the message of so many numbers
-    def encode(self, numbers: Tensor, into: Tensor) -> None: ...                   # flat float32 into uint8 of that size
-    def decode(self, message: Tensor, count: int) -> Tensor: ...                   # flat float32
-    def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None: ... # total += times * decoded
+    def error(self) -> float: ...  # a bound; each codec says of what
+    def size(self, count: int) -> int: ...  # bytes of the message of so many numbers
+    def encode(self, numbers: Tensor, into: Tensor) -> None: ...  # flat float32 into uint8 of that size
+    def decode(self, message: Tensor, count: int) -> Tensor: ...  # flat float32
+    def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None: ...  # total += times * decoded
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,10 @@ class Int8Codec:
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         for scales, codes, rows in self.parts(into, numbers):
             scales.copy_(torch.linalg.vector_norm(rows, inf, dim=1, keepdim=True))
-            codes.copy_((rows / scales).mul_(127).round_())   # NaN may become any code: the scale is then zero or not finite, and decides
-        into[4 * ceil(numbers.numel() / self.block) + numbers.numel():].zero_()
+            codes.copy_(
+                (rows / scales).mul_(127).round_()
+            )  # NaN may become any code: the scale is then zero or not finite, and decides
+        into[4 * ceil(numbers.numel() / self.block) + numbers.numel() :].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:
         return decoded(self, message, count)
@@ -99,7 +102,7 @@ class Int8Codec:
         count, whole = numbers.numel(), numbers.numel() // self.block
         blocks, end = ceil(count / self.block), whole * self.block
         scales = message[: 4 * blocks].view(torch.float32).unsqueeze(1)
-        codes = message[4 * blocks: 4 * blocks + count].view(torch.int8)
+        codes = message[4 * blocks : 4 * blocks + count].view(torch.int8)
         if whole:
             yield scales[:whole], codes[:end].view(whole, -1), numbers[:end].view(whole, -1)
         if end < count:
@@ -120,13 +123,15 @@ class TopKCodec:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise Mistake(f"a share of {self.share} of the gradient can't be sent: it must be above 0 and at most 1; 0.01 is usual")
+            raise Mistake(
+                f"a share of {self.share} of the gradient can't be sent: it must be above 0 and at most 1; 0.01 is usual"
+            )
 
     @property
     def error(self) -> float:
         """Of the whole vector, in the Euclidean norm (Stich et al. 2018, arXiv 1809.07599):
 
-            |x - decoded|^2  <=  |left out|^2 + e^2 |sent|^2  <=  (1 - (1 - e^2) share) |x|^2        e = 2^-8 of bf16
+        |x - decoded|^2  <=  |left out|^2 + e^2 |sent|^2  <=  (1 - (1 - e^2) share) |x|^2        e = 2^-8 of bf16
         """
         return sqrt(1 - (1 - VALUES.error**2) * self.share)
 
@@ -147,7 +152,7 @@ class TopKCodec:
         ends.copy_(torch.searchsorted(places, pages))
         VALUES.encode(numbers[places], values)
         inside[: len(places)].copy_(places % PAGE)
-        inside[len(places):].zero_()
+        inside[len(places) :].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:
         return decoded(self, message, count)
@@ -177,5 +182,10 @@ def decoded(codec: Codec, message: Tensor, count: int) -> Tensor:
 
 
 PAGE = 1 << 15
-VALUES = CastCodec(torch.bfloat16)   # of TopK: the range of float32, and no scale to send
-CODECS: dict[str, Codec] = {"fp16": CastCodec(torch.float16), "bf16": CastCodec(torch.bfloat16), "int8": Int8Codec(), "topk": TopKCodec()}
+VALUES = CastCodec(torch.bfloat16)  # of TopK: the range of float32, and no scale to send
+CODECS: dict[str, Codec] = {
+    "fp16": CastCodec(torch.float16),
+    "bf16": CastCodec(torch.bfloat16),
+    "int8": Int8Codec(),
+    "topk": TopKCodec(),
+}

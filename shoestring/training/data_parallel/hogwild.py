@@ -3,6 +3,7 @@
 Two steps at once may lose parts of each other, and what a checkpoint has of a weight is what some worker left there. There is a lock for
 what is counted: parts of batches that are taken, and how stale a gradient is.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -28,9 +29,9 @@ from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.links.shared_memory import Shared
 
-IDLE = -1        # instead of the version that a worker computes on
-PAUSE = 0.0005   # seconds between two looks at what others do
-LONG = 1 << 60   # steps: more than any run has
+IDLE = -1  # instead of the version that a worker computes on
+PAUSE = 0.0005  # seconds between two looks at what others do
+LONG = 1 << 60  # steps: more than any run has
 
 
 class SharedCounts:
@@ -38,10 +39,15 @@ class SharedCounts:
 
     def __init__(self, numbers: np.ndarray[Any, Any], world: int, delay: int) -> None:
         counts = numbers[: 8 * (2 + world * (delay + 2))].view(np.int64)
-        self.head = counts[:2]                                 # the next part to take, and whether it is over
+        self.head = counts[:2]  # the next part to take, and whether it is over
         rows = counts[2:].reshape(world, delay + 2)
-        self.begun, self.staleness = rows[:, 0], rows[:, 1:]   # of each worker: the version it computes on, its steps by staleness
-        self.losses = numbers[counts.nbytes:].view(np.float64).reshape(world, 2)   # and the sums of loss x weight, and of weight
+        self.begun, self.staleness = (
+            rows[:, 0],
+            rows[:, 1:],
+        )  # of each worker: the version it computes on, its steps by staleness
+        self.losses = (
+            numbers[counts.nbytes :].view(np.float64).reshape(world, 2)
+        )  # and the sums of loss x weight, and of weight
 
     @staticmethod
     def size(world: int, delay: int) -> int:
@@ -60,16 +66,21 @@ class Hogwild(RunState, Assignment):
 
     def __init__(self, run: Run, link: Link, delay: int, corrected: bool) -> None:
         self.run, self.link, self.rank, self.parts, self.delay = run, link, link.rank, link.world, delay
-        self.before = Pushes(corrected)      # of the run up to the checkpoint that it goes on from
-        statistics = [buffer for buffer in run.model.buffers() if buffer.is_floating_point()]   # counts stay each worker's own
+        self.before = Pushes(corrected)  # of the run up to the checkpoint that it goes on from
+        statistics = [
+            buffer for buffer in run.model.buffers() if buffer.is_floating_point()
+        ]  # counts stay each worker's own
         self.shared = Shared(link, trained(run), SharedCounts.size(self.parts, delay))
         if statistics:
             Shared(link, statistics)
         self.counts = SharedCounts(self.shared.numbers, self.parts, delay)
         self.counts.begun[:] = IDLE
-        self.feed: Batches | None = None        # where this worker's samples come from, from its first part on
-        self.stale: int | None = None        # of the gradient that waits for its update
-        self.first, self.target = 0, 0       # the batch that it began with; the version at which the first worker's step is done
+        self.feed: Batches | None = None  # where this worker's samples come from, from its first part on
+        self.stale: int | None = None  # of the gradient that waits for its update
+        self.first, self.target = (
+            0,
+            0,
+        )  # the batch that it began with; the version at which the first worker's step is done
         self.seen, self.loss = np.zeros(2), 0.0
 
     # Parts
@@ -87,7 +98,7 @@ class Hogwild(RunState, Assignment):
         if self.feed is None:
             self.feed, self.first = feed, feed.taken
             self.counts.head[0] = feed.taken * self.parts
-            self.wait_for_all()   # nobody begins while another one still loads a checkpoint into the weights
+            self.wait_for_all()  # nobody begins while another one still loads a checkpoint into the weights
         if self.rank == 0:
             number = self.first + self.target // self.parts
             self.target += self.parts
@@ -159,7 +170,7 @@ class Hogwild(RunState, Assignment):
             assert self.feed is not None, "a step begins with a part"
             try:
                 self.compute(now, self.feed.part(*self.take(self.feed)))
-            except StopIteration:   # the others have the last parts
+            except StopIteration:  # the others have the last parts
                 self.pause(until)
         losses, weights = (total := self.counts.losses.sum(0)) - self.seen
         if weights > 0:
@@ -187,7 +198,7 @@ class Hogwild(RunState, Assignment):
         """Over, if the first worker says so. All have stopped when they are here."""
         if self.rank == 0:
             self.counts.head[1] = 1
-        if self.feed is None:   # there was nothing to do
+        if self.feed is None:  # there was nothing to do
             self.wait_for_all()
         self.wait_for_all()
 
@@ -208,8 +219,15 @@ class Hogwild(RunState, Assignment):
 def hogwild_run(run: Run, link: Link, delay: int, corrected: bool) -> Run:
     schedule = run.state.get("schedule")
     if isinstance(schedule, Schedule) and schedule.unit == "validations":
-        raise Mistake("Asynchronous(kind='hogwild') with a schedule that waits for a plateau: the first worker validates, and every worker "
-                      "has a rate of its own, which would stay; give kind='server', where the first one moves the weights")
+        raise Mistake(
+            "Asynchronous(kind='hogwild') with a schedule that waits for a plateau: the first worker validates, and every worker "
+            "has a rate of its own, which would stay; give kind='server', where the first one moves the weights"
+        )
     engine = Hogwild(run, link, delay, corrected)
-    return replace(run, gradients=engine.compute if link.rank else engine.step, update=engine.update, assignment=engine,
-                   state={**run.state, "pushes": engine})
+    return replace(
+        run,
+        gradients=engine.compute if link.rank else engine.step,
+        update=engine.update,
+        assignment=engine,
+        state={**run.state, "pushes": engine},
+    )

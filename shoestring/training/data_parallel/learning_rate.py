@@ -1,4 +1,5 @@
 """The optimizer's rate, multiplied by a factor for the time of one step."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -11,6 +11,7 @@ Inexact: workers go apart in between. Each keeps its own moments.
 Stich: Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767; Lin et al.: Don't Use Large Mini-Batches, Use Local SGD,
 2018, arXiv 1808.07217; Douillard et al.: DiLoCo, 2023, arXiv 2311.08105.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -25,20 +26,27 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run, RunState
-from shoestring.training.data_parallel.data_parallel import Statistics, alone, mixed_drift, trained, united, with_traffic
+from shoestring.training.data_parallel.data_parallel import (
+    Statistics,
+    alone,
+    mixed_drift,
+    trained,
+    united,
+    with_traffic,
+)
 from shoestring.training.data_parallel.local_updates import joint, load_own_state, own_gradients, own_state, put
 from shoestring.training.data_parallel.reducer import BUCKET, bucketed
 from shoestring.training.technique import TrainingTechnique
 
-LONG = 1 << 60   # steps: more than any run has
+LONG = 1 << 60  # steps: more than any run has
 
 
 @dataclass(frozen=True)
 class LocalSteps(TrainingTechnique):
-    h: int = 8               # steps from one averaging of the weights to the next
-    after: int = 0           # steps of averaged gradients before the first that a worker takes on its own
-    outer: float = 0.0       # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
-    momentum: float = 0.9    # of the second optimizer
+    h: int = 8  # steps from one averaging of the weights to the next
+    after: int = 0  # steps of averaged gradients before the first that a worker takes on its own
+    outer: float = 0.0  # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
+    momentum: float = 0.9  # of the second optimizer
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
@@ -47,8 +55,10 @@ class LocalSteps(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.h < 1 or self.after < 0 or self.outer < 0 or not 0 <= self.momentum < 1:
-            raise Mistake(f"LocalSteps(h={self.h}, after={self.after}, outer={self.outer}, momentum={self.momentum}): give one step "
-                          f"or more between meetings, no negative numbers, and a momentum below 1")
+            raise Mistake(
+                f"LocalSteps(h={self.h}, after={self.after}, outer={self.outer}, momentum={self.momentum}): give one step "
+                f"or more between meetings, no negative numbers, and a momentum below 1"
+            )
 
     @property
     def agrees(self) -> float:
@@ -57,7 +67,10 @@ class LocalSteps(TrainingTechnique):
     def talking(self, steps: int) -> dict[TrainingTechnique, int]:
         """The steps in which workers talk: those in which weights are averaged, and the first ones, which add up gradients."""
         alone = max(steps - self.after, 0)
-        return {replace(self, h=1, after=0): -(-alone // self.h), replace(self, h=1, after=LONG): min(self.after, steps)}
+        return {
+            replace(self, h=1, after=0): -(-alone // self.h),
+            replace(self, h=1, after=LONG): min(self.after, steps),
+        }
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[LocalSteps, ...]:
@@ -77,8 +90,11 @@ class LocalSteps(TrainingTechnique):
         parameters, world = ledger.standing.parameters, ledger.workers.world
         extra = parameters * (2 if self.outer else 0)
         made = replace(ledger, standing=replace(ledger.standing, buffers=ledger.standing.buffers + extra))
-        return with_traffic(made.with_update_rise(min(BUCKET, parameters)), 2 * (world - 1) / world * parameters / self.h,
-                            parameters / BUCKET / self.h + 1 / self.h)
+        return with_traffic(
+            made.with_update_rise(min(BUCKET, parameters)),
+            2 * (world - 1) / world * parameters / self.h,
+            parameters / BUCKET / self.h + 1 / self.h,
+        )
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -99,8 +115,13 @@ class LocalSteps(TrainingTechnique):
                 averaging.average()
                 statistics.average()
 
-        return replace(together, gradients=gradients, update=update, synchronised=lambda: averaging.due,
-                       state={**run.state, "meetings": averaging})
+        return replace(
+            together,
+            gradients=gradients,
+            update=update,
+            synchronised=lambda: averaging.due,
+            state={**run.state, "meetings": averaging},
+        )
 
 
 class WeightAveraging(RunState):
@@ -109,10 +130,12 @@ class WeightAveraging(RunState):
     def __init__(self, run: Run, link: Link, knobs: LocalSteps) -> None:
         self.run, self.link, self.knobs = run, link, knobs
         self.step = 0
-        self.due = True      # after this step all workers have the same weights
+        self.due = True  # after this step all workers have the same weights
         self.groups = bucketed(trained(run))
-        self.before: list[Tensor] = []      # the weights when they were averaged last, where a second optimizer wants to know,
-        self.moments: list[Tensor] = []     # and its momentum
+        self.before: list[
+            Tensor
+        ] = []  # the weights when they were averaged last, where a second optimizer wants to know,
+        self.moments: list[Tensor] = []  # and its momentum
         if knobs.outer:
             self.before = [joint(members) for members in self.groups]
             self.moments = [torch.zeros_like(flat) for flat in self.before]
@@ -145,7 +168,12 @@ class WeightAveraging(RunState):
         return before.sub_(way.add_(moment, alpha=self.knobs.momentum), alpha=self.knobs.outer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "before": self.before, "moments": self.moments, "own": own_state(self.run, self.link)}
+        return {
+            "step": self.step,
+            "before": self.before,
+            "moments": self.moments,
+            "own": own_state(self.run, self.link),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step = state["step"]

@@ -11,6 +11,7 @@ the batch has more noise: where noise is most of it, steps are sqrt(w) times sho
 Basu et al.: Qsparse-local-SGD, 2019, arXiv 1906.02367; Xie et al.: CSER, 2020, arXiv 2007.13221; Malladi et al.: On the SDEs and
 Scaling Rules for Adaptive Gradient Algorithms, 2022, arXiv 2205.10287 (the square root). What else was tried: decisions/010.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -83,13 +84,19 @@ class LocalUpdates(RunState):
             put(members, shared if self.step >= self.run.steps else own.add_(shared))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "shared": self.shared, "weights": [Rows(self.link, joint(members)) for members in self.groups],
-                "own": own_state(self.run, self.link)}
+        return {
+            "step": self.step,
+            "shared": self.shared,
+            "weights": [Rows(self.link, joint(members)) for members in self.groups],
+            "own": own_state(self.run, self.link),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """With another number of workers, what was not told of is lost: all begin from the shared weights."""
         self.step = state["step"]
-        for members, shared, saved, rows in zip(self.groups, self.shared, state["shared"], state["weights"], strict=True):
+        for members, shared, saved, rows in zip(
+            self.groups, self.shared, state["shared"], state["weights"], strict=True
+        ):
             shared.copy_(saved)
             own = own_row(rows, self.link)
             put(members, shared if own is None else own)
@@ -111,15 +118,17 @@ def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
     """Set weights to what they have in such a stretch."""
     start = 0
     for parameter in members:
-        parameter.copy_(flat[start:start + parameter.numel()].view(parameter.shape))
+        parameter.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
         start += parameter.numel()
 
 
 def own_state(run: Run, link: Link) -> dict[int, dict[str, Rows]]:
     """Of every weight, what this worker's optimizer keeps."""
     states = [run.optimizer.state.get(parameter, {}) for parameter in trained(run)]
-    return {number: {key: Rows(link, value) for key, value in state.items() if isinstance(value, Tensor)}
-            for number, state in enumerate(states)}
+    return {
+        number: {key: Rows(link, value) for key, value in state.items() if isinstance(value, Tensor)}
+        for number, state in enumerate(states)
+    }
 
 
 def load_own_state(run: Run, link: Link, state: dict[int, dict[str, Any]]) -> None:

@@ -11,6 +11,7 @@ towards the largest directions of the gradient (power iteration). What has no tw
 Each worker makes P' of the same sum, so machines that round alike have the same bits.
 Vogels, Karimireddy, Jaggi: PowerSGD, 2019, arXiv 1905.13727.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,12 +26,12 @@ from shoestring.core.errors import Mistake
 
 
 class Matrix(NamedTuple):
-    start: int      # its first number's place in the bucket
+    start: int  # its first number's place in the bucket
     rows: int
     columns: int
 
     def of(self, numbers: Tensor) -> Tensor:
-        return numbers[self.start: self.start + self.rows * self.columns].view(self.rows, self.columns)
+        return numbers[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
 
 def check_rank(rank: int) -> None:
@@ -41,13 +42,13 @@ def check_rank(rank: int) -> None:
 class PowerSGD:
     """The codec of a bucket that holds the gradients of these shapes, one after another."""
 
-    error = 1.0   # of each matrix, in the Euclidean norm: it leaves out at most the whole; of rank r or less, nothing but rounding
+    error = 1.0  # of each matrix, in the Euclidean norm: it leaves out at most the whole; of rank r or less, nothing but rounding
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, seed: int = 0) -> None:
         check_rank(rank)
         self.rank = rank
         self.matrices: list[Matrix] = []
-        self.plain: list[slice] = []     # what is sent as it is
+        self.plain: list[slice] = []  # what is sent as it is
         start = 0
         for shape in shapes:
             rows, count = (shape[0] if shape else 1), prod(shape)
@@ -56,10 +57,12 @@ class PowerSGD:
             else:
                 self.plain.append(slice(start, start + count))
             start += count
-        draw = np.random.default_rng(seed)      # the same on all workers, and nobody else's chance
-        self.fresh = [torch.from_numpy(draw.standard_normal((matrix.columns, rank), np.float32)) for matrix in self.matrices]
-        self.right = self.fresh                         # Q of every matrix
-        self.left: list[Tensor] = []                    # P' of every matrix
+        draw = np.random.default_rng(seed)  # the same on all workers, and nobody else's chance
+        self.fresh = [
+            torch.from_numpy(draw.standard_normal((matrix.columns, rank), np.float32)) for matrix in self.matrices
+        ]
+        self.right = self.fresh  # Q of every matrix
+        self.left: list[Tensor] = []  # P' of every matrix
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -69,7 +72,9 @@ class PowerSGD:
         (200, 200)
         """
         plain = sum(part.stop - part.start for part in self.plain)
-        return self.rank * sum(each.rows for each in self.matrices), self.rank * sum(each.columns for each in self.matrices) + plain
+        return self.rank * sum(each.rows for each in self.matrices), self.rank * sum(
+            each.columns for each in self.matrices
+        ) + plain
 
     def first(self, numbers: Tensor) -> Tensor:
         """P = M Q of every matrix, to be summed between workers."""
@@ -99,12 +104,14 @@ class PowerSGD:
 
     def warm(self, second: Tensor) -> None:
         """Begin the next step with this sum's Q; with the seeded one where that is zero or not finite, since it would stay so."""
-        self.right = [renewed(right, fresh.to(right.device)) for right, fresh in zip(self.rights(second), self.fresh, strict=True)]
+        self.right = [
+            renewed(right, fresh.to(right.device)) for right, fresh in zip(self.rights(second), self.fresh, strict=True)
+        ]
 
     def rights(self, second: Tensor) -> Iterator[Tensor]:
         start = 0
         for matrix in self.matrices:
-            yield second[start: start + matrix.columns * self.rank].view(-1, self.rank)
+            yield second[start : start + matrix.columns * self.rank].view(-1, self.rank)
             start += matrix.columns * self.rank
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Pushes: the gradients that workers gave, by worker and by staleness.
 
-    staleness s    versions of the weights that came between the one a gradient was computed on and the one it was applied to
+staleness s    versions of the weights that came between the one a gradient was computed on and the one it was applied to
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -15,17 +16,20 @@ class Pushes(RunState):
     """What was pushed so far. Part of the run's state, and so of its report."""
 
     def __init__(self, corrected: bool | None) -> None:
-        self.corrected = corrected                  # the rate of a step was divided by its staleness; None: nothing stale was used
-        self.staleness: Counter[int] = Counter()    # pushes that were applied, by staleness,
-        self.applied: Counter[int] = Counter()      # and by worker
-        self.dropped: Counter[int] = Counter()      # pushes that came too late, by worker
+        self.corrected = corrected  # the rate of a step was divided by its staleness; None: nothing stale was used
+        self.staleness: Counter[int] = Counter()  # pushes that were applied, by staleness,
+        self.applied: Counter[int] = Counter()  # and by worker
+        self.dropped: Counter[int] = Counter()  # pushes that came too late, by worker
 
     def add(self, rank: int, staleness: int, count: int = 1) -> None:
         self.staleness[staleness] += count
         self.applied[rank] += count
 
     def state_dict(self) -> dict[str, Any]:
-        tallies = {name: {str(key): count for key, count in sorted(tally.items()) if count} for name, tally in self.tallies().items()}
+        tallies = {
+            name: {str(key): count for key, count in sorted(tally.items()) if count}
+            for name, tally in self.tallies().items()
+        }
         return {"corrected": self.corrected} | tallies
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ last weights first, and each waits for those before it, so that all workers send
 Weights that nobody used keep no gradient, as in plain training.
 Li et al.: PyTorch Distributed: Experiences on Accelerating Data Parallel Training, 2020, arXiv 2006.15704.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link, Sending
 
-BUCKET = 16 << 20   # bytes of gradients that are sent at once, unless one weight has more
+BUCKET = 16 << 20  # bytes of gradients that are sent at once, unless one weight has more
 
 
 class Bucket:
@@ -30,13 +31,13 @@ class Bucket:
             self.offsets[parameter] = size
             size += parameter.numel()
         self.full, self.size = size, -(-size // multiple) * multiple
-        self.flat: Tensor | None = None          # the gradients, from the first that is there until they are sent
+        self.flat: Tensor | None = None  # the gradients, from the first that is there until they are sent
         self.here: set[nn.Parameter] = set()
 
     def view(self, parameter: nn.Parameter) -> Tensor:
         if self.flat is None:
             self.flat = parameter.data.new_empty(self.size)
-            self.flat[self.full:] = 0.0
+            self.flat[self.full :] = 0.0
         return part_of(self.flat, self.offsets[parameter], parameter)
 
     @property
@@ -46,10 +47,10 @@ class Bucket:
 
 
 def part_of(flat: Tensor, begin: int, parameter: nn.Parameter) -> Tensor:
-    return flat[begin:begin + parameter.numel()].view(parameter.shape)
+    return flat[begin : begin + parameter.numel()].view(parameter.shape)
 
 
-Send = Callable[[Bucket], Sending]   # begins to add up a bucket over all workers
+Send = Callable[[Bucket], Sending]  # begins to add up a bucket over all workers
 
 
 def bucketed(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
@@ -70,16 +71,19 @@ class Reducer:
 
     def __init__(self, buckets: Sequence[Bucket], link: Link, send: Send, keeps_gradients: bool = True) -> None:
         self.buckets, self.link, self.send = buckets, link, send
-        self.keeps_gradients = keeps_gradients   # gradients stay as views of their bucket
+        self.keeps_gradients = keeps_gradients  # gradients stay as views of their bucket
         self.bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.members}
-        self.used: set[nn.Parameter] = set()   # in this step
+        self.used: set[nn.Parameter] = set()  # in this step
         self.sendings: list[Sending] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """While inside, gradients that arrive are sent; at the end all are there."""
-        hooks = [parameter.register_post_accumulate_grad_hook(self.arrived) for parameter in self.bucket_of
-                 if parameter.requires_grad]   # one that was frozen since counts as not used
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(self.arrived)
+            for parameter in self.bucket_of
+            if parameter.requires_grad
+        ]  # one that was frozen since counts as not used
         try:
             yield
         finally:
@@ -90,11 +94,15 @@ class Reducer:
     def arrived(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter) and parameter.grad is not None, "a gradient has just arrived"
         if parameter.grad.is_sparse:
-            raise Mistake("a weight has a sparse gradient, which can't be added up in buckets: make its embedding with sparse=False")
+            raise Mistake(
+                "a weight has a sparse gradient, which can't be added up in buckets: make its embedding with sparse=False"
+            )
         bucket = self.bucket_of[parameter]
-        if parameter in bucket.here:   # its bucket may have been sent
-            raise Mistake("a weight's gradient came a second time in one backward, as it does where a weight is used both in a checkpoint "
-                          "with use_reentrant=True and somewhere else: make the model's checkpoints with use_reentrant=False")
+        if parameter in bucket.here:  # its bucket may have been sent
+            raise Mistake(
+                "a weight's gradient came a second time in one backward, as it does where a weight is used both in a checkpoint "
+                "with use_reentrant=True and somewhere else: make the model's checkpoints with use_reentrant=False"
+            )
         view = bucket.view(parameter)
         view.copy_(parameter.grad)
         parameter.grad = view if self.keeps_gradients else None
@@ -114,13 +122,13 @@ class Reducer:
 
     def send_rest(self) -> None:
         """Send what is left, with zeros for what was not used, and wait for all."""
-        for bucket in self.buckets[len(self.sendings):]:
+        for bucket in self.buckets[len(self.sendings) :]:
             for parameter in bucket.members:
                 if parameter not in bucket.here:
                     view = bucket.view(parameter)
                     if parameter.grad is None:
                         view.zero_()
-                    else:   # of an earlier piece of the batch
+                    else:  # of an earlier piece of the batch
                         view.copy_(parameter.grad)
                         self.used.add(parameter)
                     parameter.grad = view if self.keeps_gradients else None

@@ -7,6 +7,7 @@ A gradient is pushed when backward is done, so that nobody waits for half of it.
 worker's own; the server has those that came last.
 Li et al.: Scaling Distributed Machine Learning with the Parameter Server, 2014 (OSDI).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,8 +26,8 @@ from shoestring.training.data_parallel.data_parallel import Statistics, trained
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
 
-ASK, PULL, PUSH, DONE = range(4)   # what a worker says first; DONE: it has no more data
-FINISHED = -1                      # instead of an answer
+ASK, PULL, PUSH, DONE = range(4)  # what a worker says first; DONE: it has no more data
+FINISHED = -1  # instead of an answer
 
 
 @dataclass
@@ -36,9 +37,9 @@ class Push:
     rank: int
     staleness: int
     loss: float
-    weight: float             # of the samples that it is a mean over
-    used: set[nn.Parameter]   # the weights that have a gradient,
-    flats: list[Tensor]       # which lie in these buckets
+    weight: float  # of the samples that it is a mean over
+    used: set[nn.Parameter]  # the weights that have a gradient,
+    flats: list[Tensor]  # which lie in these buckets
 
 
 class WaitPolicy(Protocol):
@@ -59,12 +60,12 @@ class AssignmentServer(Assignment):
         self.weights = trained(run)
         self.buckets = [Bucket(members) for members in bucketed(self.weights)]
         self.statistics = Statistics(run.model, link, counts=True)
-        self.version = 0                         # of the weights
-        self.batch = 0                           # that the loop stands at
-        self.computing: dict[int, int] = {}      # who computes now, and on which version
-        self.last_push: dict[int, int] = {}      # of each worker, the version of its last push
-        self.waiting: list[tuple[int, int]] = []   # who waits for an answer to what
-        self.loss: float | None = None           # of the last step
+        self.version = 0  # of the weights
+        self.batch = 0  # that the loop stands at
+        self.computing: dict[int, int] = {}  # who computes now, and on which version
+        self.last_push: dict[int, int] = {}  # of each worker, the version of its last push
+        self.waiting: list[tuple[int, int]] = []  # who waits for an answer to what
+        self.loss: float | None = None  # of the last step
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         """The server needs no samples, but stands where the workers do, so that a checkpoint says where to go on."""
@@ -104,11 +105,11 @@ class AssignmentServer(Assignment):
 
     def next_message(self) -> tuple[int, int, int, float, float]:
         """The next message, whoever it is from: rank, kind, version, loss, weight."""
-        if self.link.imagined:   # all are as fast: whoever may go on does, and who began first is done first
+        if self.link.imagined:  # all are as fast: whoever may go on does, and who began first is done first
             busy = {rank for rank, _ in self.waiting} | self.computing.keys()
             self.waiting += [(rank, ASK) for rank in range(1, self.link.world) if rank not in busy]
             self.answer()
-            self.answer()   # those who were told which part is theirs
+            self.answer()  # those who were told which part is theirs
             rank = next(iter(self.computing))
             return rank, PUSH, self.computing[rank], 0.0, 1.0
         head = torch.empty(4, dtype=torch.float64)
@@ -120,14 +121,16 @@ class AssignmentServer(Assignment):
         """The rest of a push."""
         self.computing.pop(rank, None)
         self.last_push[rank] = version
-        flags = torch.tensor([True] * len(self.weights) + self.statistics.norms(), dtype=torch.uint8)   # unless they say otherwise
+        flags = torch.tensor(
+            [True] * len(self.weights) + self.statistics.norms(), dtype=torch.uint8
+        )  # unless they say otherwise
         self.link.receive(flags, rank)
         found = flags.tolist()
         used = set(compress(self.weights, found))
         flats = [bucket.members[0].data.new_empty(bucket.size) for bucket in self.buckets] if used else []
         for flat in flats:
             self.link.receive(flat, rank)
-        changed = list(compress(self.statistics.buffers, found[len(self.weights):]))
+        changed = list(compress(self.statistics.buffers, found[len(self.weights) :]))
         if changed:
             flat = changed[0].new_empty(sum(buffer.numel() for buffer in changed), dtype=self.statistics.dtype)
             self.link.receive(flat, rank)
@@ -147,7 +150,9 @@ class AssignmentServer(Assignment):
         if whole > 0:
             self.loss = sum(loss * weight for loss, weight in pushes) / whole
         elif self.loss is None:
-            raise Mistake(f"the first batch has the weight {whole}: a mean over nothing; check the job's weight, or give larger batches")
+            raise Mistake(
+                f"the first batch has the weight {whole}: a mean over nothing; check the job's weight, or give larger batches"
+            )
         return torch.tensor(self.loss)
 
     def end(self) -> None:

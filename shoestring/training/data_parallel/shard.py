@@ -11,6 +11,7 @@ look at every number alone (Adam does, LAMB and Adafactor do not).
 Rajbhandari et al.: ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2019, arXiv 1910.02054; Zhao et al.: PyTorch
 FSDP, 2023, arXiv 2304.11277.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -26,7 +27,14 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run, weighed
 from shoestring.core.stepping import StepDivision
-from shoestring.training.data_parallel.data_parallel import Statistics, alone, mixed_drift, share_of, split_exactness, with_traffic
+from shoestring.training.data_parallel.data_parallel import (
+    Statistics,
+    alone,
+    mixed_drift,
+    share_of,
+    split_exactness,
+    with_traffic,
+)
 from shoestring.training.data_parallel.sharding import Sharding
 from shoestring.training.technique import TrainingTechnique
 
@@ -35,7 +43,7 @@ STAGES = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Shard(TrainingTechnique):
-    stage: int = 2   # 1: optimizer state; 2: and gradients; 3: and weights
+    stage: int = 2  # 1: optimizer state; 2: and gradients; 3: and weights
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
@@ -45,7 +53,9 @@ class Shard(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
-            raise Mistake(f"Shard(stage={self.stage!r}): there are the stages 1 (optimizer), 2 (and gradients) and 3 (and weights)")
+            raise Mistake(
+                f"Shard(stage={self.stage!r}): there are the stages 1 (optimizer), 2 (and gradients) and 3 (and weights)"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Shard, ...]:
@@ -71,11 +81,15 @@ class Shard(TrainingTechnique):
         reduced = ledger.all_gradients * (ledger.pieces if self.stage > 1 else 1)
         sent = rest * (reduced + standing.parameters * (2 if self.stage == 3 else 1))
         standing = replace(
-            standing, optimizer=standing.optimizer * share, gradients=standing.gradients * (share if self.stage > 1 else 1.0),
+            standing,
+            optimizer=standing.optimizer * share,
+            gradients=standing.gradients * (share if self.stage > 1 else 1.0),
             parameters=standing.parameters * share + gathered if self.stage == 3 else standing.parameters,
         )
         update = replace(update, seconds=update.seconds * share, rise=update.rise * share)
-        return with_traffic(replace(ledger, blocks=blocks, standing=standing, update=update), sent, 3 * len(ledger.blocks))
+        return with_traffic(
+            replace(ledger, blocks=blocks, standing=standing, update=update), sent, 3 * len(ledger.blocks)
+        )
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -93,7 +107,9 @@ class Shard(TrainingTechnique):
             share = share_of(now, link, batch)
             statistics.begin()
             sharding.gather_outside()
-            loss = run.gradients(replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch)
+            loss = run.gradients(
+                replace(now, loss=lambda output, part: weighed(now.loss(output, part), share())), batch
+            )
             sharding.release()
             total, unused = sharding.reducer.tally(loss)
             if now.last:
@@ -118,5 +134,14 @@ class Shard(TrainingTechnique):
             with sharding.together(), run.together() if run.together is not None else run.usable():
                 yield
 
-        return replace(run, forward=forward, backward=backward, gradients=gradients, update=update, usable=usable, together=together,
-                       shared={}, state={**run.state, "shards": sharding})
+        return replace(
+            run,
+            forward=forward,
+            backward=backward,
+            gradients=gradients,
+            update=update,
+            usable=usable,
+            together=together,
+            shared={},
+            state={**run.state, "shards": sharding},
+        )

@@ -3,6 +3,7 @@
 A unit is a block, or a bucket of the weights outside of all blocks. Its weights lie one after the other in a stretch that is cut into
 `world` equal parts, padded at the end. The optimizer steps pieces: what of each weight lies in this worker's part.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from shoestring.core.private import resize_storage
 from shoestring.core.run import Run
 from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
 
-VECTOR = 16   # numbers: parts begin at a multiple of it
+VECTOR = 16  # numbers: parts begin at a multiple of it
 
 
 class ShardUnit(Bucket):
@@ -34,15 +35,19 @@ class ShardUnit(Bucket):
                 view = part_of(self.whole, self.offsets[parameter], parameter)
                 view.copy_(parameter)
                 parameter.data = view
-            self.whole[sum(parameter.numel() for parameter in members):].zero_()
-        self.own = self.whole[self.begin:self.begin + self.part]
+            self.whole[sum(parameter.numel() for parameter in members) :].zero_()
+        self.own = self.whole[self.begin : self.begin + self.part]
         self.present = True
         if parted:
             self.own = self.own.clone()
             self.release()
-        self.pieces = {parameter: nn.Parameter(self.own[start - self.begin:stop - self.begin]) for parameter in members
-                       for start, stop in [self.span(parameter)] if start < stop}
-        self.gradient: Tensor | None = None   # of this worker's part
+        self.pieces = {
+            parameter: nn.Parameter(self.own[start - self.begin : stop - self.begin])
+            for parameter in members
+            for start, stop in [self.span(parameter)]
+            if start < stop
+        }
+        self.gradient: Tensor | None = None  # of this worker's part
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
         """Where in the stretch this worker's piece of a weight begins and ends."""
@@ -72,13 +77,25 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
             count[parameter] = count.get(parameter, 0) + 1
     inside: list[tuple[nn.Module | None, list[nn.Parameter]]] = []
     for block in reversed(list(run.blocks.values())):
-        own = [parameter for parameter in block.parameters()
-               if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.shared]
+        own = [
+            parameter
+            for parameter in block.parameters()
+            if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.shared
+        ]
         inside += [(block, members) for members in alike(own)]
-    outside = [parameter for parameter in run.model.parameters()
-               if count.get(parameter, 0) != 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.elsewhere
-               and parameter not in run.shared]
-    return [*inside, *((None, members) for kind in alike(outside) for members in bucketed(kind)), *((None, [one]) for one in run.shared)]
+    outside = [
+        parameter
+        for parameter in run.model.parameters()
+        if count.get(parameter, 0) != 1
+        and (stage == 3 or parameter.requires_grad)
+        and parameter not in run.elsewhere
+        and parameter not in run.shared
+    ]
+    return [
+        *inside,
+        *((None, members) for kind in alike(outside) for members in bucketed(kind)),
+        *((None, [one]) for one in run.shared),
+    ]
 
 
 def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

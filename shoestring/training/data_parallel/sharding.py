@@ -1,9 +1,10 @@
 """The engine of Shard: every worker owns a part of each unit of weights, and of all that goes with it.
 
-    stage 1, 2    the whole stretch is here; after the update everybody sends its part round
-    stage 3       only this worker's part is here; the whole comes before a block's forward and backward and goes after them.
-                  Its storage is emptied and filled again, so what autograd saved of it is right again in time
+stage 1, 2    the whole stretch is here; after the update everybody sends its part round
+stage 3       only this worker's part is here; the whole comes before a block's forward and backward and goes after them.
+              Its storage is emptied and filled again, so what autograd saved of it is right again in time
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from shoestring.measure.interception import Guard, patched
 from shoestring.training.data_parallel.reducer import Bucket, Reducer
 from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
 
-CHUNK = 1 << 22    # bytes that are gathered at once for a checkpoint
+CHUNK = 1 << 22  # bytes that are gathered at once for a checkpoint
 
 
 class Sharding(RunState):
@@ -29,7 +30,9 @@ class Sharding(RunState):
 
     def __init__(self, run: Run, link: Link, stage: int) -> None:
         self.run, self.stage, self.link = run, stage, link
-        self.names = {parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
+        self.names = {
+            parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))
+        }
         self.units = [ShardUnit(members, link, block, stage == 3) for block, members in cut_up(run, stage)]
         self.frozen = [unit for unit in self.units if not unit.members[0].requires_grad]
         moving = [unit for unit in self.units if unit.members[0].requires_grad]
@@ -40,7 +43,7 @@ class Sharding(RunState):
                 self.of_block.setdefault(unit.block, []).append(unit)
         self.reducer = Reducer(moving, link, self.send, keeps_gradients=False)
         self.sending: Sending = CompletedWork()
-        self.in_backward = False       # backward runs
+        self.in_backward = False  # backward runs
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
         for group in run.optimizer.param_groups:
             group["params"] = [piece for parameter in group["params"] for piece in self.pieces_of(parameter)]
@@ -57,7 +60,10 @@ class Sharding(RunState):
         if self.stage < 3:
             yield
             return
-        with patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}), self.guard():
+        with (
+            patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}),
+            self.guard(),
+        ):
             yield
 
     def guard(self) -> AbstractContextManager[object]:
@@ -143,7 +149,9 @@ class Sharding(RunState):
             for parameter, piece in unit.pieces.items():
                 start, stop = unit.span(parameter)
                 whole = unit.gradient
-                piece.grad = None if whole is None or parameter in unused else whole[start - unit.begin:stop - unit.begin]
+                piece.grad = (
+                    None if whole is None or parameter in unused else whole[start - unit.begin : stop - unit.begin]
+                )
             unit.gradient = None
 
     def clip(self, most: float, optimizer: Any) -> None:
@@ -184,7 +192,11 @@ class Sharding(RunState):
         """While inside, all workers may call the model at the same time: blocks find their weights when they are called."""
         self.gather_outside()
         try:
-            with patched({block: self.wrapped(units, block.forward) for block, units in self.of_block.items()} if self.stage == 3 else {}):
+            with patched(
+                {block: self.wrapped(units, block.forward) for block, units in self.of_block.items()}
+                if self.stage == 3
+                else {}
+            ):
                 yield
         finally:
             self.release()
@@ -195,8 +207,13 @@ class Sharding(RunState):
     def kept(self) -> dict[str, ShardedTensor]:
         if self.stage < 3:
             return {}
-        return {name: ShardedTensor(self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter))
-                for name, parameter in self.run.model.named_parameters(remove_duplicate=False) if parameter in self.unit_of}
+        return {
+            name: ShardedTensor(
+                self, parameter, lambda parameter=parameter: self.unit_of[parameter].pieces.get(parameter)
+            )
+            for name, parameter in self.run.model.named_parameters(remove_duplicate=False)
+            if parameter in self.unit_of
+        }
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
         """What is parted is gathered when it is written."""
@@ -207,11 +224,16 @@ class Sharding(RunState):
         for number, parameter in enumerate(self.all_weights()):
             found = next((one[number] for one in told if one[number]), None)
             if found:
-                whole[number] = {key: self.parted(parameter, key, dtype) if dtype is not None else value
-                                 for key, (dtype, value) in found.items()}
+                whole[number] = {
+                    key: self.parted(parameter, key, dtype) if dtype is not None else value
+                    for key, (dtype, value) in found.items()
+                }
         numbers = iter(range(len(whole) + 10**9))
-        groups = [{key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in members]}
-                  for group, members in zip(optimizer.param_groups, self.groups, strict=True)]
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            | {"params": [next(numbers) for _ in members]}
+            for group, members in zip(optimizer.param_groups, self.groups, strict=True)
+        ]
         return {"state": whole, "param_groups": groups}
 
     def all_weights(self) -> list[nn.Parameter]:
@@ -220,15 +242,21 @@ class Sharding(RunState):
     def known(self, piece: nn.Parameter) -> dict[str, tuple[Any, Any]]:
         """What a piece's state has: of a tensor as long as the piece its dtype, of anything else the value."""
         state = self.run.optimizer.state.get(piece, {})
-        return {key: (value.dtype, None) if isinstance(value, Tensor) and value.shape == piece.shape else (None, value)
-                for key, value in state.items()}
+        return {
+            key: (value.dtype, None) if isinstance(value, Tensor) and value.shape == piece.shape else (None, value)
+            for key, value in state.items()
+        }
 
     def parted(self, parameter: nn.Parameter, key: str, dtype: torch.dtype) -> Any:
         optimizer = self.run.optimizer
         if parameter not in self.unit_of:
             return optimizer.state[parameter][key]
-        return ShardedTensor(self, parameter, lambda: next(
-            (optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None), dtype)
+        return ShardedTensor(
+            self,
+            parameter,
+            lambda: next((optimizer.state[piece][key] for piece in self.pieces_of(parameter)), None),
+            dtype,
+        )
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
         """This worker's pieces of a whole state."""
@@ -239,7 +267,9 @@ class Sharding(RunState):
             for parameter in members:
                 for _ in self.pieces_of(parameter):
                     if number in whole["state"]:
-                        state[local] = {key: self.piece_of(value, parameter) for key, value in whole["state"][number].items()}
+                        state[local] = {
+                            key: self.piece_of(value, parameter) for key, value in whole["state"][number].items()
+                        }
                     own.append(local)
                     local += 1
                 number += 1
@@ -253,7 +283,7 @@ class Sharding(RunState):
             return value
         start, stop = unit.span(parameter)
         first = unit.offsets[parameter]
-        return value.reshape(-1)[start - first:stop - first].clone()
+        return value.reshape(-1)[start - first : stop - first].clone()
 
 
 class Arriving:
@@ -261,7 +291,7 @@ class Arriving:
 
     def __init__(self, unit: ShardUnit, link: Link) -> None:
         self.unit: ShardUnit | None = unit
-        self.flat: Tensor | None = unit.filled      # until it is sent
+        self.flat: Tensor | None = unit.filled  # until it is sent
         self.part = unit.filled.new_empty(unit.part)
         self.sending: Sending | None = link.scatter(unit.filled, self.part)
 
@@ -279,7 +309,9 @@ class Arriving:
 class ShardedTensor:
     """A tensor of a weight's shape of which every worker holds a piece. All of them must ask for it."""
 
-    def __init__(self, sharding: Sharding, parameter: nn.Parameter, piece: Any, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self, sharding: Sharding, parameter: nn.Parameter, piece: Any, dtype: torch.dtype | None = None
+    ) -> None:
         self.sharding, self.parameter, self.piece = sharding, parameter, piece
         self.dtype, self.shape = dtype or parameter.dtype, parameter.shape
         self.gathered = False
@@ -295,7 +327,7 @@ class ShardedTensor:
             numbers = unit.own.new_zeros(end - begin, dtype=self.dtype)
             first, last = max(begin, start), min(end, stop)
             if own is not None and first < last:
-                numbers[first - begin:last - begin] = own.detach().reshape(-1)[first - start:last - start]
+                numbers[first - begin : last - begin] = own.detach().reshape(-1)[first - start : last - start]
             self.sharding.link.sum(numbers.view(torch.uint8)).wait()
             yield numbers
 

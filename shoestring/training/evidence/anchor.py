@@ -4,6 +4,7 @@ Run in a child process. Times come from clocks at the borders of the blocks, for
 backward. Memory comes from the kernel's own high-water mark, read and reset at every moment of a tracked step: what it
 exceeds the tensors by is the base of the process plus the scratch memory of that moment's kernels.
 """
+
 from __future__ import annotations
 
 import time
@@ -35,12 +36,12 @@ from shoestring.training.loop import steps
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.validation import SilentObserver, check_goal, validated
 
-TIMED = 5        # steps whose median counts, at most
-ENOUGH = 1.5     # seconds of such steps; of long ones, two are enough
-VARIED = 8       # steps with batches as they come, where they are of several sizes
-MORE = 4         # times as many steps, while other processes hold them up,
-LONGEST = 8.0    # seconds of them
-ENDLESS = 4.0    # seconds: of steps longer than this, the first one is enough
+TIMED = 5  # steps whose median counts, at most
+ENOUGH = 1.5  # seconds of such steps; of long ones, two are enough
+VARIED = 8  # steps with batches as they come, where they are of several sizes
+MORE = 4  # times as many steps, while other processes hold them up,
+LONGEST = 8.0  # seconds of them
+ENDLESS = 4.0  # seconds: of steps longer than this, the first one is enough
 
 
 class BlockTimer:
@@ -64,6 +65,7 @@ def timed(run: Run, clock: BlockTimer) -> Run:
         clock.now, clock.place = time.perf_counter(), "(start)"
         hooks = []
         for name, block in run.blocks.items():
+
             def enter(module: nn.Module, args: Any, name: str = name) -> None:
                 before = clock.place
                 clock.lap("forward", name)
@@ -110,9 +112,9 @@ def on_gradient(values: Any, lap: Callable[[], None]) -> None:
 class StepTimes:
     """Seconds of a step, of the timings that were not held up by other processes."""
 
-    times: Mapping[str, float]   # median by "phase place", and of the whole step as "step"
-    spread: float                # how far steps are from that, in the mean, as a share of it
-    busy: float                  # share of the time that threads had no core: above HELD_UP, the machine was never quiet
+    times: Mapping[str, float]  # median by "phase place", and of the whole step as "step"
+    spread: float  # how far steps are from that, in the mean, as a share of it
+    busy: float  # share of the time that threads had no core: above HELD_UP, the machine was never quiet
 
     @property
     def step(self) -> float:
@@ -124,7 +126,9 @@ class StepTimes:
         return self.step / max(1 - self.busy, 1e-3)
 
 
-def step_times(run: Run, feeds: Sequence[Sequence[Batch]], count: int, most: int = 0, alone: bool = True) -> list[StepTimes]:
+def step_times(
+    run: Run, feeds: Sequence[Sequence[Batch]], count: int, most: int = 0, alone: bool = True
+) -> list[StepTimes]:
     """Times of `count` steps with each feed, or up to `most` while other processes hold them up. Feeds take turns, so that a slow moment
     of the machine meets all of them. `alone`: nobody of ours works beside this process; of a group, workers hold up each other when they
     train too, and that is no disturbance."""
@@ -153,8 +157,11 @@ def typical(timings: Sequence[Timing], spans: Sequence[Mapping[tuple[str, str], 
         for place, times in spans[number].items():
             found[place] += [one * (1 - timings[number].held_up) for one in times]
     whole = [timings[number].alone for number in counted]
-    return StepTimes({f"{phase} {place}": median(times) for (phase, place), times in found.items()} | {"step": median(whole)},
-                     spread(whole), busy_share(timings))
+    return StepTimes(
+        {f"{phase} {place}": median(times) for (phase, place), times in found.items()} | {"step": median(whole)},
+        spread(whole),
+        busy_share(timings),
+    )
 
 
 def spread(times: Sequence[float]) -> float:
@@ -181,7 +188,7 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) ->
     workspaces that was written to, which is all of them that counts; and bytes of tensors that the job's own validation makes."""
     found: dict[str, int] = {}
     marks: list[int] = []
-    written = whole = 0   # bytes of workspaces
+    written = whole = 0  # bytes of workspaces
 
     class Gauge(Tracker):
         def mark(self, phase: str, block: str = "") -> None:
@@ -216,16 +223,24 @@ def paged(size: int) -> int:
     return size if size < 65536 else -(-(size + 64 + 16) // 4096) * 4096
 
 
-def anchored(job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool,
-             usual: Sequence[Batch] = ()) -> dict[str, Any]:
+def anchored(
+    job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool, usual: Sequence[Batch] = ()
+) -> dict[str, Any]:
     """One step of the job under these techniques, measured: its memory with the largest batch, its time with `usual` ones, if those are
     others."""
-    with planned_data(job) as (batches, held):   # what the data keep is there in training too
+    with planned_data(job) as (batches, held):  # what the data keep is there in training too
         return anchored_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
 
 
-def anchored_on(largest: list[Batch], job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool,
-                usual: Sequence[Batch], holders: Holders) -> dict[str, Any]:
+def anchored_on(
+    largest: list[Batch],
+    job: Job,
+    techniques: tuple[Technique, ...],
+    model: nn.Module,
+    memory: bool,
+    usual: Sequence[Batch],
+    holders: Holders,
+) -> dict[str, Any]:
     """The same with these batches as the largest."""
     feed = list(usual) or largest
     run, alone = prepared(job, techniques, model), job.link.world == 1
@@ -238,21 +253,36 @@ def anchored_on(largest: list[Batch], job: Job, techniques: tuple[Technique, ...
         if usual:
             step_times(run, [largest], 1)
         above, share, own = overheads(run, largest, job, holders)
-        return {"times": times.times, "spread": times.spread, "busy": times.busy, "overheads": above, "filled": share,
-                "validation_bytes": own}
+        return {
+            "times": times.times,
+            "spread": times.spread,
+            "busy": times.busy,
+            "overheads": above,
+            "filled": share,
+            "validation_bytes": own,
+        }
     smaller = {} if times.by_clock > ENDLESS or any(one.splits_batch for one in techniques) else pieces_of(job, feed)
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count, most, alone)
-    if usual:   # the largest among others: what the allocator keeps back of those is there too
+    if usual:  # the largest among others: what the allocator keeps back of those is there too
         for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
             pass
-    result: dict[str, Any] = {"times": times.times, "spread": times.spread, "busy": times.busy, "process": status("VmHWM"),
-                              "reserved": status("VmPeak") - status("VmHWM")}
-    result["paces"] = [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
-    result["adding"] = fastest(lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse])
+    result: dict[str, Any] = {
+        "times": times.times,
+        "spread": times.spread,
+        "busy": times.busy,
+        "process": status("VmHWM"),
+        "reserved": status("VmPeak") - status("VmHWM"),
+    }
+    result["paces"] = (
+        [(number, pace(times, other, number)) for number, other in zip(smaller, others, strict=True)] if smaller else []
+    )
+    result["adding"] = fastest(
+        lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
+    )
     result["probes"] = probed(run)
-    if job.validates:   # at the end: it takes the gradients away
+    if job.validates:  # at the end: it takes the gradients away
         forget_peak()
         begun = time.perf_counter()
         validate_largest(run, job)
@@ -265,7 +295,7 @@ def probed(run: Run) -> dict[str, float]:
     """Seconds of what techniques want to know of a plain run; some of it can't be done with every model."""
     found = {}
     for name, probe in ((name, probe) for kind in CATALOGUE for name, probe in kind.probes(run).items()):
-        with suppress(RuntimeError), probe as work:   # kernels are not for all weights: of complex ones there are none
+        with suppress(RuntimeError), probe as work:  # kernels are not for all weights: of complex ones there are none
             found[name] = fastest(work)
     return found
 
@@ -284,8 +314,11 @@ def pieces_of(job: Job, feed: Sequence[Batch]) -> dict[float, list[Batch]]:
     """A half and a small part of every batch, by how many of them make the whole; none where a batch can't be split."""
     try:
         count = job.count(feed[0])
-        return {count / job.count(job.pieces(feed[0], parts)[0]): [job.pieces(batch, parts)[0] for batch in feed]
-                for parts in (2, 8) if parts <= count}
+        return {
+            count / job.count(job.pieces(feed[0], parts)[0]): [job.pieces(batch, parts)[0] for batch in feed]
+            for parts in (2, 8)
+            if parts <= count
+        }
     except Mistake:
         return {}
 

@@ -1,4 +1,5 @@
 """How long planning takes on this machine, by how long it took before: kept beside what is known of the machine."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,12 +9,12 @@ from statistics import median
 from shoestring.measure.cache import read_kept, write_kept
 from shoestring.measure.probe import hardware_file
 
-MOST = 100   # plannings that are kept
+MOST = 100  # plannings that are kept
 
 
 @dataclass(frozen=True)
 class PlanningSeconds:
-    seconds: dict[str, float]   # by question, the latest last
+    seconds: dict[str, float]  # by question, the latest last
 
 
 def kept_at() -> Path:

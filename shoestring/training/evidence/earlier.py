@@ -4,6 +4,7 @@ Times are measured, so a second planning of the same command may rank two plans 
 they round differently, the weights differ. Kept beside what is known of the machine; a plan that does not fit any more, or is slower
 than others by more than noise, is not chosen for having been chosen.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -21,7 +22,7 @@ from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniqu
 from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique as Technique
 
-MOST = 500   # answers that are kept
+MOST = 500  # answers that are kept
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def place_of(file: str, asked: Mapping[str, Any]) -> Path:
 
 def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
     found = read_kept(place, KeptChoice)
-    with suppress(Mistake):   # of another version
+    with suppress(Mistake):  # of another version
         return techniques_of(found.techniques) if found is not None else None
     return None
 

@@ -1,4 +1,5 @@
 """All that is found out of a job before anything is predicted: the ledger of its plain step, and what it stands on."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -21,10 +22,10 @@ from shoestring.training.technique import TrainingTechnique as Technique
 
 @dataclass(frozen=True)
 class Evidence:
-    ledger: Ledger                                               # of the plain step, with those of the precisions that were measured
-    plain: Log                                                   # of the plain steps
+    ledger: Ledger  # of the plain step, with those of the precisions that were measured
+    plain: Log  # of the plain steps
     anchors: Mapping[str, Anchor] = field(default_factory=dict)  # real steps by the key of their variant; "": plain
-    reserved: int = 0                                            # bytes of address space that a worker needs above its memory
+    reserved: int = 0  # bytes of address space that a worker needs above its memory
 
     @property
     def anchor(self) -> Anchor | None:
@@ -36,7 +37,9 @@ class Traits:
     """What the model and the job do that techniques care about, while it is being found out."""
 
     found: set[str]
-    reasons: dict[str, str] = field(default_factory=dict)   # trait -> what was found that shows it, where that has to be told
+    reasons: dict[str, str] = field(
+        default_factory=dict
+    )  # trait -> what was found that shows it, where that has to be told
 
     def note(self, trait: str, why: str) -> None:
         self.found.add(trait)
@@ -64,13 +67,17 @@ class Traits:
             self.note("can't be recomputed", again)
 
 
-def gathered(rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None) -> Evidence:
+def gathered(
+    rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None
+) -> Evidence:
     """The evidence for a job; each of the variants is measured beside the plain step. `only`: what these techniques need, and no more."""
     plain, hardware = rehearsals.log(()), rehearsals.hardware
-    job = rehearsals.job   # planned for the batch that needs most, which the plain steps have told
+    job = rehearsals.job  # planned for the batch that needs most, which the plain steps have told
     traits = Traits(rehearsals.traits(plain))
     half = half_of_the_batch(rehearsals, traits)
-    dying = {one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)}   # to this process, which rehearses them
+    dying = {
+        one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)
+    }  # to this process, which rehearses them
     traits.found |= {f"{dtype} is deadly here" for dtype in dying}
     variants = [one for one in variants if one.computes_in not in dying]
     steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found, needs_of(only))
@@ -89,7 +96,9 @@ def gathered(rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[
             traits.note(f"no {variant.computes_in}", str(error) if isinstance(error, VariantFailed) else failure(error))
             continue
         by_precision[variant.key] = plain_ledger(job, log, part, hardware, steps.anchors.get(variant.key), traits.found)
-    ledger = replace(ledger, by_precision=by_precision, findings=Findings(frozenset(traits.found), traits.reasons, basis))
+    ledger = replace(
+        ledger, by_precision=by_precision, findings=Findings(frozenset(traits.found), traits.reasons, basis)
+    )
     return Evidence(ledger, plain, steps.anchors, steps.reserved)
 
 
@@ -126,8 +135,11 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
     plain = rehearsals.log(())
     traits = Traits(rehearsals.traits(plain))
     if any(one.splits_batch or one.unites for one in wanted):
-        tried = {} if rehearsals.worker is None else rehearsals.asked(
-            PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
+        tried = (
+            {}
+            if rehearsals.worker is None
+            else rehearsals.asked(PiecesTask(**rehearsals.about_job()), rehearsals.hardware.environment, PIECES).found
+        )
         traits.note_pieces(rehearsals, plain, tried)
     found = plain_ledger(rehearsals.job, plain, None, rehearsals.hardware, None, traits.found)
     return replace(found, findings=replace(found.findings, reasons=traits.reasons))

@@ -4,6 +4,7 @@ It is the very code that validates in training, so its memory is exact too. Code
 (a metric by `item()`) is followed up to there, and the log says so. The job's own `validate` may do anything, so of that only what it
 finds is rehearsed; what it makes itself is measured in a real run of it, where there is one.
 """
+
 from __future__ import annotations
 
 import time
@@ -25,7 +26,7 @@ from shoestring.measure.timeline import validation
 from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
 from shoestring.training.validation import SilentObserver, check_goal, held_out, measured, once_through, validating
 
-LONGEST = 5.0   # seconds that held-out data are looked through
+LONGEST = 5.0  # seconds that held-out data are looked through
 OWN = "validate=... may do anything, so only a real run of it tells"
 
 
@@ -33,9 +34,11 @@ class Watching(SilentObserver):
     """The tracker looks on at a validation; of batches, at those that are larger than all before. `also` gives the batch of the last
     step and its loss, which stand meanwhile."""
 
-    def __init__(self, run: Run, tracker: Tracker, holders: Holders, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)) -> None:
+    def __init__(
+        self, run: Run, tracker: Tracker, holders: Holders, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)
+    ) -> None:
         self.run, self.tracker, self.holders, self.also = run, tracker, holders, also
-        self.begun, self.largest = False, -1   # bytes of a batch
+        self.begun, self.largest = False, -1  # bytes of a batch
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -51,7 +54,9 @@ class Watching(SilentObserver):
         """Count what was made while the tracker looked away."""
         hold_run(self.run, self.tracker)
         batch, loss = self.also()
-        if not self.tracker.alive("inputs"):   # data that keep their batches have those of the first steps still, which count
+        if not self.tracker.alive(
+            "inputs"
+        ):  # data that keep their batches have those of the first steps still, which count
             self.tracker.hold(tensors(batch), "inputs")
         self.tracker.hold(tensors(loss))
         self.tracker.hold_new(self.holders.found(self.run))
@@ -66,7 +71,11 @@ class Watching(SilentObserver):
             yield
             return
         self.largest = size
-        told = visits_told(self.run, lambda name: self.mark(VALIDATE, name), lambda name, output: self.mark(VALIDATE, f"(after {name})"))
+        told = visits_told(
+            self.run,
+            lambda name: self.mark(VALIDATE, name),
+            lambda name, output: self.mark(VALIDATE, f"(after {name})"),
+        )
         with told, self.tracker, self.tracker.holding(tensors(batch), "inputs"):
             self.mark(VALIDATE, "(start)")
             yield
@@ -83,11 +92,11 @@ class HeldOut:
     """What was found in a look through the held-out data."""
 
     largest: Batch
-    counts: bool          # it is this worker's, and not only to stand there
-    all: float            # bytes of all batches / bytes of the largest
-    batches: int          # that were looked at
-    ended: bool           # those were all
-    seconds: float        # that making and fetching all of them takes
+    counts: bool  # it is this worker's, and not only to stand there
+    all: float  # bytes of all batches / bytes of the largest
+    batches: int  # that were looked at
+    ended: bool  # those were all
+    seconds: float  # that making and fetching all of them takes
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,11 @@ def looked_through(job: Job, whole: bool = False) -> HeldOut:
     """The largest held-out batch, or of a group this worker's part of it, and how much all of them are."""
     link = job.mesh.along("data")
     place = (0, 1) if whole else (link.rank, link.world)
-    return look(HeldOutSource(ByIdentity(job.held_out), job.batch, ByIdentity(job.collate), job.seed, ByIdentity(job.split), *place, job))
+    return look(
+        HeldOutSource(
+            ByIdentity(job.held_out), job.batch, ByIdentity(job.collate), job.seed, ByIdentity(job.split), *place, job
+        )
+    )
 
 
 @lru_cache(4)
@@ -122,11 +135,20 @@ def look(source: HeldOutSource) -> HeldOut:
             largest, counts, most = batch, own, size
         spent = time.monotonic() - begun
         if spent > LONGEST:
-            rest = max(feed.per_epoch - number, 0)   # where data say how many there are
-            return HeldOut(largest, counts, (total + rest * total / number) / max(most, 1), number, False, spent * (1 + rest / number))
+            rest = max(feed.per_epoch - number, 0)  # where data say how many there are
+            return HeldOut(
+                largest,
+                counts,
+                (total + rest * total / number) / max(most, 1),
+                number,
+                False,
+                spent * (1 + rest / number),
+            )
     if not number:
         raise Mistake("the job's held_out data yield no batch: there is nothing to validate on")
-    return HeldOut(largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True, time.monotonic() - begun)
+    return HeldOut(
+        largest, counts, max(total / most, 1.0) if most > 0 else float(number), number, True, time.monotonic() - begun
+    )
 
 
 def without_validation(job: Job) -> Job:
@@ -152,7 +174,9 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
             names = list(measured(run, job, moved(found.largest, device)))
         except Mistake:
             raise
-        except Exception as error:   # training can go on fake tensors here, or this would not be reached; metrics may not
+        except (
+            Exception
+        ) as error:  # training can go on fake tensors here, or this would not be reached; metrics may not
             if tracker.stage is None:
                 raise
             tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
@@ -173,5 +197,7 @@ def with_own(log: Log, size: int) -> Log:
         return log
     position, serial = log.marks[place + 1][0], 1 + max((event.storage for event in log.events), default=0)
     made = [StorageEvent(serial, size), StorageEvent(serial, -size)]
-    marks = [(where + len(made) if number > place else where, moment) for number, (where, moment) in enumerate(log.marks)]
+    marks = [
+        (where + len(made) if number > place else where, moment) for number, (where, moment) in enumerate(log.marks)
+    ]
     return replace(log, events=[*log.events[:position], *made, *log.events[position:]], marks=marks, unvalidated="")

@@ -8,6 +8,7 @@ halves, twice over, so that what a forward leaves behind shows in the next.
 Chance must not decide: every number that is drawn is replaced by one and the same (a coin falls as it mostly does, a permutation is a
 reversal), which is the same for a sample wherever it stands in a batch. What Python or NumPy draw can't be replaced.
 """
+
 from __future__ import annotations
 
 import math
@@ -33,12 +34,30 @@ from shoestring.training.evidence.step import first_batch
 from shoestring.training.technique import TrainingTechnique as Technique
 
 ROUNDS = 2
-QUICK = 0.5      # seconds: where a step takes longer, the trial is made with a few samples, FEW or a little more
+QUICK = 0.5  # seconds: where a step takes longer, the trial is made with a few samples, FEW or a little more
 FEW = 4
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}   # relative, of losses and states
-SLOPE = 10       # gradients may differ by so many times that: they are sums with cancellation
-KNOWN = ("bernoulli", "rand", "uniform", "randn", "normal", "randint", "random", "randperm", "multinomial", "exponential", "geometric",
-         "log_normal", "cauchy")
+TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}  # relative, of losses and states
+SLOPE = 10  # gradients may differ by so many times that: they are sums with cancellation
+KNOWN = (
+    "bernoulli",
+    "rand",
+    "uniform",
+    "randn",
+    "normal",
+    "randint",
+    "random",
+    "randperm",
+    "multinomial",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "cauchy",
+)
 QUANTILE = 0.37  # drawn numbers are this far between the least and the most, or so many deviations above the mean
 
 
@@ -47,14 +66,16 @@ class PassOutputs:
     """What some passes over a batch gave."""
 
     losses: list[float]
-    scale: float                      # of the losses: the sum of their sizes
+    scale: float  # of the losses: the sum of their sizes
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    outside: str                      # what drew numbers that could not be replaced
+    outside: str  # what drew numbers that could not be replaced
 
 
-def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterable[Technique] = (), small: bool = False) -> dict[str, str]:
+def tried_in_pieces(
+    job: Job, make: Callable[[], nn.Module], techniques: Iterable[Technique] = (), small: bool = False
+) -> dict[str, str]:
     """What is not the same when the job's batch comes in two pieces: traits of the model with what was found; "not tried": why.
 
     `techniques` are those under which a step fits this machine; `small`: with a few samples instead of the whole batch.
@@ -89,7 +110,9 @@ def tried_in_pieces(job: Job, make: Callable[[], nn.Module], techniques: Iterabl
     return compared(once, apart)
 
 
-def passed(job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]) -> PassOutputs:
+def passed(
+    job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]
+) -> PassOutputs:
     """Losses, gradients and state after passing over the pieces a few times, without an update."""
     model.zero_grad(set_to_none=True)
     run = prepared(job, techniques, model)
@@ -97,15 +120,21 @@ def passed(job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: 
     for _ in range(ROUNDS):
         found = []
         for piece, share in pieces:
-            random_state.seed(job.seed)   # a coin that is tossed once a forward falls the same way in all of them
+            random_state.seed(job.seed)  # a coin that is tossed once a forward falls the same way in all of them
             before = others()
             with Settled() as calm:
                 found.append(float(run.gradients(replace(run, loss=scaled(run.loss, share)), piece)))
             outside |= calm.left | ({"Python or NumPy"} if others() != before else set())
         losses.append(sum(found))
         scale += sum(map(abs, found))
-    return PassOutputs(losses, scale / ROUNDS, {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
-                {name: p.detach() for name, p in model.named_parameters()}, dict(model.named_buffers()), " and ".join(sorted(outside)))
+    return PassOutputs(
+        losses,
+        scale / ROUNDS,
+        {name: p.grad for name, p in model.named_parameters() if p.grad is not None},
+        {name: p.detach() for name, p in model.named_parameters()},
+        dict(model.named_buffers()),
+        " and ".join(sorted(outside)),
+    )
 
 
 def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
@@ -117,7 +146,7 @@ def compared(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
     if not all(map(math.isfinite, (*once.losses, *apart.losses))):
         return {"not tried": f"the loss of the trial became {once.losses[-1]}"}
     reason = difference(once, apart)
-    if once.outside:   # which numbers a sample gets depends on where it stands
+    if once.outside:  # which numbers a sample gets depends on where it stands
         drawn = f"the model draws numbers by {once.outside}"
         return {"draws": drawn} | ({"not tried": f"{drawn}, which differ from piece to piece"} if reason else {})
     return {"mixes samples": reason} if reason else {}
@@ -134,8 +163,12 @@ def difference(once: PassOutputs, apart: PassOutputs) -> str:
         if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
             return f"the loss of a batch is not the mean of its pieces' losses: {whole:.6g} at once, {parts:.6g} in two pieces"
     squares = {name: float(value.to_dense().abs().double().square().sum()) for name, value in once.gradients.items()}
-    apart_by = sum(float((value.to_dense() - apart.gradients[name].to_dense()).abs().double().square().sum())
-                   if name in apart.gradients else squares[name] for name, value in once.gradients.items())
+    apart_by = sum(
+        float((value.to_dense() - apart.gradients[name].to_dense()).abs().double().square().sum())
+        if name in apart.gradients
+        else squares[name]
+        for name, value in once.gradients.items()
+    )
     length = math.sqrt(sum(squares.values()))
     if math.sqrt(apart_by) > SLOPE * tolerance * length:
         return f"the gradient of a batch is not the mean of its pieces' gradients: they are {math.sqrt(apart_by) / length:.2g} of it apart"
@@ -165,7 +198,7 @@ class Settled(DispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left: set[str] = set()   # operations that were left to chance
+        self.left: set[str] = set()  # operations that were left to chance
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -187,7 +220,9 @@ def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     given = {argument.name: argument.default_value for argument in arguments_of(func)}
     given |= dict(zip(given, args, strict=False)) | kwargs
     source = given.get("self")
-    chances = source.clone() if isinstance(source, Tensor) and source.is_floating_point() else None   # an operation in place overwrites it
+    chances = (
+        source.clone() if isinstance(source, Tensor) and source.is_floating_point() else None
+    )  # an operation in place overwrites it
     out: Tensor = func(*args, **kwargs)
     if name == "bernoulli":
         likely = torch.as_tensor(given["p"] if given.get("p") is not None else chances)

@@ -4,6 +4,7 @@ A look (blocks, a rehearsal, the tracker, a trial) can fail for a model that tra
 user's code that only the look calls. Whose it is, plain steps show, in which nothing is looked at: if those fail too, it is the job that
 fails, and their error is told. Else the plan is plain training, and says that nothing is predicted and why.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ from shoestring.training.evidence.tasks import TrialResult, TrialTask, Worker
 from shoestring.training.loop import steps
 from shoestring.training.plan import Plan
 
-STEPS = 3   # of plain training that are tried
+STEPS = 3  # of plain training that are tried
 
 
 def is_an_answer(error: Exception) -> bool:
@@ -42,16 +43,16 @@ class PlainOnly:
 
     job: Job
     error: Exception
-    worker: Worker | None = None        # does tasks of a job file in a child process; None: what is tried is tried here
-    model: nn.Module | None = None      # this very model instead of the job's
-    environment: Mapping[str, str] = field(default_factory=dict)   # of the worker
-    largest: Job | None = None          # the job planned for the batch that needs most, if that is known,
-    numbers: tuple[int, ...] = ()       # and which batches may be that one
-    subject: str = "this model"         # what could not be looked at
+    worker: Worker | None = None  # does tasks of a job file in a child process; None: what is tried is tried here
+    model: nn.Module | None = None  # this very model instead of the job's
+    environment: Mapping[str, str] = field(default_factory=dict)  # of the worker
+    largest: Job | None = None  # the job planned for the batch that needs most, if that is known,
+    numbers: tuple[int, ...] = ()  # and which batches may be that one
+    subject: str = "this model"  # what could not be looked at
 
     @property
     def reason(self) -> str:
-        told = isinstance(self.error, (Mistake, Crashed))   # by a worker, whose frames are not here
+        told = isinstance(self.error, (Mistake, Crashed))  # by a worker, whose frames are not here
         said = str(self.error).strip().splitlines()[0] if told else failure_text(self.error)
         return f"shoestring could not look at {self.subject} ({said})"
 
@@ -63,14 +64,24 @@ class PlainOnly:
     def plan(self, memory: int | None) -> Plan:
         """Plain training, with what plain steps show of it; `memory`: bytes that the user allows."""
         tried = self.try_plain()
-        found = Plan(sure=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works", looked=False)
+        found = Plan(
+            sure=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works",
+            looked=False,
+        )
         if tried is None:
             return found
-        found = replace(found, process_bytes=tried.process_bytes, step_seconds=tried.step_seconds,
-                        sure=f"{found.sure}: the process and a step are those of {tried.steps} plain steps")
+        found = replace(
+            found,
+            process_bytes=tried.process_bytes,
+            step_seconds=tried.step_seconds,
+            sure=f"{found.sure}: the process and a step are those of {tried.steps} plain steps",
+        )
         if memory is not None and found.process_bytes > memory:
-            raise OverBudget(f"plain training needs {bytes_text(found.process_bytes)}, more than the {bytes_text(memory)} of --memory, "
-                             f"and {self.reason}, so no technique is offered that may need less", found) from self.error
+            raise OverBudget(
+                f"plain training needs {bytes_text(found.process_bytes)}, more than the {bytes_text(memory)} of --memory, "
+                f"and {self.reason}, so no technique is offered that may need less",
+                found,
+            ) from self.error
         return found
 
     def try_plain(self) -> TrialResult | None:
@@ -78,7 +89,9 @@ class PlainOnly:
         if self.worker is not None and self.job.origin is not None:
             origin = self.job.origin
             count = min(STEPS, self.job.steps) if self.job.steps else STEPS
-            task = TrialTask(file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False)
+            task = TrialTask(
+                file=origin.file, flags=dict(origin.flags), steps=count, largest=self.numbers, tracked=False
+            )
             return self.worker(task, self.environment)
         if isinstance(self.error, NoRoom) or blamed(self.error).ours:
             return None
@@ -94,7 +107,11 @@ class PlainOnly:
         """A few plain steps of a model, with the first batches and the largest."""
         run = prepared(self.job, (), model, tracked=False)
         with looking(self.job) as feed:
-            largest = planned_batches(self.largest) if self.largest is not None and self.largest.largest is not None else iter(())
+            largest = (
+                planned_batches(self.largest)
+                if self.largest is not None and self.largest.largest is not None
+                else iter(())
+            )
             for _ in steps(run, chain(islice(feed, STEPS), islice(largest, 1))):
                 pass
 

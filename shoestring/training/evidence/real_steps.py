@@ -1,4 +1,5 @@
 """Real steps of a job, measured by the worker: whole ones, under techniques that save memory if need be, or one block of each kind."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -18,7 +19,7 @@ from shoestring.training.evidence.step import Anchor, first_batch, put_together
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
 from shoestring.training.technique import TrainingTechnique as Technique
 
-SAMPLE = 3 << 28   # bytes: a block that needs more is not made only to be timed
+SAMPLE = 3 << 28  # bytes: a block that needs more is not made only to be timed
 UNTRIED = {"not tried": "no real step could be run here"}
 
 
@@ -26,19 +27,23 @@ UNTRIED = {"not tried": "no real step could be run here"}
 class RealSteps:
     """What real steps told."""
 
-    anchors: Mapping[str, Anchor] = field(default_factory=dict)   # by the key of the variant that was measured; "": plain
-    failed: Mapping[str, str] = field(default_factory=dict)       # variants that can't run, and why
-    pieces: Mapping[str, str] = field(default_factory=lambda: UNTRIED)   # what a batch in two pieces changes: trait -> what was found
-    again: str = ""                                               # why blocks can't be computed again
-    reserved: int = 0                                             # bytes of address space that a worker needs above its memory
+    anchors: Mapping[str, Anchor] = field(
+        default_factory=dict
+    )  # by the key of the variant that was measured; "": plain
+    failed: Mapping[str, str] = field(default_factory=dict)  # variants that can't run, and why
+    pieces: Mapping[str, str] = field(
+        default_factory=lambda: UNTRIED
+    )  # what a batch in two pieces changes: trait -> what was found
+    again: str = ""  # why blocks can't be computed again
+    reserved: int = 0  # bytes of address space that a worker needs above its memory
 
 
 @dataclass(frozen=True)
 class Needs:
     """What is to be measured beside the times of a step."""
 
-    sizes: bool = True    # where its memory goes, by which processes follow that have an allocator of their own
-    pieces: bool = True   # whether a batch in two pieces gives the same numbers
+    sizes: bool = True  # where its memory goes, by which processes follow that have an allocator of their own
+    pieces: bool = True  # whether a batch in two pieces gives the same numbers
 
 
 def needs_of(only: tuple[Technique, ...] | None) -> Needs:
@@ -46,10 +51,15 @@ def needs_of(only: tuple[Technique, ...] | None) -> Needs:
     if only is None:
         return Needs()
     united = any(one.unites for one in only)
-    return Needs(united or any(one.predictable or one.environment for one in only), united or any(one.splits_batch for one in only))
+    return Needs(
+        united or any(one.predictable or one.environment for one in only),
+        united or any(one.splits_batch for one in only),
+    )
 
 
-def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool, needs: Needs) -> RealSteps:
+def real_steps(
+    rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool, needs: Needs
+) -> RealSteps:
     """Measured steps, plain and under each variant; nothing where no step can be run."""
     environment = rehearsals.hardware.environment
     if rehearsals.worker is None or rehearsals.job.origin is None:
@@ -62,41 +72,70 @@ def real_steps(rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique]
     try:
         typical = None if rehearsals.job.largest is None else rehearsals.lengths.typical
         timing = AnchorTask(**rehearsals.about_job(), variants=specs, pieces=needs.pieces, typical=typical)
-        timed = with_same_times(rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step"))
+        timed = with_same_times(
+            rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step")
+        )
     except Mistake as error:
-        if not extra or not str(error).startswith(ABOUT_A_BLOCK):   # memory that ran out says nothing of blocks
+        if not extra or not str(error).startswith(ABOUT_A_BLOCK):  # memory that ran out says nothing of blocks
             raise
-        return RealSteps(again=str(error))   # blocks that can't be computed again, of a model too large for a plain step
+        return RealSteps(again=str(error))  # blocks that can't be computed again, of a model too large for a plain step
     close = {**environment, **close_environment()}
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
     first = timed.steps[""]
-    if needs.sizes or extra:   # what does not fit here can't be tried either, and is estimated from this
+    if needs.sizes or extra:  # what does not fit here can't be tried either, and is estimated from this
         sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical)
         sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
     else:
         sized = AnchorStep(first.times, overheads={"": max(first.process - tensors, 0)})
     anchors = {
         key: Anchor(
-            one.times, one.paces, one.adding, one.probes, sized.times["step"],
-            first.process, tensors, sized.overheads, sized.filled, pieces, bool(extra), spread=first.spread, busy=first.busy,
-            validation_seconds=one.validation_seconds, validation_bytes=sized.validation_bytes)
-        for key, one in timed.steps.items() if not one.error
+            one.times,
+            one.paces,
+            one.adding,
+            one.probes,
+            sized.times["step"],
+            first.process,
+            tensors,
+            sized.overheads,
+            sized.filled,
+            pieces,
+            bool(extra),
+            spread=first.spread,
+            busy=first.busy,
+            validation_seconds=one.validation_seconds,
+            validation_bytes=sized.validation_bytes,
+        )
+        for key, one in timed.steps.items()
+        if not one.error
     }
     failed = {key: one.error for key, one in timed.steps.items() if one.error}
     return RealSteps(anchors, failed, timed.pieces, timed.again, first.reserved)
 
 
-def with_same_times(rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]],
-                    measured: AnchorResult) -> AnchorResult:
+def with_same_times(
+    rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]], measured: AnchorResult
+) -> AnchorResult:
     """What was measured, with the seconds that were measured first for such a step. Sizes and what was tried are this job's own: a
     number may change them without changing the step's log."""
     if rehearsals.kept is None or rehearsals.real:
         return measured
     first = rehearsals.kept.same_times(plain, {"times": to_json(variants)}, measured)
-    steps = {key: replace(one, times=known.times, spread=known.spread, busy=known.busy, paces=known.paces, adding=known.adding,
-                          probes=known.probes, validation_seconds=known.validation_seconds)
-             if (known := first.steps.get(key, one)).error == one.error == "" else one for key, one in measured.steps.items()}
+    steps = {
+        key: replace(
+            one,
+            times=known.times,
+            spread=known.spread,
+            busy=known.busy,
+            paces=known.paces,
+            adding=known.adding,
+            probes=known.probes,
+            validation_seconds=known.validation_seconds,
+        )
+        if (known := first.steps.get(key, one)).error == one.error == ""
+        else one
+        for key, one in measured.steps.items()
+    }
     return replace(measured, steps=steps)
 
 
@@ -112,7 +151,7 @@ def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Techniq
         easing = product(*filter(None, (kind.easing(samples) for kind in CATALOGUE)))
         tries += [techniques for techniques in easing if any(one.splits_batch for one in techniques)]
     for techniques in tries:
-        with suppress(Exception):   # what can't be done for this model is no way to run its step
+        with suppress(Exception):  # what can't be done for this model is no way to run its step
             need = peak(plain).bytes * 1.5 if not techniques else peak(rehearsals.log(techniques)).bytes * 2
             if need + 1e9 < free:
                 return techniques
@@ -125,6 +164,9 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
     largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
     if not largest or rehearsals.real or 2 * largest > SAMPLE:
         return RealSteps()
-    found = rehearsals.asked(SampleTask(**rehearsals.about_job()), {**rehearsals.hardware.environment, **close_environment()},
-                             "timing one block of each kind")
+    found = rehearsals.asked(
+        SampleTask(**rehearsals.about_job()),
+        {**rehearsals.hardware.environment, **close_environment()},
+        "timing one block of each kind",
+    )
     return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)

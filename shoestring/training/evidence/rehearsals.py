@@ -1,4 +1,5 @@
 """Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -31,9 +32,11 @@ from shoestring.training.evidence.tasks import Position, R, RehearseTask, Task, 
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
-COPIES = 8        # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
-CLOSE = 0.8       # of the peak of the batch that needs most: others that need less than this are not rehearsed again
-PATIENCE = 40.0   # seconds: a real step that is expected to take longer is not run
+COPIES = (
+    8  # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
+)
+CLOSE = 0.8  # of the peak of the batch that needs most: others that need less than this are not rehearsed again
+PATIENCE = 40.0  # seconds: a real step that is expected to take longer is not run
 Tell = Callable[[str], None]
 
 
@@ -51,16 +54,18 @@ class Rehearsals:
 
     job: Job
     hardware: Hardware
-    worker: Worker | None = None      # does tasks of a job file in a child process, or in as many as will train; None: all happens here
-    model: nn.Module | None = None    # this very model instead of the job's factory
-    real: bool = False                # whether plain steps need real tensors, and with them all others
-    guessed: str = ""                 # why fake tensors can't run the model
-    measured: set[tuple[Technique, ...]] = field(default_factory=set)   # plans that were rehearsed on real tensors
-    lengths: Lengths = field(default_factory=Lengths)      # what is known of the sizes of the job's batches
+    worker: Worker | None = (
+        None  # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+    )
+    model: nn.Module | None = None  # this very model instead of the job's factory
+    real: bool = False  # whether plain steps need real tensors, and with them all others
+    guessed: str = ""  # why fake tensors can't run the model
+    measured: set[tuple[Technique, ...]] = field(default_factory=set)  # plans that were rehearsed on real tensors
+    lengths: Lengths = field(default_factory=Lengths)  # what is known of the sizes of the job's batches
     # Where several batches may be the one that needs most: the job planned for each, with the batch's number. `job` is the first of them
     candidates: tuple[tuple[int, Job], ...] = ()
-    kept: MeasuredAnswers | None = None          # what earlier plannings of this job found; None: it can't be known again
-    tell: Tell = silent               # told what is being done
+    kept: MeasuredAnswers | None = None  # what earlier plannings of this job found; None: it can't be known again
+    tell: Tell = silent  # told what is being done
 
     def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
         """The log of a rehearsal: that of the worker that needs most, or of the one with this rank; with the batch that needs most."""
@@ -69,7 +74,7 @@ class Rehearsals:
         logs = [self.log_of(job, (number,), techniques, rank) for number, job in self.candidates]
         needs = [peak(log).bytes for log in logs]
         most = max(needs)
-        if not techniques:   # what needs far less than another in a plain step will under every plan
+        if not techniques:  # what needs far less than another in a plain step will under every plan
             ranked = sorted(zip(needs, self.candidates, strict=True), key=lambda one: -one[0])
             self.candidates = tuple(candidate for need, candidate in ranked if need >= CLOSE * most)
             self.job = self.candidates[0][1]
@@ -98,13 +103,20 @@ class Rehearsals:
             except Exception as error:
                 if techniques and not isinstance(error, LooksAtValues):
                     raise
-                self.guessed = first_line(error) if isinstance(error, LooksAtValues) else f"{type(error).__name__}: {first_line(error)}"
-                self.real = not techniques   # what plain steps can do on fake tensors, other plans can
+                self.guessed = (
+                    first_line(error)
+                    if isinstance(error, LooksAtValues)
+                    else f"{type(error).__name__}: {first_line(error)}"
+                )
+                self.real = not techniques  # what plain steps can do on fake tensors, other plans can
         self.measured.add(techniques)
         if self.worker is not None:
             stands = {"position": position_of(mesh), "largest": numbers}
-            return self.asked(RehearseTask(**self.about_job(techniques) | stands), close_environment(),
-                              f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it")
+            return self.asked(
+                RehearseTask(**self.about_job(techniques) | stands),
+                close_environment(),
+                f"rehearsing {named(techniques)} on real tensors, because fake ones can't run it",
+            )
         return self.log_here(replace(job, mesh=mesh), techniques)
 
     def half_log(self, techniques: tuple[Technique, ...] = ()) -> Log:
@@ -113,20 +125,31 @@ class Rehearsals:
 
     def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
         """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches it is planned for."""
+
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
             load_compiler()
             on_device = self.hardware.device != "cpu"
-            return half_log(job, techniques, self.model) if half else rehearse(job, techniques, model=self.model, on_device=on_device)
+            return (
+                half_log(job, techniques, self.model)
+                if half
+                else rehearse(job, techniques, model=self.model, on_device=on_device)
+            )
 
         if self.kept is None:
             return work()
         place = position_of(job.mesh)
-        question = {"rehearsal": to_json(specs_of(techniques)), "half": half, "position": to_json(place), "largest": list(numbers)}
+        question = {
+            "rehearsal": to_json(specs_of(techniques)),
+            "half": half,
+            "position": to_json(place),
+            "largest": list(numbers),
+        }
         return self.kept.answer(question, Log, work)
 
     def traits(self, plain: Log) -> set[str]:
         """What the model and the job do that techniques care about, as far as the log of plain steps tells."""
+
         def work() -> set[str]:
             return traits_of(self.job, plain, self.worker is not None)
 
@@ -147,8 +170,10 @@ class Rehearsals:
         """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
         with random_state.kept():
             if COPIES * self.weights() > memory_free():
-                raise NoRoom(f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
-                              f"a job file, so that it can be tried elsewhere")
+                raise NoRoom(
+                    f"the model can't be planned on fake tensors ({self.guessed}), and this process has no room to try it: write "
+                    f"a job file, so that it can be tried elsewhere"
+                )
             model = self.made_here()
             random_state.seed(job.seed)
             return tracked(job, techniques, model, original=self.model)
@@ -167,7 +192,7 @@ class Rehearsals:
 
     def fits_here(self, plain: Log) -> bool:
         """Whether real passes over the model can be afforded in this process; `plain` is the log of plain steps."""
-        if self.hardware.described:   # its speed is not this machine's
+        if self.hardware.described:  # its speed is not this machine's
             return False
         seconds = sum(plain.flops.values()) / self.hardware.flops
         return 2 * peak(plain).bytes + 1e9 < 0.8 * memory_free() and 2 * seconds < PATIENCE
@@ -175,8 +200,13 @@ class Rehearsals:
     def about_job(self, techniques: tuple[Technique, ...] = ()) -> dict[str, Any]:
         """What every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
-        return {"file": self.job.origin.file, "flags": dict(self.job.origin.flags), "techniques": specs_of(techniques),
-                "position": position_of(self.job.mesh), "largest": self.numbers}
+        return {
+            "file": self.job.origin.file,
+            "flags": dict(self.job.origin.flags),
+            "techniques": specs_of(techniques),
+            "position": position_of(self.job.mesh),
+            "largest": self.numbers,
+        }
 
     def how_real(self) -> str:
         """How we know what was rehearsed on real tensors."""

@@ -2,6 +2,7 @@
 
 The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,19 +38,30 @@ from shoestring.training.memory.block_state import generators_of
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import check_division
 
-STEPS = 2   # the optimizer's state is there from the second step on
+STEPS = 2  # the optimizer's state is there from the second step on
 
 
-def rehearse(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None = None,
-             model: nn.Module | None = None, on_device: bool = False) -> Log:
+def rehearse(
+    job: Job,
+    techniques: Iterable[Technique],
+    batches: Iterable[Batch] | None = None,
+    model: nn.Module | None = None,
+    on_device: bool = False,
+) -> Log:
     """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
     `on_device`: the model will be trained where the data are not in memory, on a GPU."""
     log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
     return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
 
-def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | None, model: nn.Module | None,
-          on_device: bool, faithful: bool) -> tuple[Log, bool]:
+def acted(
+    job: Job,
+    techniques: Iterable[Technique],
+    batches: Iterable[Batch] | None,
+    model: nn.Module | None,
+    on_device: bool,
+    faithful: bool,
+) -> tuple[Log, bool]:
     stage = Stage()
     stage.faithful = faithful
     with random_state.kept():
@@ -60,19 +72,28 @@ def acted(job: Job, techniques: Iterable[Technique], batches: Iterable[Batch] | 
     return log, stage.tossed
 
 
-def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches: Iterable[Batch] | None = None,
-            stage: Stage | None = None, original: nn.Module | None = None, on_device: bool = False) -> Log:
+def tracked(
+    job: Job,
+    techniques: Iterable[Technique],
+    model: nn.Module,
+    batches: Iterable[Batch] | None = None,
+    stage: Stage | None = None,
+    original: nn.Module | None = None,
+    on_device: bool = False,
+) -> Log:
     """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
         plain = prepared(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(plain.optimizer).union(plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE))
+        tracker.log.traits |= optimizer_traits(plain.optimizer).union(
+            plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE)
+        )
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.mesh.sent
-    last: list[Batch] = []   # the batch of the step that is done: it stands, as its loss does, until the next step
+    last: list[Batch] = []  # the batch of the step that is done: it stands, as its loss does, until the next step
     with planned_data(job, plain.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
@@ -81,15 +102,18 @@ def tracked(job: Job, techniques: Iterable[Technique], model: nn.Module, batches
             tracker.log.moved.append(traffic(run) - before)
             tracker.log.sent.append(run.mesh.sent - sent)
             before, sent = traffic(run), run.mesh.sent
-        tracker.log.draws |= not all(one.same() for one in generators)   # the tracker sees what torch draws, and nothing else
+        tracker.log.draws |= not all(
+            one.same() for one in generators
+        )  # the tracker sees what torch draws, and nothing else
         if last:
             rehearse_validation(run, job, tracker, holders, last[0])
     return tracker.log
 
 
 @contextmanager
-def planned_data(job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None,
-                 ) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
+def planned_data(
+    job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None
+) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
     """The batches of a rehearsal, and what their source keeps in memory; of the largest ones, that is what the job's data keep."""
     if batches is not None:
         yield batches, nothing
@@ -121,12 +145,18 @@ def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Itera
         yield from done
 
 
-def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder: Path | None = None, resumed: bool = False,
-             tracked: bool = True) -> Run:
+def prepared(
+    job: Job,
+    techniques: Iterable[Technique],
+    model: nn.Module,
+    folder: Path | None = None,
+    resumed: bool = False,
+    tracked: bool = True,
+) -> Run:
     """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart. Plain training that is not
     tracked needs no blocks, so the model is not looked at."""
     model.train()
-    if job.epochs and takes_steps(job):   # its schedule wants to know how many they are
+    if job.epochs and takes_steps(job):  # its schedule wants to know how many they are
         job = counted(job)
     techniques = in_order(techniques)
     plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
@@ -135,8 +165,10 @@ def prepared(job: Job, techniques: Iterable[Technique], model: nn.Module, folder
     run = applied(techniques, plain)
     for name, part in run.state.items():
         if not isinstance(part, RunState):
-            raise Mistake(f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
-                          f"class inherit from shoestring.core.run.Part")
+            raise Mistake(
+                f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
+                f"class inherit from shoestring.core.run.Part"
+            )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
 
 

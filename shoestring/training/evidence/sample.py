@@ -4,6 +4,7 @@ The model is made on fake tensors and its forward is run on them, to see what go
 gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
 same are frozen, are of one kind.
 """
+
 from __future__ import annotations
 
 from statistics import median
@@ -29,11 +30,14 @@ from shoestring.training.evidence.rehearse import optimizer_traits, prepared
 from shoestring.training.evidence.step import first_batch
 
 TIMES = 3
-UPDATED = 4 << 20   # numbers whose update is timed
+UPDATED = 4 << 20  # numbers whose update is timed
 
 
 def kind(block: nn.Module) -> tuple[Any, ...]:
-    return (type(block), *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()))
+    return (
+        type(block),
+        *((name, tuple(value.shape), value.dtype, value.requires_grad) for name, value in block.named_parameters()),
+    )
 
 
 def sampled(job: Job) -> dict[str, Any]:
@@ -44,9 +48,13 @@ def sampled(job: Job) -> dict[str, Any]:
         random_state.seed(job.seed)
         run = prepared(job, (), stage.model(job.model))
         settings = dict(run.optimizer.param_groups[0])
-        hooks = [block.register_forward_pre_hook(
-            lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None, with_kwargs=True)
-            for block in run.blocks.values()]
+        hooks = [
+            block.register_forward_pre_hook(
+                lambda module, args, kwargs: found.setdefault(kind(module), (module, (args, kwargs))) and None,
+                with_kwargs=True,
+            )
+            for block in run.blocks.values()
+        ]
         batch = first_batch(job)
         with stage:
             run.forward(run.model, batch)
@@ -62,22 +70,36 @@ def sampled(job: Job) -> dict[str, Any]:
             if any(parameter.requires_grad for parameter in real.parameters()):
                 update, fused = updated(run.optimizer, settings, real)
             del real, inputs
-    return {"blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
-            "update": update, "fused": fused, "overhead": overhead, "reserved": status("VmPeak") - status("VmHWM"),
-            "held_up": busy}
+    return {
+        "blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
+        "update": update,
+        "fused": fused,
+        "overhead": overhead,
+        "reserved": status("VmPeak") - status("VmHWM"),
+        "held_up": busy,
+    }
 
 
 def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
     """A block with real weights, and real inputs like those given."""
-    weights = {id(old): nn.Parameter(torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02) if old.is_floating_point()
-                                     else torch.zeros(old.shape, dtype=old.dtype), old.requires_grad) for old in block.parameters()}
+    weights = {
+        id(old): nn.Parameter(
+            torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02)
+            if old.is_floating_point()
+            else torch.zeros(old.shape, dtype=old.dtype),
+            old.requires_grad,
+        )
+        for old in block.parameters()
+    }
     real = copied_module(block, weights)
     for part in real.modules():
         for name, buffer in own_buffers(part).items():
             if isinstance(buffer, FakeTensor):
                 own_buffers(part)[name] = torch.zeros(buffer.shape, dtype=buffer.dtype)
     args, kwargs = given
-    return real, tree_map(real_like, (without_caches(args), {name: without_caches(value) for name, value in kwargs.items()}))
+    return real, tree_map(
+        real_like, (without_caches(args), {name: without_caches(value) for name, value in kwargs.items()})
+    )
 
 
 def real_like(leaf: Any) -> Any:
@@ -117,7 +139,9 @@ def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
         before = effort()
         times.append(passed(block, inputs))
         timings.append(timing(sum(times[-1]), before, effort()))
-    forward, backward = (median(times[number][part] * (1 - timings[number].held_up) for number in believed(timings)) for part in (0, 1))
+    forward, backward = (
+        median(times[number][part] * (1 - timings[number].held_up) for number in believed(timings)) for part in (0, 1)
+    )
     return (forward, backward), busy_share(timings)
 
 

@@ -1,4 +1,5 @@
 """Whether the stages of a plan compute the numbers of one process: tried once for every setting, or told why not."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -26,9 +27,13 @@ class StagedTrials:
             if tried not in self.found:
                 self.found[tried] = result(rehearsals, evidence, tried)
             if self.found[tried].difference:
-                raise Mistake(f"the stages of {text(tried)} were tried in one process, and {self.found[tried].difference}")
+                raise Mistake(
+                    f"the stages of {text(tried)} were tried in one process, and {self.found[tried].difference}"
+                )
             if self.found[tried].untried:
-                told += f"; whether stages compute the numbers of one process was not tried: {self.found[tried].untried}"
+                told += (
+                    f"; whether stages compute the numbers of one process was not tried: {self.found[tried].untried}"
+                )
         return told
 
 
@@ -40,4 +45,6 @@ def result(rehearsals: Rehearsals, evidence: Evidence, technique: TrainingTechni
     if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
         return StagesResult(untried="a plain step does not fit this machine, or takes too long")
     task = StagesTask(**rehearsals.about_job((technique,)))
-    return rehearsals.asked(task, rehearsals.hardware.environment, f"trying the stages of {text(technique)} in one process")
+    return rehearsals.asked(
+        task, rehearsals.hardware.environment, f"trying the stages of {text(technique)} in one process"
+    )

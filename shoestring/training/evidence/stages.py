@@ -5,6 +5,7 @@ look at shapes. So all stages run in one process on real numbers, on models from
 what a forward leaves behind shows in the next. One process computes the same pieces one after the other. Chance is settled as in
 training/evidence/pieces.py.
 """
+
 from __future__ import annotations
 
 import math
@@ -25,8 +26,10 @@ from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
 from shoestring.training.technique import TrainingTechnique as Technique
 
-ADVICE = ("let blocks return what others use, and collect it in the forward anew every time (not in attributes, globals or hooks that a "
-          "forward adds to), or use a plan without it")
+ADVICE = (
+    "let blocks return what others use, and collect it in the forward anew every time (not in attributes, globals or hooks that a "
+    "forward adds to), or use a plan without it"
+)
 
 
 def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
@@ -65,17 +68,20 @@ def few_samples(job: Job, pieces: int) -> Batch:
 
 def passed_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
     """Losses, gradients and state after all stages passed over a batch a few times, without an update."""
+
     def run_of(mesh: Mesh) -> Run:
         model = make()
         model.zero_grad(set_to_none=True)
-        return prepared(replace(job, mesh=mesh), (technique,), model)   # and other stages' weights are forgotten
+        return prepared(replace(job, mesh=mesh), (technique,), model)  # and other stages' weights are forgotten
 
     line, losses = technique.line(run_of), []
     for _ in range(ROUNDS):
         random_state.seed(job.seed)
         with Settled():
             losses.append(line.gradients(batch))
-    return PassOutputs(losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), "")
+    return PassOutputs(
+        losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), ""
+    )
 
 
 def difference_of_stages(once: PassOutputs, staged: PassOutputs) -> str:

@@ -1,4 +1,5 @@
 """The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process from the anchor."""
+
 from __future__ import annotations
 
 import re
@@ -37,7 +38,7 @@ from shoestring.training.evidence.tasks import SampleResult
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
-CAUTION = 1.1   # what a plan keeps back against what the anchor did: the ledger should not promise too little
+CAUTION = 1.1  # what a plan keeps back against what the anchor did: the ledger should not promise too little
 
 
 @dataclass(frozen=True)
@@ -45,76 +46,114 @@ class Anchor:
     """What one real step told; times in seconds by "phase place"."""
 
     times: Mapping[str, float]
-    paces: tuple[tuple[float, float], ...]   # (n, time in n pieces / time in one)
-    adding: float                     # seconds of adding all gradients to others
-    probes: Mapping[str, float]       # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
-    following: float                  # seconds of the whole step under the allocator that follows the tensors
-    process: int                      # bytes of the process under the default allocator
-    tensors: int                      # bytes of tensors at its peak
-    overheads: Mapping[str, int]      # bytes above the tensors by "phase place", under that allocator
-    filled: float = 1.0               # share of libraries' workspaces that is written to
-    pieces: int = 1                   # pieces that the anchor step was run in, where the whole batch was too much
-    eased: bool = False               # whether it needed techniques to fit this machine
-    sampled: bool = False             # whether it was put together from one block of each kind
-    validation_seconds: float = 0.0   # of the job's own validation, where it has one,
-    validation_bytes: int = 0         # and bytes of tensors that it makes, at most
-    spread: float = 0.0               # how far a step is from the median one, in the mean, as a share of it
-    busy: float = 0.0                 # share of the time that other processes held up even the best step
+    paces: tuple[tuple[float, float], ...]  # (n, time in n pieces / time in one)
+    adding: float  # seconds of adding all gradients to others
+    probes: Mapping[
+        str, float
+    ]  # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
+    following: float  # seconds of the whole step under the allocator that follows the tensors
+    process: int  # bytes of the process under the default allocator
+    tensors: int  # bytes of tensors at its peak
+    overheads: Mapping[str, int]  # bytes above the tensors by "phase place", under that allocator
+    filled: float = 1.0  # share of libraries' workspaces that is written to
+    pieces: int = 1  # pieces that the anchor step was run in, where the whole batch was too much
+    eased: bool = False  # whether it needed techniques to fit this machine
+    sampled: bool = False  # whether it was put together from one block of each kind
+    validation_seconds: float = 0.0  # of the job's own validation, where it has one,
+    validation_bytes: int = 0  # and bytes of tensors that it makes, at most
+    spread: float = 0.0  # how far a step is from the median one, in the mean, as a share of it
+    busy: float = 0.0  # share of the time that other processes held up even the best step
 
 
-def plain_ledger(job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None,
-                 traits: Iterable[str]) -> Ledger:
+def plain_ledger(
+    job: Job, log: Log, half: Log | None, hardware: Hardware, anchor: Anchor | None, traits: Iterable[str]
+) -> Ledger:
     """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
     if anchor is not None:
         log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
-    blocks = tuple(block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops)))
+    blocks = tuple(
+        block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops))
+    )
     batch = first_batch(job)
     count = job.count(batch) if "can't be split" not in traits else 1
     part = {block.name: block for block in blocks_of(half)} if half is not None else {}
     parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
-    at_zero_batch = tuple(emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
-                          for block in blocks)
+    at_zero_batch = tuple(
+        emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+        for block in blocks
+    )
     parts = standing(log)
     step, born = last_step(log)
     update_top = max(stretch.top for stretch in step if stretch.moment.phase == "update")
     tensors = sum(parts.values())
     per_byte_sent, per_message, _ = hardware.links.get(str(job.link.world), (0.0, 0.0, 0.0))
     update = UpdateCost(
-        update_seconds(anchor, tensors - parts["constants"], hardware), rise=update_top - tensors - sum(block.gradient for block in blocks),
+        update_seconds(anchor, tensors - parts["constants"], hardware),
+        rise=update_top - tensors - sum(block.gradient for block in blocks),
         fused_seconds=anchor.probes.get("fused") if anchor else None,
-        call_seconds=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values()) if anchor else 0.0,
+        call_seconds=anchor.probes.get("call", 0.0) * sum(role == "parameters" for role in log.roles.values())
+        if anchor
+        else 0.0,
     )
     basis = "measured on fake tensors, times " + (
-        "from operations at the machine's speed" if anchor is None else "from one real block of each kind" if anchor.sampled
-        else "relative to one real step")
+        "from operations at the machine's speed"
+        if anchor is None
+        else "from one real block of each kind"
+        if anchor.sampled
+        else "relative to one real step"
+    )
     ledger = Ledger(
-        blocks, at_zero_batch, count, standing=StandingBytes(**parts), update=update,
+        blocks,
+        at_zero_batch,
+        count,
+        standing=StandingBytes(**parts),
+        update=update,
         splitting=Splitting(((1.0, 1.0), *anchor.paces), anchor.adding) if anchor else Splitting(),
         machine=Machine(1 / hardware.disk, 1 / (hardware.direct or hardware.disk), hardware.moving, hardware.cores),
         allocation=Allocation(allocated=float(sum(size for _, size in born.values()))),
-        workers=Workers(job.link.world, per_byte_sent, per_message, hardware.device != "cpu",
-                        samples=whole_count(job) if job.link.world > 1 else count, own=count),
-        findings=Findings(frozenset(traits), basis=basis), validation=validation_part(job, log, blocks, hardware, anchor),
+        workers=Workers(
+            job.link.world,
+            per_byte_sent,
+            per_message,
+            hardware.device != "cpu",
+            samples=whole_count(job) if job.link.world > 1 else count,
+            own=count,
+        ),
+        findings=Findings(frozenset(traits), basis=basis),
+        validation=validation_part(job, log, blocks, hardware, anchor),
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
 
 
-def validation_part(job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None) -> ValidationCost | None:
+def validation_part(
+    job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None
+) -> ValidationCost | None:
     """What a validation takes: its bytes from the log, its seconds at the speed at which the step's forward computes."""
     found = validation(log)
     if not found:
         return None
-    forward, flops = sum(block.forward for block in blocks), sum(block.flops for block in blocks)   # those of the log's steps together
+    forward, flops = (
+        sum(block.forward for block in blocks),
+        sum(block.flops for block in blocks),
+    )  # those of the log's steps together
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     speed = flops / steps / forward if forward and flops else hardware.flops
     held_out = looked_through(job) if job.held_out is not None else None
     much = held_out.all if held_out is not None else 1.0
     own = anchor if job.validate is not None else None
     base = min(anchor.overheads.values()) if anchor is not None else 0
-    above = max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base) if anchor else 0
+    above = (
+        max((size for name, size in anchor.overheads.items() if name.startswith(f"{VALIDATE} ")), default=base)
+        if anchor
+        else 0
+    )
     top = max(stretch.top for stretch in found) if own is None else found[0].end + own.validation_bytes
-    seconds = log.validation_flops / speed * much + (held_out.seconds if held_out else 0.0) if own is None else own.validation_seconds
+    seconds = (
+        log.validation_flops / speed * much + (held_out.seconds if held_out else 0.0)
+        if own is None
+        else own.validation_seconds
+    )
     return ValidationCost(top - sum(standing(log).values()), max(above - base, 0), seconds, much)
 
 
@@ -123,15 +162,28 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
     base, price, retention = hardware.base, hardware.fault, 0.0 if hardware.described else 0.25
     if anchor is not None:
         base = min(anchor.overheads.values())
-        blocks = tuple(replace(block, scratch=scratch(anchor, "forward", block.name, base),
-                               backward_scratch=scratch(anchor, "backward", block.name, base)) for block in ledger.blocks)
-        ledger = replace(ledger, blocks=blocks, update=replace(ledger.update, scratch=scratch(anchor, "update", "", base)))
+        blocks = tuple(
+            replace(
+                block,
+                scratch=scratch(anchor, "forward", block.name, base),
+                backward_scratch=scratch(anchor, "backward", block.name, base),
+            )
+            for block in ledger.blocks
+        )
+        ledger = replace(
+            ledger, blocks=blocks, update=replace(ledger.update, scratch=scratch(anchor, "update", "", base))
+        )
         allocated = ledger.allocation.allocated
         retention = CAUTION * max(anchor.process - base - anchor.tensors, 0) / max(allocated / anchor.pieces, 1.0)
         price = max(anchor.following - anchor.times["step"], 0.0) / max(allocated, 1.0)
     default, follows = AllocatorRates(retention=retention), AllocatorRates(slack=0.01, per_byte_allocated=price)
-    kinds = {"default": default, "pinned": follows, "huge": follows,
-             "jemalloc": AllocatorRates(0.0, retention / 2, price / 2), "mimalloc": AllocatorRates(0.0, retention / 2, price / 4)}
+    kinds = {
+        "default": default,
+        "pinned": follows,
+        "huge": follows,
+        "jemalloc": AllocatorRates(0.0, retention / 2, price / 2),
+        "mimalloc": AllocatorRates(0.0, retention / 2, price / 4),
+    }
     base += hardware.links.get(str(ledger.workers.world), (0.0, 0.0, 0.0))[2]
     return replace(ledger, allocation=replace(ledger.allocation, base=base, rates=default, kinds=kinds))
 
@@ -152,8 +204,18 @@ def put_together(found: SampleResult, log: Log) -> Anchor:
     parameters = standing(log)["parameters"]
     times["update (update)"] = found.update * parameters
     times["step"] = sum(times.values())
-    return Anchor(times, (), 0.0, {"fused": found.fused * parameters}, times["step"], 0, 0, {"": found.overhead}, sampled=True,
-                  busy=found.held_up)
+    return Anchor(
+        times,
+        (),
+        0.0,
+        {"fused": found.fused * parameters},
+        times["step"],
+        0,
+        0,
+        {"": found.overhead},
+        sampled=True,
+        busy=found.held_up,
+    )
 
 
 def scratch(anchor: Anchor, phase: str, place: str, base: float) -> float:
@@ -164,8 +226,11 @@ def standing(log: Log) -> dict[str, int]:
     """Bytes by role that stand when the last step begins."""
     alive: Counter[int] = Counter()
     updates = [position for position, moment in log.marks if moment.phase == "update"]
-    begin = next(position for position, moment in log.marks if moment.phase == "forward" and
-                 (len(updates) < 2 or position >= updates[-2]))
+    begin = next(
+        position
+        for position, moment in log.marks
+        if moment.phase == "forward" and (len(updates) < 2 or position >= updates[-2])
+    )
     for event in log.events[:begin]:
         alive[event.storage] += event.bytes
     parts = dict.fromkeys(("parameters", "buffers", "inputs", "optimizer", "constants"), 0)
@@ -179,8 +244,11 @@ def standing(log: Log) -> dict[str, int]:
 def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Block:
     if anchor is None:
         return replace(block, forward=block.flops / hardware.flops, backward=block.backward_flops / hardware.flops)
-    return replace(block, forward=anchor.pieces * time_of(anchor.times, "forward", block.name),
-                   backward=anchor.pieces * time_of(anchor.times, "backward", block.name))
+    return replace(
+        block,
+        forward=anchor.pieces * time_of(anchor.times, "forward", block.name),
+        backward=anchor.pieces * time_of(anchor.times, "backward", block.name),
+    )
 
 
 def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
@@ -195,7 +263,7 @@ def emptied(full: Block, part: Block, share: float) -> Block:
 
 def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
     if anchor is None:
-        return tensors / hardware.bandwidth   # the update reads and writes every number once or twice
+        return tensors / hardware.bandwidth  # the update reads and writes every number once or twice
     return anchor.times.get("update (update)", 0.0)
 
 
@@ -273,4 +341,9 @@ def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
 
 def half_log(job: Job, techniques: tuple[Technique, ...] = (), model: nn.Module | None = None) -> Log:
     """The rehearsal of one step of the same job with half its batch."""
-    return rehearse(without_validation(job), techniques, [job.pieces(batch, 2)[0] for batch in islice(planned_batches(job), 1)], model)
+    return rehearse(
+        without_validation(job),
+        techniques,
+        [job.pieces(batch, 2)[0] for batch in islice(planned_batches(job), 1)],
+        model,
+    )

@@ -1,8 +1,10 @@
 """Tasks: what a worker process is asked to do, one frozen value each, and the result that each gives. Here are those of planning.
 
-`training/execution/tasks.py` has the others, and the table by which a worker knows them. A task is written to the worker's standard input by
+`training/execution/tasks.py` has the others, and the table by which a worker knows them. A task is written to the
+worker's standard input by
 core/codec.py; keys that a task does not have are refused, because a misspelt one would silently be a default.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -21,8 +23,8 @@ R = TypeVar("R")
 class Task(Generic[R]):
     """The base of all tasks; R is the class of its result."""
 
-    kind: ClassVar[str]            # its name in JSON
-    result: ClassVar[type[Any]]    # R, to read the result from JSON
+    kind: ClassVar[str]  # its name in JSON
+    result: ClassVar[type[Any]]  # R, to read the result from JSON
 
 
 @runtime_checkable
@@ -67,7 +69,7 @@ class Position:
     rank: int = 0
     world: int = 1
     same_machine: bool = False
-    per_copy: int = 1    # workers that get the same samples, where no technique says so: batches have too few for all
+    per_copy: int = 1  # workers that get the same samples, where no technique says so: batches have too few for all
     speeds: Speeds | None = None
 
 
@@ -75,39 +77,45 @@ class Position:
 class JobTask(Task[R]):
     """What tasks about a job have in common: the job is made again in the worker, from its file."""
 
-    file: str                                                    # the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)       # that the job is made with
+    file: str  # the job file
+    flags: Mapping[str, Any] = field(default_factory=dict)  # that the job is made with
     techniques: tuple[TechniqueSpec, ...] = ()
-    steps: int | None = None                                     # to train; None: as many as the job says
+    steps: int | None = None  # to train; None: as many as the job says
     position: Position = Position()
-    largest: tuple[int, ...] = ()                                # numbers of the batches to plan for; none: what the job itself says
-    traceback: bool = False                                      # the user wants to see where an error came from
+    largest: tuple[int, ...] = ()  # numbers of the batches to plan for; none: what the job itself says
+    traceback: bool = False  # the user wants to see where an error came from
 
 
 @dataclass(frozen=True)
 class AnchorStep:
     """A real step under some techniques, as it was measured. What was not asked for, or could not be measured, is at its default."""
 
-    times: Mapping[str, float] = field(default_factory=dict)       # seconds by "phase place"; "step": the whole step
-    process: int = 0                                               # bytes of the process at most
-    reserved: int = 0                                              # bytes of address space above that
-    paces: tuple[tuple[float, float], ...] = ()                    # (n, time in n pieces / time in one)
-    adding: float = 0.0                                            # seconds of adding all gradients to others
-    probes: Mapping[str, float] = field(default_factory=dict)      # seconds of what techniques asked for, by their name for it
-    overheads: Mapping[str, int] = field(default_factory=dict)     # bytes of the process above its tensors by "phase place"
-    filled: float = 1.0                                            # share of libraries' workspaces that is written to
-    validation_seconds: float = 0.0                                # of the job's own validation, where it has one
-    validation_bytes: int = 0                                      # of tensors that it makes, at most
-    error: str = ""                                                # why the step failed; then nothing else is known
-    spread: float = 0.0                                            # how far a step is from the median one, in the mean, as a share of it
-    busy: float = 0.0                                              # share of the time that other processes held up even the best step
+    times: Mapping[str, float] = field(default_factory=dict)  # seconds by "phase place"; "step": the whole step
+    process: int = 0  # bytes of the process at most
+    reserved: int = 0  # bytes of address space above that
+    paces: tuple[tuple[float, float], ...] = ()  # (n, time in n pieces / time in one)
+    adding: float = 0.0  # seconds of adding all gradients to others
+    probes: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds of what techniques asked for, by their name for it
+    overheads: Mapping[str, int] = field(
+        default_factory=dict
+    )  # bytes of the process above its tensors by "phase place"
+    filled: float = 1.0  # share of libraries' workspaces that is written to
+    validation_seconds: float = 0.0  # of the job's own validation, where it has one
+    validation_bytes: int = 0  # of tensors that it makes, at most
+    error: str = ""  # why the step failed; then nothing else is known
+    spread: float = 0.0  # how far a step is from the median one, in the mean, as a share of it
+    busy: float = 0.0  # share of the time that other processes held up even the best step
 
 
 @dataclass(frozen=True)
 class AnchorResult:
-    steps: Mapping[str, AnchorStep]                                # by the name of the variant
-    pieces: Mapping[str, str] = field(default_factory=dict)        # what a batch in two pieces changes: trait -> what was found
-    again: str = ""                                                # why blocks can't be computed again; empty: they can
+    steps: Mapping[str, AnchorStep]  # by the name of the variant
+    pieces: Mapping[str, str] = field(
+        default_factory=dict
+    )  # what a batch in two pieces changes: trait -> what was found
+    again: str = ""  # why blocks can't be computed again; empty: they can
 
     @property
     def held_up(self) -> float:
@@ -120,15 +128,15 @@ class AnchorTask(JobTask[AnchorResult]):
 
     kind: ClassVar[str] = "anchor"
     result: ClassVar[type[Any]] = AnchorResult
-    variants: Mapping[str, tuple[TechniqueSpec, ...]]              # techniques by a name; "" is the step that must work
-    memory: bool = False                                           # measure where memory goes, instead of the time
-    pieces: bool = True                                            # with the time: try whether a batch in two pieces gives the same
-    typical: int | None = None                                     # number of the batch whose step is timed; None: that of the memory
+    variants: Mapping[str, tuple[TechniqueSpec, ...]]  # techniques by a name; "" is the step that must work
+    memory: bool = False  # measure where memory goes, instead of the time
+    pieces: bool = True  # with the time: try whether a batch in two pieces gives the same
+    typical: int | None = None  # number of the batch whose step is timed; None: that of the memory
 
 
 @dataclass(frozen=True)
 class PiecesResult:
-    found: Mapping[str, str]                                       # trait of the model -> what was found that shows it
+    found: Mapping[str, str]  # trait of the model -> what was found that shows it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +145,13 @@ class PiecesTask(JobTask[PiecesResult]):
 
     kind: ClassVar[str] = "pieces"
     result: ClassVar[type[Any]] = PiecesResult
-    small: bool = False                                            # with a few samples, where a step takes long
+    small: bool = False  # with a few samples, where a step takes long
 
 
 @dataclass(frozen=True)
 class StagesResult:
-    difference: str = ""                                           # between stages and one process; empty: none was found
-    untried: str = ""                                              # why that was not tried
+    difference: str = ""  # between stages and one process; empty: none was found
+    untried: str = ""  # why that was not tried
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +164,12 @@ class StagesTask(JobTask[StagesResult]):
 
 @dataclass(frozen=True)
 class SampleResult:
-    blocks: Mapping[str, tuple[float, float]]                      # seconds forward and backward by the block's name
-    update: float                                                  # seconds per byte of weights
-    fused: float                                                   # the same by fused kernels
-    overhead: int                                                  # bytes of the process above its tensors
-    reserved: int                                                  # bytes of address space above that
-    held_up: float = 0.0                                           # share of the time that other processes held up even the best pass
+    blocks: Mapping[str, tuple[float, float]]  # seconds forward and backward by the block's name
+    update: float  # seconds per byte of weights
+    fused: float  # the same by fused kernels
+    overhead: int  # bytes of the process above its tensors
+    reserved: int  # bytes of address space above that
+    held_up: float = 0.0  # share of the time that other processes held up even the best pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +190,9 @@ class RehearseTask(JobTask[Log]):
 
 @dataclass(frozen=True)
 class TrialResult:
-    process_bytes: int                                             # the largest process, of any worker
-    step_seconds: float                                            # the median step
-    steps: int                                                     # that were done
+    process_bytes: int  # the largest process, of any worker
+    step_seconds: float  # the median step
+    steps: int  # that were done
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +201,5 @@ class TrialTask(JobTask[TrialResult]):
 
     kind: ClassVar[str] = "trial"
     result: ClassVar[type[Any]] = TrialResult
-    tracked: bool = True                                           # False: as plain as can be, where the model can't be looked at
-    together: bool = False                                         # by all workers of the group, and not as if there were one
-
+    tracked: bool = True  # False: as plain as can be, where the model can't be looked at
+    together: bool = False  # by all workers of the group, and not as if there were one

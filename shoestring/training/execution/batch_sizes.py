@@ -3,6 +3,7 @@
 The first two steps are tracked, and every one whose batch is larger than those of all tracked before but the first, so that what is
 measured is what the largest batch needs.
 """
+
 from __future__ import annotations
 
 from collections import Counter
@@ -15,7 +16,7 @@ from shoestring.core.units import bytes_text
 from shoestring.data.lengths import BatchSize, Lengths, largest_of, size_of
 from shoestring.training.plan import Plan
 
-TRACKED = 2                                                                      # steps that always are
+TRACKED = 2  # steps that always are
 # Parts of a peak that no batch changes
 STANDING = ("parameters", "buffers", "optimizer", "constants", "data", "gradients", "buffers of the disk")
 
@@ -25,10 +26,10 @@ class ExpectedBatches:
     """What a plan expects of batches."""
 
     lengths: Lengths = field(default_factory=Lengths)
-    process: int = 0    # bytes of the process with the largest of them,
-    growing: int = 0    # of which so many grow with the batch,
-    spare: int = 0      # but only after these: the peak is elsewhere
-    tracked: bool = True    # False: shoestring could not look at the model, so no step is tracked
+    process: int = 0  # bytes of the process with the largest of them,
+    growing: int = 0  # of which so many grow with the batch,
+    spare: int = 0  # but only after these: the peak is elsewhere
+    tracked: bool = True  # False: shoestring could not look at the model, so no step is tracked
 
     def process_for(self, ratio: float) -> int:
         """Bytes of the process with a batch so many times as large as the largest, in proportion."""
@@ -38,7 +39,9 @@ class ExpectedBatches:
 def expected(plan: Plan) -> ExpectedBatches:
     standing = sum(size for name, size in plan.parts if name in STANDING)
     highest = max((size for name, size in plan.blocks if not name.startswith("update")), default=plan.peak_bytes)
-    return ExpectedBatches(plan.lengths, plan.process_bytes, max(highest - standing, 0), max(plan.peak_bytes - highest, 0), plan.looked)
+    return ExpectedBatches(
+        plan.lengths, plan.process_bytes, max(highest - standing, 0), max(plan.peak_bytes - highest, 0), plan.looked
+    )
 
 
 class BatchSizes:
@@ -46,10 +49,12 @@ class BatchSizes:
 
     def __init__(self, expected: ExpectedBatches, budget: int | None, parts: int, warn: Callable[[str], None]) -> None:
         self.expected, self.budget, self.warn = expected, budget, warn
-        self.known = [part_of(one, parts) for one in expected.lengths.largest]   # what was planned for, and what was warned of
+        self.known = [
+            part_of(one, parts) for one in expected.lengths.largest
+        ]  # what was planned for, and what was warned of
         self.planned = list(self.known)
-        self.tracked: list[BatchSize] = []   # the largest of those that were
-        self.count = 0                       # steps that were tracked
+        self.tracked: list[BatchSize] = []  # the largest of those that were
+        self.count = 0  # steps that were tracked
 
     def tracks(self, batch: Batch, step: int) -> bool:
         """Whether to track the step with this number, of this batch; one that was not planned for is warned of."""
@@ -59,7 +64,7 @@ class BatchSizes:
         self.check(size, step)
         if self.count >= TRACKED and any(one.covers(size) for one in self.tracked):
             return False
-        if step > 1:   # the first step of a run has no optimizer state yet, and needs less than others of its size
+        if step > 1:  # the first step of a run has no optimizer state yet, and needs less than others of its size
             self.tracked = largest_of([*self.tracked, size])
         self.count += 1
         return True
@@ -74,11 +79,15 @@ class BatchSizes:
         fits = ""
         if self.budget:
             stands = "more than" if needs > self.budget else "within"
-            fits = (f"; in proportion to its bytes the process will have about {bytes_text(needs)}, {stands} the budget of "
-                    f"{bytes_text(self.budget)}")
+            fits = (
+                f"; in proportion to its bytes the process will have about {bytes_text(needs)}, {stands} the budget of "
+                f"{bytes_text(self.budget)}"
+            )
         out = "; it may run out of memory" if self.budget and needs > self.budget else ""
-        self.warn(f"the batch of step {step} is larger than what was planned for: {size} with {bytes_text(size.bytes)}, and the plan is "
-                  f"for {largest} with {bytes_text(largest.bytes)}{fits}{out}. State the largest batch with largest=lambda: ... in the Job")
+        self.warn(
+            f"the batch of step {step} is larger than what was planned for: {size} with {bytes_text(size.bytes)}, and the plan is "
+            f"for {largest} with {bytes_text(largest.bytes)}{fits}{out}. State the largest batch with largest=lambda: ... in the Job"
+        )
 
 
 def is_beyond(size: BatchSize, known: list[BatchSize]) -> bool:
@@ -86,8 +95,13 @@ def is_beyond(size: BatchSize, known: list[BatchSize]) -> bool:
     if size.bytes > max(one.bytes for one in known):
         return True
     alike = [one for one in known if list(map(len, one.shapes)) == list(map(len, size.shapes))]
-    most = [max(values) for values in zip(*([number for shape in one.shapes for number in shape] for one in alike), strict=True)]
-    return bool(alike) and any(number > limit for number, limit in zip((n for shape in size.shapes for n in shape), most, strict=True))
+    most = [
+        max(values)
+        for values in zip(*([number for shape in one.shapes for number in shape] for one in alike), strict=True)
+    ]
+    return bool(alike) and any(
+        number > limit for number, limit in zip((n for shape in size.shapes for n in shape), most, strict=True)
+    )
 
 
 def part_of(size: BatchSize, parts: int) -> BatchSize:

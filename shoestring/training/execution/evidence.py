@@ -1,4 +1,5 @@
 """What a worker process measures for the planner, and of the machine: one function a task."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -35,11 +36,17 @@ from shoestring.training.links.link_speed import link_speed as measured_link_spe
 def anchor(task: AnchorTask) -> AnchorResult:
     """One real step under each variant. Only the first must work: the others are for techniques that may not."""
     job = job_of(task)
-    usual = [] if task.typical is None else list(islice(planned_batches(planned_for(job, batches_at(job, (task.typical,))[0])), 2))
+    usual = (
+        []
+        if task.typical is None
+        else list(islice(planned_batches(planned_for(job, batches_at(job, (task.typical,))[0])), 2))
+    )
     steps: dict[str, AnchorStep] = {}
     for name, specs in task.variants.items():
         try:
-            steps[name] = from_json(AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory, usual)))
+            steps[name] = from_json(
+                AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory, usual))
+            )
         except Exception as error:
             if name == "":
                 raise
@@ -59,7 +66,7 @@ def pieces(task: PiecesTask) -> PiecesResult:
 
 def stages(task: StagesTask) -> StagesResult:
     job = job_of(task)
-    technique, = techniques_of(task.techniques)
+    (technique,) = techniques_of(task.techniques)
     return tried_in_stages(job, lambda: fresh_model(job), technique)
 
 

@@ -1,4 +1,5 @@
 """The report of a run that is finished, as its folder keeps it and `train --json` prints it."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -17,22 +18,40 @@ from shoestring.training.plan import Plan
 def finished_report(job: Job, held: OpenedRun, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
-        "run": str(held.folder.path), "job": told.job, "flags": dict(held.request.flags),
-        "arguments": dict(told.arguments), "steps": told.step, "losses": list(told.losses),
-        "budget": {"memory": held.request.memory}, "predicted": plan["predicted"],
-        "measured": dict(told.measured), "off": {one.quantity.name: one.off for one in compared(plan["predicted"], told.measured)
-                                                 if one.off is not None}, "techniques": plan["techniques"],
-        "weights_sha256": result.weights_sha256, "exactness": chosen.exactness.word,
-        "exact": chosen.exactness <= Exactness.ROUNDING, "sure": chosen.sure,
+        "run": str(held.folder.path),
+        "job": told.job,
+        "flags": dict(held.request.flags),
+        "arguments": dict(told.arguments),
+        "steps": told.step,
+        "losses": list(told.losses),
+        "budget": {"memory": held.request.memory},
+        "predicted": plan["predicted"],
+        "measured": dict(told.measured),
+        "off": {
+            one.quantity.name: one.off for one in compared(plan["predicted"], told.measured) if one.off is not None
+        },
+        "techniques": plan["techniques"],
+        "weights_sha256": result.weights_sha256,
+        "exactness": chosen.exactness.word,
+        "exact": chosen.exactness <= Exactness.ROUNDING,
+        "sure": chosen.sure,
         "warnings": list(chosen.warnings),
-        "metrics": told.metrics, "best": told.best, "epochs": told.epochs, "ended": told.why_ended,
+        "metrics": told.metrics,
+        "best": told.best,
+        "epochs": told.epochs,
+        "ended": told.why_ended,
         "asked": {"steps": job.steps, "epochs": job.epochs},
-        "shown": result.shown, "state_of_techniques": result.state, "world": result.world,
+        "shown": result.shown,
+        "state_of_techniques": result.state,
+        "world": result.world,
     }
     if result.restarts is not None:
         report |= told.cut()
         report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
-        report["sent_bytes"] = {"predicted": plan["predicted"].get("sent_bytes"), "measured": report["measured"].get("sent_bytes")}
+        report["sent_bytes"] = {
+            "predicted": plan["predicted"].get("sent_bytes"),
+            "measured": report["measured"].get("sent_bytes"),
+        }
         report["workers"] = by_worker(chosen, result)
     return report
 
@@ -40,8 +59,14 @@ def finished_report(job: Job, held: OpenedRun, chosen: Plan, told: Report, resul
 def by_worker(chosen: Plan, result: TrainResult) -> list[dict[str, Any]]:
     """What every worker of a group was predicted to need and send, beside what it measured since it was started last."""
     predicted = {rank: kind for kind in chosen.ranks for rank in kind.ranks}
-    return [{
-        "rank": rank, **({"place": coordinates(sizes, rank)} if (sizes := dict(chosen.mesh)) else {}),
-        "predicted": {"peak_bytes": kind.peak_bytes, "sent_bytes": kind.sent_bytes} if (kind := predicted.get(rank)) else {},
-        "measured": {"peak_bytes": one["peak_bytes"], "sent_bytes": one["sent"] / max(one["steps"], 1)},
-    } for rank, one in enumerate(result.workers)]
+    return [
+        {
+            "rank": rank,
+            **({"place": coordinates(sizes, rank)} if (sizes := dict(chosen.mesh)) else {}),
+            "predicted": {"peak_bytes": kind.peak_bytes, "sent_bytes": kind.sent_bytes}
+            if (kind := predicted.get(rank))
+            else {},
+            "measured": {"peak_bytes": one["peak_bytes"], "sent_bytes": one["sent"] / max(one["steps"], 1)},
+        }
+        for rank, one in enumerate(result.workers)
+    ]

@@ -4,6 +4,7 @@ The job file's path and content, its flags, the files that they name, the folder
 shoestring's own source, Python, every installed package with its version; the machine, and variables of the environment that change how
 fast or how large a process is. Modules that the job imports are checked one by one (planning/answers.py).
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -30,33 +31,67 @@ from shoestring.measure.process import memory_all
 from shoestring.planning.answers import digests
 
 INSTALLED = (".dist-info", ".egg-info")
-LENGTH = ("steps", "epochs", "patience")   # of a job: how long it trains says nothing of a step
+LENGTH = ("steps", "epochs", "patience")  # of a job: how long it trains says nothing of a step
 # Variables that change what is measured begin with one of these: threads, kernels, allocators, devices
-SETTINGS = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ONEDNN_", "DNNL_", "ATEN_", "TORCH_", "PYTORCH_", "CUDA_", "MALLOC_", "GLIBC_",
-            "LD_PRELOAD", "PYTHONPATH")
+SETTINGS = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "ONEDNN_",
+    "DNNL_",
+    "ATEN_",
+    "TORCH_",
+    "PYTORCH_",
+    "CUDA_",
+    "MALLOC_",
+    "GLIBC_",
+    "LD_PRELOAD",
+    "PYTHONPATH",
+)
 
 
 def about_job(job: Job, machine: Hardware, devices: int, here: int) -> dict[str, Any]:
     """All that can be known of what planning a job depends on."""
     assert job.origin is not None, "only a job from a file can be known again"
     flags = dict(job.origin.flags)
-    plain = {one.name: vars(job)[one.name] for one in fields(job) if isinstance(vars(job)[one.name], (bool, int, float, str))}
+    plain = {
+        one.name: vars(job)[one.name] for one in fields(job) if isinstance(vars(job)[one.name], (bool, int, float, str))
+    }
     return {
-        "file": os.path.abspath(job.origin.file), "source": digests([job.origin.file]), "flags": flags, "folder": os.getcwd(),
+        "file": os.path.abspath(job.origin.file),
+        "source": digests([job.origin.file]),
+        "flags": flags,
+        "folder": os.getcwd(),
         "named": named_files((*flags.values(), *(one.default for one in flags_of(job.origin.file)), job.weights)),
-        "job": {name: value for name, value in plain.items() if name not in LENGTH}, "batches": shapes(job),
-        "machine": (platform.node(), platform.release(), processor(), machine.device, machine.cores, memory_all(),
-                    len(os.sched_getaffinity(0))),
+        "job": {name: value for name, value in plain.items() if name not in LENGTH},
+        "batches": shapes(job),
+        "machine": (
+            platform.node(),
+            platform.release(),
+            processor(),
+            machine.device,
+            machine.cores,
+            memory_all(),
+            len(os.sched_getaffinity(0)),
+        ),
         "settings": {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)},
-        "workers": (devices, here), **software(),
+        "workers": (devices, here),
+        **software(),
     }
 
 
 def shapes(job: Job) -> list[list[str]]:
     """Shapes and dtypes in the job's first batches, which is what a step is measured with."""
-    with suppress(Exception):   # planning will say what is wrong with the data
-        return [[f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in leaves(batch)]
-                for batch in islice(Feed(job), 2)]
+    with suppress(Exception):  # planning will say what is wrong with the data
+        return [
+            [
+                f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
+                for leaf in leaves(batch)
+            ]
+            for batch in islice(Feed(job), 2)
+        ]
     return []
 
 

@@ -1,4 +1,5 @@
 """The job that a task is about, made again in a worker process."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -25,10 +26,15 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     techniques = techniques_of(task.techniques)
     sizes = mesh_sizes(techniques, stands.world if link is None else link.world, stands.per_copy)
     if link is not None and (apart := axes_not_united(techniques, sizes)):
-        raise Mistake(f"of {link.world} workers, the {sizes[apart[0]]} along the axis {apart[0]} have nothing that unites them: they would "
-                      f"train apart; give as many workers as the plan was made for, or plan for these")
-    mesh = (imagined_mesh(sizes, stands.rank, stands.same_machine, stands.speeds) if link is None
-            else joined_mesh(link, sizes, link.same_machine))
+        raise Mistake(
+            f"of {link.world} workers, the {sizes[apart[0]]} along the axis {apart[0]} have nothing that unites them: they would "
+            f"train apart; give as many workers as the plan was made for, or plan for these"
+        )
+    mesh = (
+        imagined_mesh(sizes, stands.rank, stands.same_machine, stands.speeds)
+        if link is None
+        else joined_mesh(link, sizes, link.same_machine)
+    )
     job = replace(job, mesh=mesh)
     if task.steps is None:
         return job

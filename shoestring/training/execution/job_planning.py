@@ -2,6 +2,7 @@
 
 The machine is measured, child processes do tasks of a job file, and what was measured of it before is used again.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,30 +38,53 @@ from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
-Doing = Callable[[str, float | None], None]   # is told what planning is doing, and how many seconds it may take in all, if that is known
+Doing = Callable[
+    [str, float | None], None
+]  # is told what planning is doing, and how many seconds it may take in all, if that is known
 
 
-def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique | str] | None = None, inexact: bool = False,
-            model: nn.Module | None = None, devices: int = 1, here: int | None = None, hardware: str | Path | None = None,
-            exact: str | None = None, fresh: bool = False, on_progress: Doing = lambda doing, expected: None) -> Outcome:
+def planned(
+    job: Job,
+    memory: str | int | None = None,
+    use: Iterable[Technique | str] | None = None,
+    inexact: bool = False,
+    model: nn.Module | None = None,
+    devices: int = 1,
+    here: int | None = None,
+    hardware: str | Path | None = None,
+    exact: str | None = None,
+    fresh: bool = False,
+    on_progress: Doing = lambda doing, expected: None,
+) -> Outcome:
     """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
     budget = None if memory is None else budget_bytes(memory)
     if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
-        raise Mistake(f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
-                      f"give {Exactness.ROUNDING.flag}, or train with one worker")
+        raise Mistake(
+            f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
+            f"give {Exactness.ROUNDING.flag}, or train with one worker"
+        )
     made = counted(shared_data(job))
     asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(asked) if asked is not None else None
-    forced = None if use is None else tuple(
-        parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
+    forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, TOGETHER)
-    mesh_sizes(forced or (), devices)   # what can't stand is refused before anything is measured
+    mesh_sizes(forced or (), devices)  # what can't stand is refused before anything is measured
     machine = machine_for(hardware, devices, here or devices, inexact or any(one.computes_in for one in forced or ()))
     worker = workers(here or devices) if made.origin is not None and hardware is None else None
-    planner = Planner(made, machine if isinstance(machine, Hardware) else Hardware(), worker, model, inexact=inexact, exact=exact,
-                      wanted=forced or (), only=forced is not None, devices=devices, here=here or devices,
-                      tell=lambda doing: on_progress(doing, expected))
+    planner = Planner(
+        made,
+        machine if isinstance(machine, Hardware) else Hardware(),
+        worker,
+        model,
+        inexact=inexact,
+        exact=exact,
+        wanted=forced or (),
+        only=forced is not None,
+        devices=devices,
+        here=here or devices,
+        tell=lambda doing: on_progress(doing, expected),
+    )
     if not isinstance(machine, Hardware):
         found = replace(planner.plain_only(machine), subject="this machine")
         outcome = planner.plain_outcome(found, budget, forced or ())
@@ -72,14 +96,18 @@ def planned(job: Job, memory: str | int | None = None, use: Iterable[Technique |
     except Exception as error:
         if kept is None or not kept.used or is_an_answer(error):
             raise
-        kept.added = False   # what was kept has the right types and no sense: it is as if it were not there, and is written anew
+        kept.added = (
+            False  # what was kept has the right types and no sense: it is as if it were not there, and is written anew
+        )
         return planned(job, memory, use, inexact, model, devices, here, hardware, exact, True, on_progress)
     finally:
         if kept is not None:
             kept.save()
-    if asked is not None and not (kept is not None and kept.used):   # what is known does not take long
+    if asked is not None and not (kept is not None and kept.used):  # what is known does not take long
         remember_seconds(asked, outcome.seconds)
-    return replace(outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0)
+    return replace(
+        outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0
+    )
 
 
 def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) -> Hardware | Exception:
@@ -101,7 +129,9 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
     made, machine = counted(shared_data(job)), machine_for(None, devices, here, False)
     kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
     try:
-        check_named(made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept)
+        check_named(
+            made, techniques, None, workers(here) if made.origin is not None else None, exact, devices, here, kept
+        )
     finally:
         if kept is not None:
             kept.save()
@@ -124,8 +154,17 @@ def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] 
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
-    place = place_of(origin.file, {"flags": without_numbers(dict(origin.flags)), "memory": budget, "inexact": planner.inexact,
-                                   "exact": planner.exact, "devices": planner.devices, "here": planner.here})
+    place = place_of(
+        origin.file,
+        {
+            "flags": without_numbers(dict(origin.flags)),
+            "memory": budget,
+            "inexact": planner.inexact,
+            "exact": planner.exact,
+            "devices": planner.devices,
+            "here": planner.here,
+        },
+    )
     outcome = replace(planner, earlier=chosen_earlier(place)).outcome(budget)
     remember_choice(place, outcome.chosen)
     return outcome
@@ -139,6 +178,7 @@ def question(job: Job, *asked: object) -> Path:
 
 def workers(count: int) -> Worker:
     """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
+
     def together(task: Task[R], environment: Mapping[str, str], /) -> R:
         return run_group(task, environment, devices=count)
 
@@ -152,13 +192,20 @@ def in_group(machine: Hardware, world: int, here: int) -> Hardware:
         return machine
     count = max(here, 2)
     name = f"{count} {'near' if here == world else 'far'}"
-    known = machine.sums.get(name, {})   # of one way only, where the machine was busy
+    known = machine.sums.get(name, {})  # of one way only, where the machine was busy
     if not known or (len(known) == 1 and machine.device == "cpu" and not busy_now()):
         busy = busy_now()
         with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:
-            tasks = [LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store") for rank in range(count)]
+            tasks = [
+                LinkSpeedTask(rank=rank, world=count, same_machine=here == world, store=f"{folder}/store")
+                for rank in range(count)
+            ]
             first, *_ = pool.map(run_worker, tasks, [{**machine.environment, **threads(count)}] * count)
         machine = measured_group(machine, name, count, first.ways, first.memory, busy or busy_now())
         remember(machine)
-    return for_group(replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
-                     name, world, here)
+    return for_group(
+        replace(machine, environment={**machine.environment, **threads(here)}, cores=max(machine.cores // here, 1)),
+        name,
+        world,
+        here,
+    )

@@ -1,4 +1,5 @@
 """The recorder of a run in training: writes its events, saves its checkpoints, listens to who wants it stopped, watches its memory."""
+
 from __future__ import annotations
 
 import math
@@ -18,7 +19,16 @@ from shoestring.core.signals import asked_by, listen
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.checkpoints import RunCheckpoint, believed, best_in, clear_drafts, forget_best, move_aside, newest_good, whole_number
+from shoestring.runs.checkpoints import (
+    RunCheckpoint,
+    believed,
+    best_in,
+    clear_drafts,
+    forget_best,
+    move_aside,
+    newest_good,
+    whole_number,
+)
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
@@ -28,7 +38,7 @@ from shoestring.training.execution.snapshot import PARTS, best_snapshot, restore
 from shoestring.training.progress import DATA_ENDED, Progress
 from shoestring.training.validation import NoGoal
 
-NEAR = 0.97   # of the budget: a process this large is told of
+NEAR = 0.97  # of the budget: a process this large is told of
 
 
 @dataclass(frozen=True)
@@ -37,27 +47,33 @@ class RecordingSettings:
 
     folder: str
     cadence: Cadence = field(default_factory=Cadence)
-    memory: int | None = None   # bytes of the budget: a process that comes near is told of
-    predicted: int = 0          # bytes of the process, by the plan
-    job_folder: str = ""        # where the job's file is; empty: a script made it, which is told of modules that changed, not refused
+    memory: int | None = None  # bytes of the budget: a process that comes near is told of
+    predicted: int = 0  # bytes of the process, by the plan
+    job_folder: str = (
+        ""  # where the job's file is; empty: a script made it, which is told of modules that changed, not refused
+    )
 
 
 class Recorder:
     """Records one run of so many steps (0: nobody knows how many). `send` brings events to whoever launched it, as long as there is one."""
 
-    def __init__(self, recording: RecordingSettings, steps: int, send: Callable[[Event], None], link: Link | None = None) -> None:
+    def __init__(
+        self, recording: RecordingSettings, steps: int, send: Callable[[Event], None], link: Link | None = None
+    ) -> None:
         self.link = link = link or Link()
         self.folder = Folder(Path(recording.folder))
         self.steps, self.budget, self.predicted = steps, recording.memory, recording.predicted
         self.send = send
-        self.events = Events(self.folder.path) if link.rank == 0 else None   # the first worker of a group writes, for all
+        self.events = (
+            Events(self.folder.path) if link.rank == 0 else None
+        )  # the first worker of a group writes, for all
         self.saver = Saver(self.folder.checkpoints, recording.cadence, self.tell)
-        self.checkpoint: RunCheckpoint | None = None   # that the run goes on from
+        self.checkpoint: RunCheckpoint | None = None  # that the run goes on from
         self.job_folder = recording.job_folder
-        self.modules = 0        # that this process had imported when they were last looked at
+        self.modules = 0  # that this process had imported when they were last looked at
         self.step = 0
-        self.stop = ""          # why to stop; empty: go on
-        self.signal = 0         # that asked for it, if one did
+        self.stop = ""  # why to stop; empty: go on
+        self.signal = 0  # that asked for it, if one did
         self.warned = False
         listen(self.asked_to_stop)
 
@@ -87,16 +103,21 @@ class Recorder:
         for bad, reason in damaged:
             move_aside(bad)
             start = f"step {self.checkpoint.step}" if self.checkpoint else "the beginning"
-            self.tell(Warned(f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
-                             f"and the run goes on from {start}"))
+            self.tell(
+                Warned(
+                    f"the checkpoint of step {bad.step} is damaged ({reason}): it is kept aside, "
+                    f"and the run goes on from {start}"
+                )
+            )
         return self.checkpoint is not None
 
     def note_modules(self, begins: bool = False) -> None:
         """Note the local modules that the run is made of, if this process has imported others since the last time. The first worker
         does so for all."""
+
         def say(text: str) -> None:
             self.tell(Warned(text))
-            if not self.job_folder:   # a script, which nobody shows the run's events
+            if not self.job_folder:  # a script, which nobody shows the run's events
                 warnings.warn(text, stacklevel=2)
 
         if self.events is not None and self.modules != len(sys.modules):
@@ -116,8 +137,15 @@ class Recorder:
                 self.saver.best = best_in(state) if self.saver.by_loss else None
         if self.link.rank == 0:
             forget_best(self.folder.checkpoints, self.step)
-        self.tell(Begun(pid=os.getpid(), steps=self.steps, step=self.step, how=feed.how if self.step else "from the beginning",
-                        world=self.link.world))
+        self.tell(
+            Begun(
+                pid=os.getpid(),
+                steps=self.steps,
+                step=self.step,
+                how=feed.how if self.step else "from the beginning",
+                world=self.link.world,
+            )
+        )
         return self.step
 
     def after(self, run: Run, course: Progress, event: Stepped) -> bool:
@@ -126,20 +154,29 @@ class Recorder:
         self.note_modules()
         synchronised = run.synchronised()
         validates = synchronised and course.due(self.step)
-        stop, due = synchronised and bool(self.stop) and run.assignment.counts_steps, synchronised and self.saver.due(self.step)
+        stop, due = (
+            synchronised and bool(self.stop) and run.assignment.counts_steps,
+            synchronised and self.saver.due(self.step),
+        )
         if synchronised and self.link.world > 1 and not run.assignment.asynchronous:
             stop, due, validates, event = self.agreed(stop, due, validates, event)
         self.saver.losses.append(event.loss)
         self.tell(event)
         if self.budget and not self.warned and event.most > max(NEAR * self.budget, self.predicted):
             self.warned = True
-            self.tell(Warned(f"the process has {bytes_text(event.most)} of its {bytes_text(self.budget)} after step "
-                             f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
-                             f"it may run out of memory"))
-        if validates and (not stop or course.ends(self.step)):   # who stops at such a step validates when it goes on
+            self.tell(
+                Warned(
+                    f"the process has {bytes_text(event.most)} of its {bytes_text(self.budget)} after step "
+                    f"{self.step}, more than the {bytes_text(self.predicted)} that were predicted: "
+                    f"it may run out of memory"
+                )
+            )
+        if validates and (not stop or course.ends(self.step)):  # who stops at such a step validates when it goes on
             self.validate(run, course)
         last = stop or bool(course.over(self.step))
-        if (due or last) and not (last and run.assignment.asynchronous):   # those save at the end, when nobody computes any more
+        if (due or last) and not (
+            last and run.assignment.asynchronous
+        ):  # those save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
@@ -149,13 +186,14 @@ class Recorder:
             return
         try:
             found = course.validate(self.step)
-        except NoGoal:   # all workers find that; what was trained is not lost by it
+        except NoGoal:  # all workers find that; what was trained is not lost by it
             self.save(run, course.feed)
             self.saver.wait()
             raise
         metrics = {name: value if math.isfinite(value) else None for name, value in found.metrics.items()}
         self.tell(Validated(found.step, found.epoch, metrics, found.seconds, found.best))
         if found.best:
+
             def take() -> Snapshot:
                 return best_snapshot(run, course.feed, self.step, found.metrics)
 
@@ -169,12 +207,17 @@ class Recorder:
         process."""
         told = agreement(self.link.world)
         told[0], told[1] = stop, due + 2 * validates if self.link.rank == 0 else 0
-        told[2 + 2 * self.link.rank:][:2] = torch.tensor([event.process, event.most])
+        told[2 + 2 * self.link.rank :][:2] = torch.tensor([event.process, event.most])
         self.link.sum(told).wait()
         if told[0] and not self.stop:
             self.stop = "another worker of the group was asked to"
         wanted = int(told[1])
-        return bool(told[0]), bool(wanted & 1), bool(wanted & 2), replace(event, process=int(told[2::2].max()), most=int(told[3::2].max()))
+        return (
+            bool(told[0]),
+            bool(wanted & 1),
+            bool(wanted & 2),
+            replace(event, process=int(told[2::2].max()), most=int(told[3::2].max())),
+        )
 
     def save(self, run: Run, feed: Feed) -> None:
         def take() -> Snapshot:
@@ -192,17 +235,29 @@ class Recorder:
         feed, why = course.feed, course.over(self.step) or (DATA_ENDED if course.feed.ended else "")
         if why == DATA_ENDED:
             asked = f"{course.job.epochs} epochs" if course.job.epochs else f"{course.job.steps} steps"
-            self.tell(Warned(f"the data ended after step {self.step}, and {asked} were asked for: they are an iterator, or empty when gone "
-                             f"through again. Give data that can be gone through again (a list, a DataLoader, a data set), or fewer steps"))
+            self.tell(
+                Warned(
+                    f"the data ended after step {self.step}, and {asked} were asked for: they are an iterator, or empty when gone "
+                    f"through again. Give data that can be gone through again (a list, a DataLoader, a data set), or fewer steps"
+                )
+            )
         if why == DATA_ENDED and course.job.validates and course.validated_at != self.step:
             self.validate(run, course)
         self.saver.wait()
-        if any(gathered(run, self.saver.saved_step != self.step)):   # the data ended early, or a save was not possible before
+        if any(
+            gathered(run, self.saver.saved_step != self.step)
+        ):  # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
-        lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[0]   # the first worker's word
+        lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[
+            0
+        ]  # the first worker's word
         if not why:
-            saved = "" if self.saver.saved_step == self.step else f"; the last checkpoint is of step {self.saver.saved_step}"
+            saved = (
+                ""
+                if self.saver.saved_step == self.step
+                else f"; the last checkpoint is of step {self.saver.saved_step}"
+            )
             of = f" of {self.steps}" if self.steps else ""
             self.tell(Stopped(self.step, f"stopped after step {self.step}{of}, {self.stop}{saved}"))
             return ""
@@ -223,8 +278,10 @@ class Recorder:
         step = self.saver.saved_step
         there = f"the last checkpoint is of step {step}" if step else "there is no checkpoint"
         onward = "goes on from there, trains the missing steps again" if step else "trains again from the beginning"
-        return (f"all {self.step} steps are done, but the weights after the last one could not be saved ({self.saver.trouble}), and "
-                f"{there}: {self.saver.cure} and give the same command, which {onward} and saves")
+        return (
+            f"all {self.step} steps are done, but the weights after the last one could not be saved ({self.saver.trouble}), and "
+            f"{there}: {self.saver.cure} and give the same command, which {onward} and saves"
+        )
 
 
 class Meter:
@@ -232,7 +289,7 @@ class Meter:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.steps = self.sent = 0   # so far
+        self.steps = self.sent = 0  # so far
         self.begin()
 
     def begin(self) -> None:
@@ -243,7 +300,9 @@ class Meter:
         """Bytes that the step which is done moved and sent, None where it has no disk or no others to send to; what workers then agree
         on belongs to it."""
         moved, world = traffic(self.run), self.run.link.world
-        agreed = agreement_bytes(self.run.link) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
+        agreed = (
+            agreement_bytes(self.run.link) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
+        )
         sent = self.run.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return moved - self.before[0] if moved else None, sent if world > 1 else None
@@ -251,5 +310,10 @@ class Meter:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out."""
-    words, said = ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"), str(error).lower()
-    return isinstance(error, MemoryError) or (isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words))
+    words, said = (
+        ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"),
+        str(error).lower(),
+    )
+    return isinstance(error, MemoryError) or (
+        isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words)
+    )

@@ -2,6 +2,7 @@
 
 Workers run ahead of who asks for steps: whoever stops asking ends the group, and a run that is kept goes on from its last checkpoint.
 """
+
 from __future__ import annotations
 
 import queue
@@ -36,7 +37,7 @@ from shoestring.training.named_plan import check_named
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 
-Told = tuple[int, float, Any]   # number, loss and metrics of a step
+Told = tuple[int, float, Any]  # number, loss and metrics of a step
 
 
 class NobodyAsks(Exception):
@@ -46,10 +47,23 @@ class NobodyAsks(Exception):
 class ScriptedGroup(Scripted):
     """A run of a script, held by this process until it is closed; `sent` is the job as workers can make it again."""
 
-    def __init__(self, job: Job, sent: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module | None, path: Path, cadence: Cadence,
-                 fresh: bool, adopt: bool, devices: int) -> None:
+    def __init__(
+        self,
+        job: Job,
+        sent: Job,
+        plan: Plan,
+        outcome: dict[str, Any],
+        model: nn.Module | None,
+        path: Path,
+        cadence: Cadence,
+        fresh: bool,
+        adopt: bool,
+        devices: int,
+    ) -> None:
         self.sent, self.devices, self.own = sent, devices, model
-        super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt)
+        super().__init__(
+            job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt
+        )
 
     def check_kept(self, plan: Plan) -> None:
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
@@ -59,17 +73,26 @@ class ScriptedGroup(Scripted):
         folder = self.held.folder
         assert self.sent.origin is not None, "workers make it from a file"
         task = TrainTask(
-            file=self.sent.origin.file, flags=dict(self.sent.origin.flags), techniques=specs_of(self.plan.techniques), steps=None,
-            recording=RecordingSettings(str(folder.path.resolve()), self.cadence, self.held.request.memory, self.plan.process_bytes),
-            expected=expected(self.plan), position=Position(speeds=self.plan.speeds))
+            file=self.sent.origin.file,
+            flags=dict(self.sent.origin.flags),
+            techniques=specs_of(self.plan.techniques),
+            steps=None,
+            recording=RecordingSettings(
+                str(folder.path.resolve()), self.cadence, self.held.request.memory, self.plan.process_bytes
+            ),
+            expected=expected(self.plan),
+            position=Position(speeds=self.plan.speeds),
+        )
         try:
-            result = run_group(task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices)
+            result = run_group(
+                task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices
+            )
             told = report_of(folder.path)
             if result.stopped is not None:
                 raise KeyboardInterrupt
             if result.unsaved:
                 raise Mistake(result.unsaved)
-            with suppress(OSError):   # the weights are safe
+            with suppress(OSError):  # the weights are safe
                 folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
                 told = report_of(folder.path)
                 write_whole(folder.path / "report.html", page(told.as_json()).encode())
@@ -129,13 +152,24 @@ class ScriptedGroup(Scripted):
             raise ended[0]
 
 
-def group_of(job: Job, sent: Job, outcome: Plan | Outcome, model: nn.Module | None, run: Path, cadence: Cadence, fresh: bool,
-             adopt: bool, devices: int) -> ScriptedGroup:
+def group_of(
+    job: Job,
+    sent: Job,
+    outcome: Plan | Outcome,
+    model: nn.Module | None,
+    run: Path,
+    cadence: Cadence,
+    fresh: bool,
+    adopt: bool,
+    devices: int,
+) -> ScriptedGroup:
     """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
     plan, told = (outcome.chosen, outcome.as_json()) if isinstance(outcome, Outcome) else (outcome, {})
     if plan.world != devices:
-        raise Mistake(f"{plan} is a plan for {plan.world} worker{'s' * (plan.world != 1)}, and --devices {devices} are to train: plan for "
-                      f"as many")
+        raise Mistake(
+            f"{plan} is a plan for {plan.world} worker{'s' * (plan.world != 1)}, and --devices {devices} are to train: plan for "
+            f"as many"
+        )
     return ScriptedGroup(job, sent, plan, told, model, run, cadence, fresh, adopt, devices)
 
 
@@ -159,5 +193,3 @@ class StepsFromEvents:
         if self.waiting is not None:
             self.tell(self.waiting)
             self.waiting = None
-
-

@@ -3,6 +3,7 @@
 The folder is the same: it can be watched, exported and gone on with, and the run of a job file also by the command. A job that a script
 made has no file that tells whether it is still the same one; what can be seen of it (its model's weights, its numbers) is kept instead.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -40,7 +41,7 @@ from shoestring.training.named_plan import check_named
 from shoestring.training.outcome import plan_file
 from shoestring.training.plan import Plan, check_paths, plan_in
 
-SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")   # numbers of a job
+SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")  # numbers of a job
 
 
 def described(job: Job, model: nn.Module) -> str:
@@ -58,15 +59,25 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
         asked = request_for(path, dict(job.origin.flags), None, None, False, None)
         return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
     text = described(job, model).encode()
-    name = f"{type(model).__name__}.py"   # named as a file of it would be
+    name = f"{type(model).__name__}.py"  # named as a file of it would be
     return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
 
 
 class Scripted:
     """A run of a script, held by this process until it is closed."""
 
-    def __init__(self, job: Job, plan: Plan, outcome: dict[str, Any], model: nn.Module, path: Path, cadence: Cadence,
-                 fresh: bool, adopt: bool, worker: Worker | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        plan: Plan,
+        outcome: dict[str, Any],
+        model: nn.Module,
+        path: Path,
+        cadence: Cadence,
+        fresh: bool,
+        adopt: bool,
+        worker: Worker | None = None,
+    ) -> None:
         """`worker`: who tries things of a job file, if the model is the file's."""
         check_given(job)
         self.job, self.model, self.cadence, self.worker = job, model, cadence, worker
@@ -97,11 +108,16 @@ class Scripted:
         if found and not adopt:
             check_paths(before.techniques, given.techniques, self.held.folder.path / "plan.json")
             self.check_kept(before)
-            told = f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
+            told = (
+                f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
+            )
             note(self.held.folder.path, Warned(told))
             warnings.warn(as_arguments(told), stacklevel=2)
             return before
-        note(self.held.folder.path, Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory))
+        note(
+            self.held.folder.path,
+            Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory),
+        )
         self.held.folder.write("plan.json", plan_file(given, outcome))
         for text in given.warnings:
             note(self.held.folder.path, Warned(text))
@@ -117,7 +133,9 @@ class Scripted:
         folder = self.held.folder
         try:
             with handlers_restored():
-                recording = RecordingSettings(str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes)
+                recording = RecordingSettings(
+                    str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes
+                )
                 made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan), self.model)
                 assert made.recorder is not None, "there is a folder"
                 try:
@@ -132,7 +150,7 @@ class Scripted:
                     made.feed.close()
                     made.recorder.close()
                 asked = made.recorder.signal
-            if asked and not made.course.over(made.number):   # saved; now the signal does what it would have done
+            if asked and not made.course.over(made.number):  # saved; now the signal does what it would have done
                 deliver(asked)
         except Exception as error:
             with suppress(OSError):
@@ -145,7 +163,7 @@ class Scripted:
         """Say how it ended, in the folder, and leave the weights in the model."""
         folder, result = self.held.folder, made.ended()
         told = report_of(folder.path)
-        with suppress(OSError):   # the weights are safe, and the command makes the rest again
+        with suppress(OSError):  # the weights are safe, and the command makes the rest again
             if result.stopped is None and not result.unsaved:
                 folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
                 told = report_of(folder.path)

@@ -5,6 +5,7 @@ planning, groups, recovery) is done with it. Pickle keeps functions and classes 
 importing the script in the worker, not as the main program: what it does under `if __name__ == "__main__":` is not done again there, and
 a script that would plan or train while it is imported is refused.
 """
+
 from __future__ import annotations
 
 import ast
@@ -29,9 +30,9 @@ from shoestring.jobfile import loaded_job
 from shoestring.runs.export import model_of
 from shoestring.training.execution.script_run import described
 
-SCRIPT = "shoestring_script"   # what a script is called where a worker imports it
+SCRIPT = "shoestring_script"  # what a script is called where a worker imports it
 JOB = "job.pickle"
-OURS = ("origin", "mesh")   # fields of a job that every process sets for itself
+OURS = ("origin", "mesh")  # fields of a job that every process sets for itself
 GUARD = 'put what begins it under `if __name__ == "__main__":`'
 FILE = '''"""A job that a script made; its parts are pickled beside this file. What can be seen of it has the SHA-256 {digest}."""
 from shoestring.training.execution.sent_job import received
@@ -105,7 +106,9 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
         (folder / "model.pickle").write_bytes(written)
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        of_script |= pickled(value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}")[1]
+        of_script |= pickled(
+            value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}"
+        )[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
     whole, _ = pickled(parts, "the job")
@@ -113,10 +116,18 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     name = type(model).__name__ if model is not None else "job"
     file = folder / f"{name}.py"
     folders = (Path(one).resolve() for one in sys.path)
-    path = [str(one) for one in folders if not (one / JOB).exists()]   # without those of jobs that were sent, which come and go
-    seen = described(job, model_of(job.model) if model is None else model)   # so the same job has the same file, wherever it lies
-    file.write_text(FILE.format(digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path),
-                    encoding="utf-8")
+    path = [
+        str(one) for one in folders if not (one / JOB).exists()
+    ]  # without those of jobs that were sent, which come and go
+    seen = described(
+        job, model_of(job.model) if model is None else model
+    )  # so the same job has the same file, wherever it lies
+    file.write_text(
+        FILE.format(
+            digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path
+        ),
+        encoding="utf-8",
+    )
     return replace(loaded_job(file, {}), mesh=job.mesh)
 
 
@@ -126,9 +137,11 @@ def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
     pickler = Pickler(file)
     try:
         pickler.dump(value)
-    except Exception as error:   # pickle calls methods of the user's objects
-        raise Mistake(f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or "
-                      f"write a job file and give its path") from error
+    except Exception as error:  # pickle calls methods of the user's objects
+        raise Mistake(
+            f"{what} can't be sent to the worker processes that --devices starts: {reason(value, error)}; {cure(value)}, or "
+            f"write a job file and give its path"
+        ) from error
     return file.getvalue(), pickler.of_script
 
 
@@ -199,12 +212,16 @@ def check_guard(name: str, devices: int) -> None:
     """Refuse a script that would begin anew when a worker imports it to find one of its names."""
     file = script_file()
     if not file:
-        raise Mistake(f"--devices {devices} starts processes that have to find {name}, which was defined at a prompt or in a notebook, "
-                      f"where they can't look: put it into a module and import it, or write a job file and give its path")
+        raise Mistake(
+            f"--devices {devices} starts processes that have to find {name}, which was defined at a prompt or in a notebook, "
+            f"where they can't look: put it into a module and import it, or write a job file and give its path"
+        )
     lines = ast.parse(Path(file).read_bytes()).body
     if not any(isinstance(one, ast.If) and "__name__" in ast.dump(one.test) for one in lines):
-        raise Mistake(f"--devices {devices} starts processes that import {Path(file).name} to find {name} there, and would begin "
-                      f"anew: {GUARD}")
+        raise Mistake(
+            f"--devices {devices} starts processes that import {Path(file).name} to find {name} there, and would begin "
+            f"anew: {GUARD}"
+        )
 
 
 def refuse_while_imported(what: str, devices: int = 1) -> None:
@@ -212,5 +229,7 @@ def refuse_while_imported(what: str, devices: int = 1) -> None:
     if devices < 1:
         raise Mistake(f"--devices {devices}: give 1 or more")
     if origin.importing:
-        raise Mistake(f"{Path(origin.file).name} calls shoestring.{what} while a worker process imports it, and would begin anew there: "
-                      f"{GUARD}")
+        raise Mistake(
+            f"{Path(origin.file).name} calls shoestring.{what} while a worker process imports it, and would begin anew there: "
+            f"{GUARD}"
+        )

@@ -1,4 +1,5 @@
 """The whole state of a run in training: a snapshot of it for a checkpoint, and a run restored from one."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -15,8 +16,16 @@ from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
 
-KERNELS = ("fused", "foreach")   # the plan's to choose, not the checkpoint's
-PARTS = ("step", "model", "optimizer", "feed", "chances", "parts", "best")   # what a checkpoint's state must have to be put back
+KERNELS = ("fused", "foreach")  # the plan's to choose, not the checkpoint's
+PARTS = (
+    "step",
+    "model",
+    "optimizer",
+    "feed",
+    "chances",
+    "parts",
+    "best",
+)  # what a checkpoint's state must have to be put back
 
 
 def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None) -> Snapshot:
@@ -41,15 +50,21 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
             seen[one.parameter] = name
             weights[name] = one
     state = {
-        "step": step, "model": other, "optimizer": optimizer_state(run), "feed": feed.state_dict(),
-        "chances": gathered(run, random_state.state())[::run.mesh.drawing_alike],
+        "step": step,
+        "model": other,
+        "optimizer": optimizer_state(run),
+        "feed": feed.state_dict(),
+        "chances": gathered(run, random_state.state())[:: run.mesh.drawing_alike],
         "parts": {name: part.state_dict() for name, part in run.state.items()},
-        "best": best, "on_disk": on_disk(run), "left_out": left_out(run), "beside_model": beside_model(run),
+        "best": best,
+        "on_disk": on_disk(run),
+        "left_out": left_out(run),
+        "beside_model": beside_model(run),
     }
     return Snapshot(step, weights, aliases, state)
 
 
-LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")   # of a snapshot of the weights alone
+LEFT_OUT = ("optimizer", "feed", "chances", "best", "on_disk")  # of a snapshot of the weights alone
 
 
 def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float]) -> Snapshot:
@@ -57,7 +72,7 @@ def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float])
     found = snapshot_of(run, feed, step, None)
     weights, aliases = dict(found.weights), dict(found.aliases)
     seen: dict[Any, str] = {}
-    for name, one in kept(run).items():   # those on disk; of a weight with several names, the first
+    for name, one in kept(run).items():  # those on disk; of a weight with several names, the first
         if name not in weights and name not in aliases:
             first = seen.setdefault(getattr(one, "parameter", name), name)
             if first == name:
@@ -78,21 +93,29 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
     """Bring a run to where a checkpoint was taken; gives what else it says. The random states are set last."""
     state, weights = checkpoint.state(), checkpoint.weights()
     if differ := set(on_disk(run)) ^ set(state.get("on_disk", ())):
-        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
-                      f"go on with the plan it was begun with, or give --fresh")
+        raise Mistake(
+            f"the checkpoint {checkpoint.path} was made by another plan, with other state on disk ({', '.join(sorted(differ))}): "
+            f"go on with the plan it was begun with, or give --fresh"
+        )
     if differ := set(beside_model(run)) ^ set(state.get("beside_model", ())):
-        raise Mistake(f"the checkpoint {checkpoint.path} was made by another plan: {', '.join(sorted(differ))} is trained beside the "
-                      f"model's weights there or here, not in both: go on with the plan it was begun with, or give --fresh")
+        raise Mistake(
+            f"the checkpoint {checkpoint.path} was made by another plan: {', '.join(sorted(differ))} is trained beside the "
+            f"model's weights there or here, not in both: go on with the plan it was begun with, or give --fresh"
+        )
     for name, value in in_memory(run).items():
         if dense(value):
             source = weights.metadata.get(f"alias {name}", name)
             if source not in weights.entries:
-                raise Mistake(f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
-                              f"give another --run, or --fresh")
+                raise Mistake(
+                    f"the checkpoint {checkpoint.path} has no weights {name!r}: the model is not the one it was made of; "
+                    f"give another --run, or --fresh"
+                )
             found = weights[source]
             if found.shape != value.shape:
-                raise Mistake(f"the weights {name!r} have the shape {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in the "
-                              f"model: give the flags it was begun with, another --run, or --fresh")
+                raise Mistake(
+                    f"the weights {name!r} have the shape {tuple(found.shape)} in the checkpoint and {tuple(value.shape)} in the "
+                    f"model: give the flags it was begun with, another --run, or --fresh"
+                )
             value.copy_(found)
     if state["model"]:
         run.model.load_state_dict(state["model"], strict=False)
@@ -125,8 +148,10 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
     """
     groups = run.optimizer.param_groups
     if len(groups) != len(whole["param_groups"]):
-        raise Mistake(f"the checkpoint was made with {len(whole['param_groups'])} groups of weights in the optimizer, and the job's has "
-                      f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh")
+        raise Mistake(
+            f"the checkpoint was made with {len(whole['param_groups'])} groups of weights in the optimizer, and the job's has "
+            f"{len(groups)} now: give the optimizer that the run was begun with, or begin anew with --fresh"
+        )
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
     try:
         own: dict[str, Any] | None = whole
@@ -134,9 +159,11 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
             own = part.own_optimizer(own) if own is not None else None
         if own is not None:
             run.optimizer.load_state_dict(own)
-    except ValueError as error:   # other weights in a group
-        raise Mistake(f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
-                      f"the run was begun with, or begin anew with --fresh") from error
+    except ValueError as error:  # other weights in a group
+        raise Mistake(
+            f"the optimizer's state in the checkpoint does not fit the job's optimizer now ({error}): give the optimizer that "
+            f"the run was begun with, or begin anew with --fresh"
+        ) from error
     for group, loaded, chosen in zip(groups, run.optimizer.param_groups, kernels, strict=True):
         settings = dict(loaded)
         group.clear()

@@ -1,4 +1,5 @@
 """Who did what when, of workers that hold different layers: what each noted of itself, put together and told as one event."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from shoestring.core.run import Run
 from shoestring.core.staging import OwnTimes, together
 from shoestring.runs.event import StageTimes
 
-TOLD_AFTER = 5   # steps of a process: then for the first time, for who watches; the last time is at the end
+TOLD_AFTER = 5  # steps of a process: then for the first time, for who watches; the last time is at the end
 
 
 def own_times(run: Run) -> OwnTimes | None:
@@ -26,10 +27,23 @@ def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:
 
 def timed(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
     """The event, from what every worker gave by rank: its `times` and `peak_bytes`; None where there is no schedule."""
-    found = [together([workers[rank]["times"] for rank in line]) for line in lines(run.mesh.sizes, "stage")
-             if all(workers[rank]["times"] is not None for rank in line)] if "stage" in run.mesh.sizes else []
+    found = (
+        [
+            together([workers[rank]["times"] for rank in line])
+            for line in lines(run.mesh.sizes, "stage")
+            if all(workers[rank]["times"] is not None for rank in line)
+        ]
+        if "stage" in run.mesh.sizes
+        else []
+    )
     known = [one for one in found if one is not None]
     if not known:
         return None
-    return StageTimes(step, round(sum(one.idle for one in known) / len(known), 6), known[0].steps, known[0].timeline,
-                 tuple(int(one["peak_bytes"]) for one in workers), not run.link.same_machine)
+    return StageTimes(
+        step,
+        round(sum(one.idle for one in known) / len(known), 6),
+        known[0].steps,
+        known[0].timeline,
+        tuple(int(one["peak_bytes"]) for one in workers),
+        not run.link.same_machine,
+    )

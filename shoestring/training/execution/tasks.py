@@ -2,6 +2,7 @@
 
 Those of planning are in training/evidence/tasks.py, because the planner makes them.
 """
+
 from __future__ import annotations
 
 import json
@@ -32,18 +33,20 @@ from shoestring.training.execution.recorder import RecordingSettings
 class TrainResult:
     """How training ended: done, `stopped` because somebody asked for it, or `unsaved`."""
 
-    steps: int = 0                                                   # that the run stands at
-    losses: tuple[float, ...] = ()                                   # of the steps that this process did
-    state: Mapping[str, Any] = field(default_factory=dict)           # what techniques say of their course, by part
-    measured: Mapping[str, Any] = field(default_factory=dict)        # figures by name; where there is a folder, of the whole run
-    world: int = 1                                                   # workers
-    workers: tuple[Mapping[str, Any], ...] = ()                      # of every worker: peak_bytes, process_bytes, steps, sent
+    steps: int = 0  # that the run stands at
+    losses: tuple[float, ...] = ()  # of the steps that this process did
+    state: Mapping[str, Any] = field(default_factory=dict)  # what techniques say of their course, by part
+    measured: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # figures by name; where there is a folder, of the whole run
+    world: int = 1  # workers
+    workers: tuple[Mapping[str, Any], ...] = ()  # of every worker: peak_bytes, process_bytes, steps, sent
     weights_sha256: str = ""
-    shown: str = ""                                                  # what the job's `show` said of the trained model
-    stopped: int | None = None                                       # the last step that is saved; None: it was not asked to stop
-    unsaved: str = ""                                                # why the last weights could not be saved
-    restarts: int | None = None                                      # times that the group was formed again; None: there is no group
-    recovery_seconds: tuple[float, ...] = ()                         # from each death to the next step
+    shown: str = ""  # what the job's `show` said of the trained model
+    stopped: int | None = None  # the last step that is saved; None: it was not asked to stop
+    unsaved: str = ""  # why the last weights could not be saved
+    restarts: int | None = None  # times that the group was formed again; None: there is no group
+    recovery_seconds: tuple[float, ...] = ()  # from each death to the next step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +55,15 @@ class TrainTask(JobTask[TrainResult]):
 
     kind: ClassVar[str] = "train"
     result: ClassVar[type[Any]] = TrainResult
-    recording: RecordingSettings | None = None    # the run folder, where it may go on from; None: nothing is kept
-    weights: str = ""                     # a file to write the trained weights to
-    expected: ExpectedBatches = field(default_factory=ExpectedBatches)       # of the batches, by the plan
+    recording: RecordingSettings | None = None  # the run folder, where it may go on from; None: nothing is kept
+    weights: str = ""  # a file to write the trained weights to
+    expected: ExpectedBatches = field(default_factory=ExpectedBatches)  # of the batches, by the plan
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    ways: Mapping[str, tuple[Rate, ...]]   # to add up, and what messages take in each, by rising size
-    memory: float                          # bytes that sending takes of the process
+    ways: Mapping[str, tuple[Rate, ...]]  # to add up, and what messages take in each, by rising size
+    memory: float  # bytes that sending takes of the process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +74,8 @@ class LinkSpeedTask(Task[LinkSpeed]):
     result: ClassVar[type[Any]] = LinkSpeed
     rank: int
     world: int
-    same_machine: bool   # they share one machine's memory
-    store: str           # a file by which they find each other
+    same_machine: bool  # they share one machine's memory
+    store: str  # a file by which they find each other
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,20 @@ class DoctorTask(Task[Hardware]):
     result: ClassVar[type[Any]] = Hardware
 
 
-TASKS: Mapping[str, type[Task[Any]]] = {one.kind: one for one in (
-    TrainTask, TrialTask, AnchorTask, PiecesTask, StagesTask, SampleTask, RehearseTask, LinkSpeedTask, DoctorTask)}
+TASKS: Mapping[str, type[Task[Any]]] = {
+    one.kind: one
+    for one in (
+        TrainTask,
+        TrialTask,
+        AnchorTask,
+        PiecesTask,
+        StagesTask,
+        SampleTask,
+        RehearseTask,
+        LinkSpeedTask,
+        DoctorTask,
+    )
+}
 
 
 def written_task(task: Task[Any]) -> str:

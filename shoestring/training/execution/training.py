@@ -1,9 +1,10 @@
 """Training in a worker process: the loop's steps, each of them noted; with a run folder in the task, recorded there and gone on with.
 
-    the first two steps    under the tracker: what the tensors need is measured
-    the first validation   under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
-    the others             as the loop does them, unless a batch comes that is larger than those that were tracked
+the first two steps    under the tracker: what the tensors need is measured
+the first validation   under the tracker too; where nothing is recorded (a trial), one of the largest held-out batch at the end
+the others             as the loop does them, unless a batch comes that is larger than those that were tracked
 """
+
 from __future__ import annotations
 
 import time
@@ -50,9 +51,9 @@ from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique, making
 from shoestring.training.validation import SilentObserver, validated
 
-SHOWN = 1 << 28   # bytes of weights on disk: of more, nothing is shown
+SHOWN = 1 << 28  # bytes of weights on disk: of more, nothing is shown
 
-Tell = Callable[[Event], None]   # brings an event to the launcher
+Tell = Callable[[Event], None]  # brings an event to the launcher
 
 
 def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
@@ -65,10 +66,16 @@ def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
     """A few real steps, to see how large this process grows."""
     expects = ExpectedBatches(tracked=task.tracked)
-    training = Training(job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell, expects)
+    training = Training(
+        job_of(task, link if task.together else None), techniques_of(task.techniques), None, tell, expects
+    )
     largest = largest_batches(training.job, task.largest, training.run)
     # At the end: what the allocator keeps back of smaller ones does not serve them, while memory of the largest serves all that follow
-    training.batches = chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest) if largest else training.batches
+    training.batches = (
+        chain(islice(training.batches, max((task.steps or 0) - len(largest), 0)), largest)
+        if largest
+        else training.batches
+    )
     training.do_steps()
     training.validate_once()
     result = training.result()
@@ -78,19 +85,30 @@ def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
 def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]:
     """The batches that were planned for, if they are not the first ones: twice the first of them."""
     jobs = [planned_for(job, batch) for batch in batches_at(job, numbers)] or [job] * (job.largest is not None)
-    return [batch for place, one in enumerate(jobs) for batch in islice(planned_batches(one, run.assignment), 1 if place else 2)]
+    return [
+        batch
+        for place, one in enumerate(jobs)
+        for batch in islice(planned_batches(one, run.assignment), 1 if place else 2)
+    ]
 
 
 class Training:
     """The training of one process, of the job's model or this very one, and what it has noted so far."""
 
-    def __init__(self, job: Job, techniques: tuple[TrainingTechnique, ...], recording: RecordingSettings | None, tell: Tell,
-                 expects: ExpectedBatches | None = None, model: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        techniques: tuple[TrainingTechnique, ...],
+        recording: RecordingSettings | None,
+        tell: Tell,
+        expects: ExpectedBatches | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
         self.job, self.tell = job, tell
         self.link = self.job.link
         self.feed = Feed(self.job)
         self.feed.start()
-        self.wanted = self.feed.steps_in_all   # 0: nobody knows
+        self.wanted = self.feed.steps_in_all  # 0: nobody knows
         self.recorder = Recorder(recording, self.wanted, tell, self.link) if recording else None
         expects = expects or ExpectedBatches()
         self.tracker = Tracker(forgiving=True)
@@ -101,20 +119,20 @@ class Training:
         self.run = replace(run, state={**run.state, "course": self.course})
         if self.recorder:
             self.recorder.note_modules(begins=True)
-        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0   # the last step that is done
+        self.number = self.recorder.resume(self.run, self.feed) if self.recorder else 0  # the last step that is done
         self.losses: list[float] = []
-        self.history = History()   # where no folder keeps it
+        self.history = History()  # where no folder keeps it
         self.meter = Meter(self.run)
         self.batches: Iterator[Batch] = self.course.batches()
         self.sizes = BatchSizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
-        self.tensors: dict[str, Any] = {"peak_bytes": 0}   # what they needed at most
-        self.noted = self.told = 0   # tracked steps of which the tensors' need was noted; bytes that were told of them
-        self.last: list[Any] = []    # the batch of the last step,
-        self.loss: Any = None        # and its loss: both stand while it is validated
+        self.tensors: dict[str, Any] = {"peak_bytes": 0}  # what they needed at most
+        self.noted = self.told = 0  # tracked steps of which the tensors' need was noted; bytes that were told of them
+        self.last: list[Any] = []  # the batch of the last step,
+        self.loss: Any = None  # and its loss: both stand while it is validated
         self.holders = Holders(self.job, self.feed.held)
         if expects.tracked:
             self.course.watch = Watching(self.run, self.tracker, self.holders, lambda: (self.last, self.loss))
-        self.untracked = ""   # why the tracker failed, once that was told
+        self.untracked = ""  # why the tracker failed, once that was told
         self.step_begun = time.perf_counter()
 
     def ended(self, file: str = "") -> TrainResult:
@@ -131,15 +149,31 @@ class Training:
         """The last step is done: how that ended."""
         self.feed.close()
         self.run.assignment.end()
-        found = self.link.objects({**self.tensors, "process_bytes": status("VmHWM"), "steps": self.meter.steps, "sent": self.meter.sent,
-                                   "times": own_times(self.run)})
-        told, workers = timed(self.run, self.number, found), [{key: one[key] for key in one if key != "times"} for one in found]
+        found = self.link.objects(
+            {
+                **self.tensors,
+                "process_bytes": status("VmHWM"),
+                "steps": self.meter.steps,
+                "sent": self.meter.sent,
+                "times": own_times(self.run),
+            }
+        )
+        told, workers = (
+            timed(self.run, self.number, found),
+            [{key: one[key] for key in one if key != "times"} for one in found],
+        )
         if self.recorder and told is not None:
             self.recorder.tell(told)
         if self.recorder and self.run.assignment.asynchronous and self.losses:
             self.recorder.tell(measured_by(workers))
-        elif self.recorder and self.losses and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told:
-            self.recorder.tell(Measured(most["peak_bytes"], most["flops"], most["where"], most["parts"]))   # of a batch that came later
+        elif (
+            self.recorder
+            and self.losses
+            and (most := max(workers, key=lambda one: int(one["peak_bytes"])))["peak_bytes"] > self.told
+        ):
+            self.recorder.tell(
+                Measured(most["peak_bytes"], most["flops"], most["where"], most["parts"])
+            )  # of a batch that came later
         if self.recorder:
             self.recorder.note_modules()
         unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
@@ -148,7 +182,9 @@ class Training:
         if unsaved:
             return TrainResult(unsaved=unsaved)
         states = readable_state(self.run)
-        return TrainResult(self.number, tuple(self.losses), states, self.figures(workers), self.link.world, tuple(workers))
+        return TrainResult(
+            self.number, tuple(self.losses), states, self.figures(workers), self.link.world, tuple(workers)
+        )
 
     def do_steps(self) -> None:
         """Train until it is over, or somebody asks to stop."""
@@ -157,11 +193,15 @@ class Training:
 
     def each(self) -> Iterator[int]:
         """The same step by step, for who wants to do something in between: the number of each when it is done."""
-        if self.number and self.recorder and self.course.due(self.number) and self.run.synchronised():   # it was stopped before that
+        if (
+            self.number and self.recorder and self.course.due(self.number) and self.run.synchronised()
+        ):  # it was stopped before that
             self.recorder.validate(self.run, self.course)
-        if self.number and self.run.assignment.counts_steps and self.course.over(self.number):   # it was over, and only its end was missing
+        if (
+            self.number and self.run.assignment.counts_steps and self.course.over(self.number)
+        ):  # it was over, and only its end was missing
             return
-        with suppress(GroupDone):   # the first worker has counted them
+        with suppress(GroupDone):  # the first worker has counted them
             for loss in self.stepped():
                 go_on = self.note_step(loss)
                 yield self.number
@@ -177,12 +217,14 @@ class Training:
         loss: Any = None
         for batch in self.batches:
             self.last[:] = [batch]
-            if self.sizes.count >= TRACKED:   # and then whenever there is something new to tell
+            if self.sizes.count >= TRACKED:  # and then whenever there is something new to tell
                 self.note_tensors()
             if self.sizes.tracks(batch, self.number + 1) and not self.tracker.failed:
-                watch = watched(self.run, self.tracker, self.holders)   # what was made while it looked away stands there too,
+                watch = watched(
+                    self.run, self.tracker, self.holders
+                )  # what was made while it looked away stands there too,
                 if loss is not None:
-                    self.tracker.look(self.tracker.hold, (loss,))   # and so does the loss before
+                    self.tracker.look(self.tracker.hold, (loss,))  # and so does the loss before
                 for loss in tracked_steps(watch, (batch,), self.tracker):
                     yield loss
             else:
@@ -196,13 +238,25 @@ class Training:
     def note_step(self, loss: Any) -> bool:
         """Note a step that is done; gives whether there is to be another."""
         self.number += 1
-        imagined = self.link.world > 1 and self.link.imagined   # what others would have sent is missing: bytes count, numbers do not
+        imagined = (
+            self.link.world > 1 and self.link.imagined
+        )  # what others would have sent is missing: bytes count, numbers do not
         self.loss = loss
         self.losses.append(float(loss) if imagined else finite(float(loss), self.number))
         seconds = time.perf_counter() - self.step_begun
         moved, sent = self.meter.step()
-        step = Stepped(self.number, self.losses[-1], seconds, status("VmRSS"), status("VmHWM"), moved, sent,
-                       self.feed.epochs, self.course.rate, self.run.noted.take_norm())
+        step = Stepped(
+            self.number,
+            self.losses[-1],
+            seconds,
+            status("VmRSS"),
+            status("VmHWM"),
+            moved,
+            sent,
+            self.feed.epochs,
+            self.course.rate,
+            self.run.noted.take_norm(),
+        )
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
             self.validated()
@@ -242,9 +296,11 @@ class Training:
         together, self.noted = validated or not self.noted, self.sizes.count
         self.tracker.look(self.note_need)
         if self.tracker.failed:
-            self.tensors = {"peak_bytes": 0}   # what was seen before is not all
+            self.tensors = {"peak_bytes": 0}  # what was seen before is not all
             self.tell_untracked()
-        if self.run.assignment.asynchronous or not (together or self.link.world == 1):   # asynchronous workers tell of theirs at the end
+        if self.run.assignment.asynchronous or not (
+            together or self.link.world == 1
+        ):  # asynchronous workers tell of theirs at the end
             return
         own = self.tensors["peak_bytes"]
         self.told = max(gathered(self.run, own)) if together else own
@@ -254,15 +310,21 @@ class Training:
     def note_need(self) -> None:
         """Read off the tracker's log what the tensors needed."""
         log, highest = self.tracker.log, peak(self.tracker.log)
-        self.tensors = {"peak_bytes": highest.bytes, "flops": sum(log.flops.values()) / self.sizes.count, "where": str(highest.moment),
-                        "parts": dict(highest.parts)}
+        self.tensors = {
+            "peak_bytes": highest.bytes,
+            "flops": sum(log.flops.values()) / self.sizes.count,
+            "where": str(highest.moment),
+            "parts": dict(highest.parts),
+        }
 
     def tell_untracked(self) -> None:
         """Tell once that the tracker failed. It only looks on, so the weights do not depend on it."""
         if not self.untracked:
             self.untracked = self.tracker.failed
-            self.warn(f"shoestring could not track the memory of this training ({self.untracked}), so what its tensors need is not "
-                      f"measured; training goes on, and its weights are those that it would have had")
+            self.warn(
+                f"shoestring could not track the memory of this training ({self.untracked}), so what its tensors need is not "
+                f"measured; training goes on, and its weights are those that it would have had"
+            )
 
     def figures(self, workers: list[Any]) -> dict[str, Any]:
         """What was measured: of the whole run where a folder has its events, else of these steps."""
@@ -270,22 +332,34 @@ class Training:
             return measured(History().read(self.recorder.folder.path))
         self.history.add(measured_by(workers))
         found = measured(self.history)
-        return found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
+        return (
+            found if found.get("peak_bytes") else {name: value for name, value in found.items() if name != "peak_bytes"}
+        )
 
 
 def readable_state(run: Run) -> dict[str, Any]:
     """The state of every technique whose state is numbers and text only: the report shows it."""
+
     def plain(value: Any) -> bool:
         if isinstance(value, dict):
             return all(map(plain, value.values()))
-        return all(map(plain, value)) if isinstance(value, (list, tuple)) else value is None or isinstance(value, (int, float, str))
+        return (
+            all(map(plain, value))
+            if isinstance(value, (list, tuple))
+            else value is None or isinstance(value, (int, float, str))
+        )
 
     states = {name: part.state_dict() for name, part in run.state.items() if part.of_technique and not part.on_disk}
     return {name: state for name, state in states.items() if state and plain(state)}
 
 
-def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Recorder | None, tracker: Tracker | None,
-             model: nn.Module | None = None) -> Run:
+def made_run(
+    job: Job,
+    techniques: tuple[TrainingTechnique, ...],
+    recorder: Recorder | None,
+    tracker: Tracker | None,
+    model: nn.Module | None = None,
+) -> Run:
     """The run that the techniques make of the job, and of its model or this very one; without a tracker, the model is not looked at."""
     resumed = recorder.look() if recorder else False
     with making(techniques):
@@ -297,7 +371,9 @@ def made_run(job: Job, techniques: tuple[TrainingTechnique, ...], recorder: Reco
             random_state.seed(job.seed)
         check_same_weights(model, job.link)
         with tracker or nullcontext():
-            return prepared(job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None)
+            return prepared(
+                job, techniques, model, recorder.folder.path if recorder else None, resumed, tracker is not None
+            )
 
 
 def check_same_weights(model: nn.Module, link: Link) -> None:
@@ -311,20 +387,27 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
     found = link.objects(digest.hexdigest())
     others = [rank for rank, one in enumerate(found) if one != found[0]]
     if others:
-        raise Mistake(f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
-                      f"the model draws from something else (the time, the operating system, its own generator); seed that too")
+        raise Mistake(
+            f"worker {others[0]} of {link.world} made other weights than worker 0, though both began from the job's seed: "
+            f"the model draws from something else (the time, the operating system, its own generator); seed that too"
+        )
 
 
 def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
-    if run.link.rank and not kept(run):   # the first worker has the same weights and tells of them
+    if run.link.rank and not kept(run):  # the first worker has the same weights and tells of them
         return "", ""
-    digest, shown = weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}), ""
+    digest, shown = (
+        weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}),
+        "",
+    )
     absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
     if job.show is not None and absent > SHOWN:
-        shown = (f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
-                 f"of the model; shoestring export gives them as a file)")
+        shown = (
+            f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "
+            f"of the model; shoestring export gives them as a file)"
+        )
     elif job.show is not None:
         run.model.eval()
         with torch.no_grad(), run.usable(), guarded_outside(run):

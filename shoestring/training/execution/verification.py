@@ -1,4 +1,5 @@
 """Plain training and a plan side by side, each in a process of its own: what `shoestring verify` shows."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -29,17 +30,21 @@ from shoestring.training.technique import environment
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
     """Variables that a worker for these techniques starts with on this machine."""
     cap_this_process()
-    return {**cap(), **environment(techniques)}   # nothing that must be measured
+    return {**cap(), **environment(techniques)}  # nothing that must be measured
 
 
 class Verified(NamedTuple):
     """What `verify` found."""
 
     same_bits: bool
-    largest_difference: float   # between two weights
+    largest_difference: float  # between two weights
 
     def __str__(self) -> str:
-        return "the same bits" if self.same_bits else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
+        return (
+            "the same bits"
+            if self.same_bits
+            else f"not the same bits: weights differ by {self.largest_difference:.2g} at most"
+        )
 
 
 def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
@@ -53,7 +58,7 @@ def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Veri
     return Verified(equal, most)
 
 
-ROUNDED = 1e-4   # of a loss: how far sums in another order may lead in a few steps
+ROUNDED = 1e-4  # of a loss: how far sums in another order may lead in a few steps
 
 
 def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
@@ -63,30 +68,46 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     rehearsals = Rehearsals(job, known_hardware() if singles else Hardware(), run_worker)
     levels = own_levels(rehearsals, singles)
     with temporary_folder() as folder:
+
         def trained(techniques: tuple[Technique, ...], name: str) -> TrainedWeights:
-            task = TrainTask(**rehearsals.about_job(techniques), steps=count, weights=f"{folder}/{name}",
-                             expected=ExpectedBatches(tracked=plan.looked))
+            task = TrainTask(
+                **rehearsals.about_job(techniques),
+                steps=count,
+                weights=f"{folder}/{name}",
+                expected=ExpectedBatches(tracked=plan.looked),
+            )
             result = run_worker(task, worker_environment(techniques))
             return TrainedWeights(result, dict(TensorFile(Path(folder, name)).items()))
 
         plain = trained((), "plain")
         whole = trained(plan.techniques, "plan")
-        verdicts = [verdict(text(one), min(plan.exactness, level), plain, trained((one,), "one"))
-                    for one, level in zip(singles, levels, strict=True)]
+        verdicts = [
+            verdict(text(one), min(plan.exactness, level), plain, trained((one,), "one"))
+            for one, level in zip(singles, levels, strict=True)
+        ]
         verdicts.append(verdict(str(plan), plan.exactness, plain, whole))
     last = verdicts[-1]
     return {
-        "kept": all(one["kept"] is not False for one in verdicts), "exactness": plan.exactness.word,
-        "bit_equal": last["bit_equal"], "largest_difference": last["largest_difference"], "steps": count,
-        "predicted": {"peak_bytes": plan.peak_bytes, "process_bytes": plan.process_bytes, "step_seconds": plan.step_seconds},
-        "measured": dict(whole.result.measured), "plain_measured": dict(plain.result.measured), "verdicts": verdicts,
+        "kept": all(one["kept"] is not False for one in verdicts),
+        "exactness": plan.exactness.word,
+        "bit_equal": last["bit_equal"],
+        "largest_difference": last["largest_difference"],
+        "steps": count,
+        "predicted": {
+            "peak_bytes": plan.peak_bytes,
+            "process_bytes": plan.process_bytes,
+            "step_seconds": plan.step_seconds,
+        },
+        "measured": dict(whole.result.measured),
+        "plain_measured": dict(plain.result.measured),
+        "verdicts": verdicts,
         "losses": list(zip(plain.result.losses, whole.result.losses, strict=True)),
     }
 
 
 def own_levels(rehearsals: Rehearsals, techniques: tuple[Technique, ...]) -> list[Exactness]:
     """How close each technique alone stays to plain training of a job."""
-    if not techniques:   # plain training needs no look at the model
+    if not techniques:  # plain training needs no look at the model
         return []
     ledger = ledger_of_traits(rehearsals, techniques)
     return [one.exactness(ledger) for one in techniques]
@@ -105,5 +126,11 @@ def verdict(name: str, level: Exactness, plain: TrainedWeights, other: TrainedWe
     equal, most = compared(plain.weights, other.weights)
     off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
     kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
-    return {"technique": name, "bit_equal": equal, "largest_difference": most, "loss_difference": off,
-            "stated": level.word, "kept": kept}
+    return {
+        "technique": name,
+        "bit_equal": equal,
+        "largest_difference": most,
+        "loss_difference": off,
+        "stated": level.word,
+        "kept": kept,
+    }

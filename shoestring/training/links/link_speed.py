@@ -1,4 +1,5 @@
 """How fast workers of a group can talk on this machine, in every way to add up, and what sending takes of a process."""
+
 from __future__ import annotations
 
 import time
@@ -14,16 +15,18 @@ from shoestring.measure.process import status
 from shoestring.training.links.process_link import ProcessLink
 from shoestring.training.links.shared_memory_link import joined
 
-REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}   # bytes that are added up at once -> how often in a row,
-ROUNDS = 11                                                   # in so many rounds
-DEADLINE = 60.0                                               # seconds
+REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}  # bytes that are added up at once -> how often in a row,
+ROUNDS = 11  # in so many rounds
+DEADLINE = 60.0  # seconds
 
 
 def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[dict[str, tuple[Rate, ...]], float]:
     """What each way to add up takes, and bytes of the process; every worker calls it, with a file that they share."""
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
-    dist.init_process_group(kind, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE))
+    dist.init_process_group(
+        kind, init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=DEADLINE)
+    )
     try:
         tensors = {size: torch.ones(size // 4, device=device) for size in REPEATS}
         dist.all_reduce(tensors[min(REPEATS)])
@@ -31,7 +34,9 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
         link = joined(rank, world, same_machine)
         ways = [LIBRARY] if kind == "nccl" else [*[MEMORY] * link.same_machine, LIBRARY, RING, TREE, NAIVE]
         for tensor in tensors.values():
-            turn(link, tensor, repeats=2)   # in the usual way: room that other ways take for a while is a tensor, and counted as one
+            turn(
+                link, tensor, repeats=2
+            )  # in the usual way: room that other ways take for a while is a tensor, and counted as one
         memory = float(max(status("VmRSS") - before, 0))
         machines = dict.fromkeys(ways, (world,))
         return rates(timed(link, machines, tensors), machines), memory
@@ -41,7 +46,9 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
 
 def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machines]) -> dict[str, tuple[Rate, ...]]:
     """What messages of each way take, by its seconds at some sizes."""
-    return {way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()}
+    return {
+        way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()
+    }
 
 
 def quick(rounds: list[float]) -> float:
@@ -49,16 +56,24 @@ def quick(rounds: list[float]) -> float:
     return sorted(rounds)[len(rounds) // 4]
 
 
-def timed(link: ProcessLink, machines: Mapping[str, Machines], tensors: Mapping[int, Tensor], repeats: Mapping[int, int] = REPEATS,
-          count: int = ROUNDS, of: Callable[[list[float]], float] = quick) -> dict[tuple[str, int], float]:
+def timed(
+    link: ProcessLink,
+    machines: Mapping[str, Machines],
+    tensors: Mapping[int, Tensor],
+    repeats: Mapping[int, int] = REPEATS,
+    count: int = ROUNDS,
+    of: Callable[[list[float]], float] = quick,
+) -> dict[tuple[str, int], float]:
     """Seconds of one sum in each way, among such machines, at each size, of some rounds: in each all have a turn, so that a slow moment of
     the machine meets all of them. The slowest worker counts. All workers get the same answer."""
     usual = link.sums
     found: dict[tuple[str, int], list[float]] = {(way, size): [] for size in tensors for way in machines}
     try:
         order = list(found)
-        for number in range(count + 1):   # the first is to get warm
-            for way, size in order[number % len(order):] + order[:number % len(order)]:   # nobody always follows the same one
+        for number in range(count + 1):  # the first is to get warm
+            for way, size in (
+                order[number % len(order) :] + order[: number % len(order)]
+            ):  # nobody always follows the same one
                 link.sums = AllReduceTable(machines[way], ((size, way),))
                 found[way, size].append(turn(link, tensors[size], repeats[size]))
     finally:
@@ -70,7 +85,7 @@ def timed(link: ProcessLink, machines: Mapping[str, Machines], tensors: Mapping[
 
 def turn(link: ProcessLink, tensor: Tensor, repeats: int) -> float:
     """Seconds of adding up a tensor, in the mean of so many times in a row."""
-    tensor.fill_(1.0)   # what is added up again and again must stay finite
+    tensor.fill_(1.0)  # what is added up again and again must stay finite
     dist.barrier(link.group)
     begun = time.perf_counter()
     for _ in range(repeats):

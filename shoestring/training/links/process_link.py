@@ -2,6 +2,7 @@
 
 Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; ours sends each part to its owner once, half of the bytes.
 """
+
 from __future__ import annotations
 
 import time
@@ -18,22 +19,33 @@ from shoestring.core.private import all_gather, without_modes
 from shoestring.core.sums import BY_MESSAGES, Speeds
 from shoestring.training.links.sums import add_up
 
-SUMS = 1   # the tag of messages that belong to a sum: nobody who takes a message from anybody takes one of these
+SUMS = 1  # the tag of messages that belong to a sum: nobody who takes a message from anybody takes one of these
+
 
 class ProcessLink(Link):
     """This process's place in a process group; None: the one of all processes. Ranks are those in the group."""
 
     imagined = False
 
-    def __init__(self, rank: int, world: int, same_machine: bool = False, deadline: float = 300.0,
-                 group: dist.ProcessGroup | None = None, speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        same_machine: bool = False,
+        deadline: float = 300.0,
+        group: dist.ProcessGroup | None = None,
+        speeds: Speeds | None = None,
+        line: Sequence[int] = (),
+    ) -> None:
         super().__init__(rank, world, same_machine, deadline, speeds, line)
         self.group = group
 
     def begin_sum(self, tensor: Tensor) -> Sending:
         if self.world > 1 and self.way(tensor) in BY_MESSAGES:
             return self.later(self.add_by_messages, tensor)
-        return AfterBegun(self, PendingCollective(lambda tensor: dist.all_reduce(tensor, group=self.group, async_op=True), tensor))
+        return AfterBegun(
+            self, PendingCollective(lambda tensor: dist.all_reduce(tensor, group=self.group, async_op=True), tensor)
+        )
 
     def add_by_messages(self, tensor: Tensor) -> None:
         add_up(self, tensor, self.way(tensor), self.room_to_add(tensor))
@@ -50,11 +62,20 @@ class ProcessLink(Link):
         return Received(others, part, self.begin_exchange(whole, others))
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return AfterBegun(self, PendingCollective(lambda whole, part: all_gather(whole, part, group=self.group, async_op=True), whole, part))
+        return AfterBegun(
+            self,
+            PendingCollective(
+                lambda whole, part: all_gather(whole, part, group=self.group, async_op=True), whole, part
+            ),
+        )
 
     def begin_exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        return AfterBegun(self, PendingCollective(lambda into, out: dist.all_to_all_single(into, out, group=self.group, async_op=True),
-                                         incoming, outgoing))
+        return AfterBegun(
+            self,
+            PendingCollective(
+                lambda into, out: dist.all_to_all_single(into, out, group=self.group, async_op=True), incoming, outgoing
+            ),
+        )
 
     def begin_send(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
         return PendingCollective(lambda tensor: dist.isend(tensor, group=self.group, tag=tag, group_dst=to), tensor)
@@ -73,7 +94,9 @@ class ProcessLink(Link):
     def objects(self, mine: Any) -> list[Any]:
         self.wait()
         found: list[Any] = [None] * self.world
-        with without_modes():   # gloo's threads let go of its tensors at a time of their own, and they are no part of training
+        with (
+            without_modes()
+        ):  # gloo's threads let go of its tensors at a time of their own, and they are no part of training
             dist.all_gather_object(found, mine, group=self.group)
         return found
 
@@ -93,7 +116,7 @@ class PendingCollective:
     """A collective that was begun. A worker that is gone shows as PeerLost, whatever words the library has for it."""
 
     def __init__(self, begin: Callable[..., Any], *tensors: Tensor) -> None:
-        self.tensors = tensors   # their memory is used until all is done
+        self.tensors = tensors  # their memory is used until all is done
         try:
             with without_modes():
                 self.work = begin(*map(lent, tensors))
@@ -113,7 +136,9 @@ def lent(tensor: Tensor) -> Tensor:
     and how long a tensor lives must not depend on that."""
     if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():
         return tensor
-    return torch.frombuffer((c_char * tensor.nbytes).from_address(tensor.data_ptr()), dtype=tensor.dtype).view(tensor.shape)
+    return torch.frombuffer((c_char * tensor.nbytes).from_address(tensor.data_ptr()), dtype=tensor.dtype).view(
+        tensor.shape
+    )
 
 
 class Rows:
@@ -151,13 +176,21 @@ class OfOne:
 def of_everybody(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OfOne]:
     """What every worker has of its own, by its rank and name: as many tensors, and as large, as each happens to have."""
     kinds = link.objects({name: (one.dtype, one.shape) for name, one in mine.items()})
-    return {f"{rank} {name}": OfOne(link, mine[name] if rank == link.rank else None, *kind)
-            for rank, named in enumerate(kinds) for name, kind in named.items()}
+    return {
+        f"{rank} {name}": OfOne(link, mine[name] if rank == link.rank else None, *kind)
+        for rank, named in enumerate(kinds)
+        for name, kind in named.items()
+    }
 
 
 def mine_of(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """What a worker of this rank had of its own."""
-    return {name: one.clone() for key, one in everybody.items() for owner, _, name in [key.partition(" ")] if owner == str(rank)}
+    return {
+        name: one.clone()
+        for key, one in everybody.items()
+        for owner, _, name in [key.partition(" ")]
+        if owner == str(rank)
+    }
 
 
 def own_row(rows: Tensor, link: Link) -> Tensor | None:

@@ -1,4 +1,5 @@
 """The mesh of real processes: a process group of its own for every line of workers along an axis."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -19,7 +20,9 @@ def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True)
     own: dict[str, tuple[list[int], dist.ProcessGroup]] = {}
     for axis, size in sizes.items():
         for line in lines(sizes, axis) if 1 < size < link.world else ():
-            group = dist.new_group(line, timeout=timedelta(seconds=link.deadline))   # by all processes, in the same order
+            group = dist.new_group(
+                line, timeout=timedelta(seconds=link.deadline)
+            )  # by all processes, in the same order
             if link.rank in line:
                 own[axis] = line, group
     axes: dict[str, Link] = {}

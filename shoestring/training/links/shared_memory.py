@@ -1,4 +1,5 @@
 """Memory that all workers of one machine see: a file that lives in memory, mapped by each, whose name is gone when all have it."""
+
 from __future__ import annotations
 
 import os
@@ -18,7 +19,7 @@ from shoestring.core.files import clear, made_and_held
 from shoestring.core.link import Link
 from shoestring.core.units import bytes_text
 
-LINE = 64   # bytes: every tensor begins at a multiple
+LINE = 64  # bytes: every tensor begins at a multiple
 PLACES = ("/dev/shm", tempfile.gettempdir())
 PREFIX = "shoestring-shared-"
 
@@ -37,7 +38,7 @@ class Shared:
             return
         with offered(link, size) as path:
             require(link, path, size)
-            self.file = os.open(path, os.O_RDONLY) if count else None   # to be locked by who changes a number
+            self.file = os.open(path, os.O_RDONLY) if count else None  # to be locked by who changes a number
             memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
             self.numbers = memory[:count].numpy()
             move(tensors, memory, begin, fill=link.rank == 0)
@@ -47,7 +48,7 @@ class Shared:
 def move(tensors: Sequence[Tensor], memory: Tensor, begin: int, fill: bool) -> None:
     """Let tensors lie in this memory, one after the other from a byte on; `fill`: with the values that they have."""
     for tensor in tensors:
-        there = memory[begin:begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        there = memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         if fill:
             there.copy_(tensor.detach())
         tensor.data = there
@@ -57,11 +58,15 @@ def move(tensors: Sequence[Tensor], memory: Tensor, begin: int, fill: bool) -> N
 def require(link: Link, path: str, size: int) -> None:
     """Refuse what not all workers see."""
     if not path:
-        raise Mistake(f"no room for {bytes_text(size)} of weights that workers share, in {' or '.join(PLACES)}: make some, or use "
-                      f'Asynchronous(kind="server")')
+        raise Mistake(
+            f"no room for {bytes_text(size)} of weights that workers share, in {' or '.join(PLACES)}: make some, or use "
+            f'Asynchronous(kind="server")'
+        )
     if not all(link.objects(os.path.exists(path))):
-        raise Mistake('Asynchronous(kind="hogwild") keeps the weights in memory that all workers see, and these are on several '
-                      'machines: use Asynchronous(kind="server")')
+        raise Mistake(
+            'Asynchronous(kind="hogwild") keeps the weights in memory that all workers see, and these are on several '
+            'machines: use Asynchronous(kind="server")'
+        )
 
 
 @contextmanager
@@ -90,7 +95,7 @@ def made(size: int) -> tuple[str, int] | None:
 def with_room(place: str, size: int) -> Path:
     file, path = tempfile.mkstemp(prefix=PREFIX, dir=place)
     try:
-        if hasattr(os, "posix_fallocate"):   # else a full file system shows when it is written to, and kills
+        if hasattr(os, "posix_fallocate"):  # else a full file system shows when it is written to, and kills
             os.posix_fallocate(file, 0, size)
     except OSError:
         os.unlink(path)

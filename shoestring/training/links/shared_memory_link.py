@@ -6,6 +6,7 @@ Two rows of slots take turns: when all are there with the next chunk, all have t
 the order of ranks, so all have the same bits. Gloo would copy every byte into the kernel and out again, on cores that also
 compute: decisions/011.
 """
+
 from __future__ import annotations
 
 import os
@@ -27,10 +28,19 @@ from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink
 from shoestring.training.links.shared_memory import offered
 
-SLOT = 2 << 20    # bytes, about; what all put there should fit into a cache
-LINE = 64         # bytes of a cache line: no two workers write to the same
-LOOKS, OFFERS, PAUSE = 20, 1000, 1e-4   # looks for the others; from then on each offers them the core; and from then on seconds of a pause
-KINDS: dict[torch.dtype, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64, torch.uint8: np.uint8}
+SLOT = 2 << 20  # bytes, about; what all put there should fit into a cache
+LINE = 64  # bytes of a cache line: no two workers write to the same
+LOOKS, OFFERS, PAUSE = (
+    20,
+    1000,
+    1e-4,
+)  # looks for the others; from then on each offers them the core; and from then on seconds of a pause
+KINDS: dict[torch.dtype, Any] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.int64: np.int64,
+    torch.uint8: np.uint8,
+}
 
 Numbers = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -39,13 +49,23 @@ T = TypeVar("T")
 class SharedMemoryLink(ProcessLink):
     """This process's place among workers who all see the same memory."""
 
-    def __init__(self, rank: int, world: int, deadline: float, memory: Numbers, group: dist.ProcessGroup | None = None,
-                 speeds: Speeds | None = None, line: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        deadline: float,
+        memory: Numbers,
+        group: dist.ProcessGroup | None = None,
+        speeds: Speeds | None = None,
+        line: Sequence[int] = (),
+    ) -> None:
         super().__init__(rank, world, same_machine=True, deadline=deadline, group=group, speeds=speeds, line=line)
-        self.ticks = memory[:LINE * world].view(np.int64)[::LINE // 8]   # how often each worker came to where all wait for each other
-        self.slots = memory[LINE * world:].reshape(2, world, -1)
+        self.ticks = memory[: LINE * world].view(np.int64)[
+            :: LINE // 8
+        ]  # how often each worker came to where all wait for each other
+        self.slots = memory[LINE * world :].reshape(2, world, -1)
         self.turn = 0
-        self.boxes: list[list[Mailbox]] = []   # of every worker, to the next and to the one before
+        self.boxes: list[list[Mailbox]] = []  # of every worker, to the next and to the one before
 
     def open_mailboxes(self) -> None:
         memory = memory_of_all(self, 2 * self.world * mailbox.BYTES) if not self.boxes else None
@@ -64,7 +84,11 @@ class SharedMemoryLink(ProcessLink):
 
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
         box = self.box(source, self.rank) if tag and source is not None and tensor.device.type == "cpu" else None
-        if box is not None and source is not None and self.when(lambda: box.take(tensor, tag), lambda: source) == "memory":
+        if (
+            box is not None
+            and source is not None
+            and self.when(lambda: box.take(tensor, tag), lambda: source) == "memory"
+        ):
             return source
         return super().receive(tensor, source, tag)
 
@@ -72,10 +96,14 @@ class SharedMemoryLink(ProcessLink):
         return self.later(self.add_up, tensor) if self.way(tensor) == MEMORY else super().begin_sum(tensor)
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        return self.later(self.add_up_parts, whole, part) if self.in_memory(whole) else super().begin_scatter(whole, part)
+        return (
+            self.later(self.add_up_parts, whole, part) if self.in_memory(whole) else super().begin_scatter(whole, part)
+        )
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        return self.later(self.put_together, part, whole) if self.in_memory(whole) else super().begin_gather(part, whole)
+        return (
+            self.later(self.put_together, part, whole) if self.in_memory(whole) else super().begin_gather(part, whole)
+        )
 
     def add_up(self, tensor: Tensor) -> None:
         for chunk in chunks(numbers(tensor), self.slots.shape[-1]):
@@ -94,7 +122,7 @@ class SharedMemoryLink(ProcessLink):
         begin = 0
         rows = numbers(whole).reshape(self.world, -1)
         for chunk in chunks(numbers(part), self.slots.shape[-1] // self.world):
-            slots = self.shown(rows[:, begin:begin + len(chunk)])
+            slots = self.shown(rows[:, begin : begin + len(chunk)])
             total([slot[self.rank] for slot in slots], chunk)
             begin += len(chunk)
 
@@ -103,13 +131,13 @@ class SharedMemoryLink(ProcessLink):
         rows = numbers(whole).reshape(self.world, -1)
         for chunk in chunks(numbers(part), self.slots.shape[-1]):
             for row, slot in zip(rows, self.shown(chunk), strict=True):
-                row[begin:begin + len(chunk)] = slot
+                row[begin : begin + len(chunk)] = slot
             begin += len(chunk)
 
     def shown(self, mine: Numbers) -> list[Numbers]:
         """Everybody's numbers, in slots of the shape of one's own, when all are there."""
         self.turn = 1 - self.turn
-        slots = [slot[:mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]
+        slots = [slot[: mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]
         slots[self.rank][...] = mine
         self.wait_for_all()
         return slots
@@ -127,7 +155,7 @@ class SharedMemoryLink(ProcessLink):
             looks += 1
             if looks > OFFERS:
                 time.sleep(PAUSE)
-            elif looks > LOOKS:   # who is waited for may be waiting for this very core, until the kernel takes it away
+            elif looks > LOOKS:  # who is waited for may be waiting for this very core, until the kernel takes it away
                 os.sched_yield()
             if time.monotonic() > until:
                 raise DeadlinePassed(f"worker {who()} of {self.world} did not come within {self.deadline:.0f} s")
@@ -137,12 +165,12 @@ class SharedMemoryLink(ProcessLink):
 def chunks(flat: Numbers, size: int) -> Iterator[Numbers]:
     """Parts of so many bytes, and what is left."""
     count = size // flat.itemsize
-    return (flat[begin:begin + count] for begin in range(0, len(flat), count))
+    return (flat[begin : begin + count] for begin in range(0, len(flat), count))
 
 
 def total(parts: list[Numbers], into: Numbers) -> None:
     """Their sum, in their order."""
-    with np.errstate(all="ignore"):   # what is not finite is for others to judge
+    with np.errstate(all="ignore"):  # what is not finite is for others to judge
         np.add(parts[0], parts[1], out=into)
         for part in parts[2:]:
             np.add(into, part, out=into)
@@ -158,8 +186,15 @@ def slot_size(world: int) -> int:
     return max(SLOT // (LINE * world), 1) * LINE * world
 
 
-def joined(rank: int, world: int, same_machine: bool = True, deadline: float = 300.0, group: dist.ProcessGroup | None = None,
-           speeds: Speeds | None = None, line: Sequence[int] = ()) -> ProcessLink:
+def joined(
+    rank: int,
+    world: int,
+    same_machine: bool = True,
+    deadline: float = 300.0,
+    group: dist.ProcessGroup | None = None,
+    speeds: Speeds | None = None,
+    line: Sequence[int] = (),
+) -> ProcessLink:
     """The link of this process, whose process group is there; `same_machine`: all of it. Without room in memory, gloo carries all."""
     link = ProcessLink(rank, world, deadline=deadline, group=group, speeds=speeds, line=line)
     if not Link(rank, world, same_machine).same_machine or world == 1:

@@ -1,4 +1,5 @@
 """Adding up by messages: the rounds of core/sums.py, carried out over a link that sends."""
+
 from __future__ import annotations
 
 from typing import Protocol
@@ -30,15 +31,15 @@ def add_up(link: Carrier, tensor: Tensor, way: str, room: Tensor) -> None:
     flat = tensor.detach().view(-1)
 
     def expect(one: Receive) -> Sending:
-        return link.begin_to_receive(room[:one.end - one.begin] if one.adds else flat[one.begin:one.end], one.source)
+        return link.begin_to_receive(room[: one.end - one.begin] if one.adds else flat[one.begin : one.end], one.source)
 
     for each in rounds(way, link.rank, link.sums.machines, len(flat)):
         coming = [expect(one) for one in each.receives[:1]]
-        sendings = [link.begin_part(flat[one.begin:one.end], one.to) for one in each.sends]
+        sendings = [link.begin_part(flat[one.begin : one.end], one.to) for one in each.sends]
         for number, one in enumerate(each.receives):
             coming.pop().wait()
             if one.adds:
-                flat[one.begin:one.end].add_(room[:one.end - one.begin])
-            coming = [expect(after) for after in each.receives[number + 1:number + 2]]
+                flat[one.begin : one.end].add_(room[: one.end - one.begin])
+            coming = [expect(after) for after in each.receives[number + 1 : number + 2]]
         for sending in sendings:
             sending.wait()

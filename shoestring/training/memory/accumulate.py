@@ -9,6 +9,7 @@ training up to the order of the sum, as long as no layer mixes samples (batch no
 none draws (dropout then draws other masks of the same distribution).
 Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from shoestring.training.technique import MIXED, TrainingTechnique
 
 @dataclass(frozen=True)
 class Accumulate(TrainingTechnique):
-    pieces: int   # parts of the batch that run one after the other
+    pieces: int  # parts of the batch that run one after the other
 
     order: ClassVar[int] = 20
     exact: ClassVar[bool] = True
@@ -42,7 +43,7 @@ class Accumulate(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
-        if ledger.pieces > 1:   # the batch is in pieces already
+        if ledger.pieces > 1:  # the batch is in pieces already
             return ()
         return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
 
@@ -57,7 +58,11 @@ class Accumulate(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("can't be split"):
             return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
-        return f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample" if self.pieces > ledger.batch else ""
+        return (
+            f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample"
+            if self.pieces > ledger.batch
+            else ""
+        )
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples"):
@@ -77,13 +82,13 @@ class Accumulate(TrainingTechnique):
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:
             whole = float(now.weight(batch))
-            if now.link.world > 1:   # other workers' parts count, if this one's does not
+            if now.link.world > 1:  # other workers' parts count, if this one's does not
                 whole = whole or 1.0
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
             shares = [(piece, float(now.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
-            if now.link.world > 1:   # all workers have as many pieces, so that they send as often
+            if now.link.world > 1:  # all workers have as many pieces, so that they send as often
                 shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
             else:
                 shares = [(piece, share) for piece, share in shares if share]

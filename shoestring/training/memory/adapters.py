@@ -3,6 +3,7 @@
 An update is on top of whatever computes its module: while it is added, the module's forward gives its own result and that of
 x A' B' times the scale. A weight that the model uses in another way than by calling its module would miss its update; that is noticed.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,16 +23,16 @@ from shoestring.core.private import own_parameters, tree_leaves
 from shoestring.core.run import Run, RunState, StoredTensor
 from shoestring.measure.interception import OnTop, patched
 
-HALVES = (torch.bfloat16, torch.float16)   # of weights in these, updates are in float32
+HALVES = (torch.bfloat16, torch.float16)  # of weights in these, updates are in float32
 
 
 class AdapterUpdate(NamedTuple):
     """The update of one module's weight."""
 
     module: nn.Module
-    a: nn.Parameter       # rank x in
-    b: nn.Parameter       # out x rank
-    transposed: bool      # the weight is in x out, as transformers' Conv1D has it
+    a: nn.Parameter  # rank x in
+    b: nn.Parameter  # out x rank
+    transposed: bool  # the weight is in x out, as transformers' Conv1D has it
 
     def of(self, x: Tensor, scale: float) -> Tensor:
         found = functional.linear(functional.linear(x.to(self.a.dtype), self.a), self.b)
@@ -48,17 +49,21 @@ class Adapters(RunState):
         self.whole = also_trained(run.model, also)
         modules, self.left = chosen(run.model, where, set(self.whole))
         self.updates = {name: made(name, module, rank, run.seed) for name, module in modules.items()}
-        self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}   # before
+        self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before
         whole = dict.fromkeys(self.whole.values())
         for parameter in run.model.parameters():
             parameter.requires_grad_(parameter in whole)
-        replace_in(run.optimizer, {own_weight(one.module): (one.a, one.b) for one in self.updates.values()}, list(whole))
+        replace_in(
+            run.optimizer, {own_weight(one.module): (one.a, one.b) for one in self.updates.values()}, list(whole)
+        )
         self.active, self.inside, self.watched = False, set[nn.Module](), set[str]()
 
     @property
     def trained(self) -> list[nn.Parameter]:
         """All that is trained."""
-        model = dict(self.model.named_parameters(remove_duplicate=False))   # a technique may have put others into their places
+        model = dict(
+            self.model.named_parameters(remove_duplicate=False)
+        )  # a technique may have put others into their places
         updates = [one for update in self.updates.values() for one in (update.a, update.b)]
         return list(dict.fromkeys((*updates, *(model[name] for name in self.whole))))
 
@@ -94,11 +99,15 @@ class Adapters(RunState):
 
         return on_top
 
-    def usable(self, before: Callable[[], AbstractContextManager[object]]) -> Callable[[], AbstractContextManager[object]]:
+    def usable(
+        self, before: Callable[[], AbstractContextManager[object]]
+    ) -> Callable[[], AbstractContextManager[object]]:
         @contextmanager
         def usable() -> Iterator[None]:
             fast = torch.backends.mha.get_fastpath_enabled()
-            torch.backends.mha.set_fastpath_enabled(False)   # torch's encoder layers would use weights without calling their modules
+            torch.backends.mha.set_fastpath_enabled(
+                False
+            )  # torch's encoder layers would use weights without calling their modules
             try:
                 with before(), self.added(), self.watching("evaluation"):
                     yield
@@ -121,19 +130,30 @@ class Adapters(RunState):
 
     def state_dict(self) -> dict[str, Any]:
         weights = dict(self.model.named_parameters(remove_duplicate=False))
-        buffers = {name: value for name, value in self.model.state_dict().items() if name not in weights and isinstance(value, Tensor)}
-        return {"rank": self.rank, "alpha": self.alpha, "transposed": {name: one.transposed for name, one in self.updates.items()},
-                "also": list(self.whole), "buffers": list(buffers),
-                "tied": [name for name in self.whole if sum(one is weights[name] for one in weights.values()) > 1],
-                "statistics": [name for name, value in buffers.items() if value.is_floating_point()],
-                "A": {name: one.a.detach() for name, one in self.updates.items()},
-                "B": {name: one.b.detach() for name, one in self.updates.items()}}
+        buffers = {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if name not in weights and isinstance(value, Tensor)
+        }
+        return {
+            "rank": self.rank,
+            "alpha": self.alpha,
+            "transposed": {name: one.transposed for name, one in self.updates.items()},
+            "also": list(self.whole),
+            "buffers": list(buffers),
+            "tied": [name for name in self.whole if sum(one is weights[name] for one in weights.values()) > 1],
+            "statistics": [name for name, value in buffers.items() if value.is_floating_point()],
+            "A": {name: one.a.detach() for name, one in self.updates.items()},
+            "B": {name: one.b.detach() for name, one in self.updates.items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["A"].keys() != self.updates.keys() or state["rank"] != self.rank or state["alpha"] != self.alpha:
-            raise Mistake(f"the checkpoint has updates of rank {state['rank']} and alpha {state['alpha']:g} for {len(state['A'])} weights, "
-                          f"and LowRank has {self.rank}, {self.alpha:g} and {len(self.updates)}: go on with the plan it was begun with, or "
-                          f"give --fresh")
+            raise Mistake(
+                f"the checkpoint has updates of rank {state['rank']} and alpha {state['alpha']:g} for {len(state['A'])} weights, "
+                f"and LowRank has {self.rank}, {self.alpha:g} and {len(self.updates)}: go on with the plan it was begun with, or "
+                f"give --fresh"
+            )
         with torch.no_grad():
             for name, one in self.updates.items():
                 one.a.copy_(state["A"][name])
@@ -161,9 +181,11 @@ class Adapters(RunState):
         also = f" and {len(self.whole)} weights as they are" * bool(self.whole)
         left = "; ".join(f"{name} {why}" for name, why in list(self.left.items())[:3])
         left += f" and {len(self.left) - 3} more" * (len(self.left) > 3)
-        return (f"LowRank trains updates of rank {self.rank} of {len(self.updates)} weights{also}: {count:,} numbers beside {whole:,} of "
-                f"the model. {f'It leaves out: {left}. ' if left else ''}The SHA-256 of the weights is of what is trained, not of what is "
-                f"frozen; shoestring export gives the weights with their updates, export --to peft the updates")
+        return (
+            f"LowRank trains updates of rank {self.rank} of {len(self.updates)} weights{also}: {count:,} numbers beside {whole:,} of "
+            f"the model. {f'It leaves out: {left}. ' if left else ''}The SHA-256 of the weights is of what is trained, not of what is "
+            f"frozen; shoestring export gives the weights with their updates, export --to peft the updates"
+        )
 
 
 class ByPassing(TorchFunctionMode):
@@ -178,9 +200,15 @@ class ByPassing(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs or {})):
             found = self.weights.get(id(leaf))
-            if found is not None and found[1] not in self.adapters.inside and any(isinstance(one, Tensor) for one in tree_leaves(result)):
-                raise Mistake(f"the model uses the weight of {found[0]} without calling that module, so its update would be left out: "
-                              f"leave the module out of LowRank's where, or let the model call it")
+            if (
+                found is not None
+                and found[1] not in self.adapters.inside
+                and any(isinstance(one, Tensor) for one in tree_leaves(result))
+            ):
+                raise Mistake(
+                    f"the model uses the weight of {found[0]} without calling that module, so its update would be left out: "
+                    f"leave the module out of LowRank's where, or let the model call it"
+                )
         return result
 
 
@@ -194,7 +222,9 @@ def chosen(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.
         for parameter in own_parameters(module).values():
             if parameter is not None:
                 owners[parameter] = owners.get(parameter, 0) + 1
-    parts = {part for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.children()}
+    parts = {
+        part for module in model.modules() if isinstance(module, nn.MultiheadAttention) for part in module.children()
+    }
     found, left, there = dict[str, nn.Module](), dict[str, str](), []
     for name, module in model.named_modules():
         if not can_be_updated(module):
@@ -202,17 +232,28 @@ def chosen(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.
         there.append(name)
         if not matches(name, where):
             continue
-        why = ("shares its weight with another module" if owners[own_weight(module)] > 1 else
-               "is used by torch's attention without being called" if module in parts else
-               "is trained as it is" if f"{name}.weight".lstrip(".") in whole else "")
+        why = (
+            "shares its weight with another module"
+            if owners[own_weight(module)] > 1
+            else "is used by torch's attention without being called"
+            if module in parts
+            else "is trained as it is"
+            if f"{name}.weight".lstrip(".") in whole
+            else ""
+        )
         if why:
             left[name] = why
         else:
             found[name] = module
     if not found:
         names = f"{', '.join(there[:6])}{' and others' * (len(there) > 6)}"
-        reason = "; ".join(f"{name} {why}" for name, why in left.items()) or f"linear layers are {names or 'not there at all'}"
-        raise Mistake(f"LowRank(where={where!r}) finds no weight to update: {reason}. A pattern is of the whole name, such as \"*.q_proj\"")
+        reason = (
+            "; ".join(f"{name} {why}" for name, why in left.items())
+            or f"linear layers are {names or 'not there at all'}"
+        )
+        raise Mistake(
+            f'LowRank(where={where!r}) finds no weight to update: {reason}. A pattern is of the whole name, such as "*.q_proj"'
+        )
     return found, left
 
 
@@ -240,11 +281,16 @@ def also_trained(model: nn.Module, also: str) -> dict[str, nn.Parameter]:
     """The weights that are trained as they are: those that are named, or whose module is."""
     found: dict[str, nn.Parameter] = {}
     for pattern in filter(None, (one.strip() for one in also.split("|"))):
-        mine = {name: one for name, one in model.named_parameters(remove_duplicate=False)
-                if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        mine = {
+            name: one
+            for name, one in model.named_parameters(remove_duplicate=False)
+            if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+        }
         if not mine:
             names = ", ".join(list(dict(model.named_parameters()))[-4:])
-            raise Mistake(f"LowRank(also={pattern!r}) is the name of no weight of the model, which has {names} and others")
+            raise Mistake(
+                f"LowRank(also={pattern!r}) is the name of no weight of the model, which has {names} and others"
+            )
         found |= mine
     return found
 
@@ -256,13 +302,18 @@ def made(name: str, module: nn.Module, rank: int, seed: int) -> AdapterUpdate:
     dtype = torch.float32 if weight.dtype in HALVES else weight.dtype
     generator = torch.Generator(weight.device).manual_seed(crc32(f"{seed} {name}".encode()))
     with torch.no_grad():
-        a = weight.new_empty((rank, width), dtype=dtype).uniform_(-1 / sqrt(width), 1 / sqrt(width), generator=generator)
+        a = weight.new_empty((rank, width), dtype=dtype).uniform_(
+            -1 / sqrt(width), 1 / sqrt(width), generator=generator
+        )
         b = weight.new_zeros((height, rank), dtype=dtype)
     return AdapterUpdate(module, nn.Parameter(a), nn.Parameter(b), transposed)
 
 
-def replace_in(optimizer: torch.optim.Optimizer, updates: Mapping[nn.Parameter, Sequence[nn.Parameter]],
-               whole: Sequence[nn.Parameter]) -> None:
+def replace_in(
+    optimizer: torch.optim.Optimizer,
+    updates: Mapping[nn.Parameter, Sequence[nn.Parameter]],
+    whole: Sequence[nn.Parameter],
+) -> None:
     """Give the optimizer the updates in place of their weights, and let it forget all else but `whole`."""
     kept = set(whole)
     here = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -272,16 +323,20 @@ def replace_in(optimizer: torch.optim.Optimizer, updates: Mapping[nn.Parameter, 
         for parameter in group["params"]:
             if parameter in kept:
                 found.append((parameter, names.get(parameter, "")))
-            found += zip(updates.get(parameter, ()), (f"{names.get(parameter, '')}.lora_{one}" for one in "AB"), strict=False)
-        if not number:   # those whose weight the job trains nowhere
+            found += zip(
+                updates.get(parameter, ()), (f"{names.get(parameter, '')}.lora_{one}" for one in "AB"), strict=False
+            )
+        if not number:  # those whose weight the job trains nowhere
             found += [(one, "lora") for weight, pair in updates.items() if weight not in here for one in pair]
             found += [(one, "") for one in whole if one not in here]
         group["params"] = [one for one, _ in found]
         if names:
             group["param_names"] = [name for _, name in found]
-    if optimizer.state:   # it makes its state at once (Adagrad)
+    if optimizer.state:  # it makes its state at once (Adagrad)
         optimizer.state.clear()
-        fresh: Any = type(optimizer)([dict(group) for group in optimizer.param_groups if group["params"]], **optimizer.defaults)
+        fresh: Any = type(optimizer)(
+            [dict(group) for group in optimizer.param_groups if group["params"]], **optimizer.defaults
+        )
         optimizer.state.update(fresh.state)
 
 
@@ -316,7 +371,9 @@ class WithUpdate:
         if not isinstance(weight, Tensor):
             weight = torch.cat([piece.reshape(-1).clone() for piece in weight.pieces()]).view(self.shape)
         with torch.no_grad():
-            yield with_update(weight.detach(), self.a.to(weight.device), self.b.to(weight.device), self.scale, self.transposed).reshape(-1)
+            yield with_update(
+                weight.detach(), self.a.to(weight.device), self.b.to(weight.device), self.scale, self.transposed
+            ).reshape(-1)
 
 
 def trained_of(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

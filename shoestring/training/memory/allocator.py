@@ -18,6 +18,7 @@ back depends on every small allocation in between, so the planner tries them for
 Set in the environment of the worker before it starts. Exact: no number changes.
 Evans: A Scalable Concurrent malloc(3) Implementation, 2006; Leijen, Zorn, de Moura: Mimalloc, 2019.
 """
+
 from __future__ import annotations
 
 import os
@@ -79,11 +80,13 @@ class Allocator(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Allocator, ...]:
-        return tuple(cls(kind) for kind in installed() if kind not in ("default", "pinned" if has_huge_pages() else "huge"))
+        return tuple(
+            cls(kind) for kind in installed() if kind not in ("default", "pinned" if has_huge_pages() else "huge")
+        )
 
     @property
     def family(self) -> str:
-        return text(self)   # they differ by more than a knob
+        return text(self)  # they differ by more than a knob
 
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):

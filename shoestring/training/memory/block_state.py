@@ -8,6 +8,7 @@ A `Picture` is all of that before one call. Pictures share what did not change, 
 What a block keeps elsewhere (a global list, a closure), or in an object that can't be looked at, is not found here: recompute.py
 notices it by what comes out. No method of a user's object is called on the way (core/foreign.py).
 """
+
 from __future__ import annotations
 
 import random
@@ -27,21 +28,23 @@ from shoestring.core.private import bit_generator, own_buffers, write_count
 from shoestring.measure.fake import unseen_writes
 from shoestring.training.memory.fingerprint import fingerprint, matches
 
-SMALL = 1 << 20    # bytes: of an attribute larger than this no copy is made
-DEPTH = 3          # lists in lists, and objects in them, are followed so far
-LONG = 1000        # a container with more items is compared by its length only
+SMALL = 1 << 20  # bytes: of an attribute larger than this no copy is made
+DEPTH = 3  # lists in lists, and objects in them, are followed so far
+LONG = 1000  # a container with more items is compared by its length only
 
 # nn.Module's own books are left alone; `forward` is replaced by techniques
 BOOKS = frozenset(nn.Module().__dict__) - {"training"} | {"forward"}
-CHANGE_TOO_LARGE = ("a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
-                    "can't be computed again: keep it as a buffer, or use a plan without Checkpoint and OffloadModel")
+CHANGE_TOO_LARGE = (
+    "a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
+    "can't be computed again: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
+)
 
 
 class Frozen(Protocol):
     """An object whose content may change, and its content at one moment."""
 
-    def same(self) -> bool: ...    # it is still so
-    def put(self) -> None: ...     # make it so again
+    def same(self) -> bool: ...  # it is still so
+    def put(self) -> None: ...  # make it so again
 
 
 class FrozenTensor:
@@ -61,7 +64,9 @@ class FrozenTensor:
     def put(self) -> None:
         if self.copy is None:
             raise Mistake(CHANGE_TOO_LARGE.format(name=self.name, bytes=self.tensor.nbytes))
-        self.tensor.data.copy_(self.copy)   # through .data: whoever saved it for backward need not be told, it is put back again
+        self.tensor.data.copy_(
+            self.copy
+        )  # through .data: whoever saved it for backward need not be told, it is put back again
         self.version = version(self.tensor)
 
 
@@ -88,11 +93,13 @@ class FrozenItems:
 
     def put(self) -> None:
         if self.items is None:
-            raise Mistake(f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
-                          f"computed again: use a plan without Checkpoint and OffloadModel")
+            raise Mistake(
+                f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
+                f"computed again: use a plan without Checkpoint and OffloadModel"
+            )
         self.kind.clear(self.container)
         if issubclass(self.kind, dict):
-            self.kind.update(self.container, zip(self.items[:self.length], self.items[self.length:], strict=True))
+            self.kind.update(self.container, zip(self.items[: self.length], self.items[self.length :], strict=True))
         elif self.kind is set:
             set.update(self.container, self.items)
         else:
@@ -111,7 +118,9 @@ class FrozenNames:
         return {name: value for name, value in self.names.items() if name not in BOOKS}
 
     def same(self) -> bool:
-        if self.names.keys() == self.whole.keys() and all(map(is_, self.names.values(), self.whole.values())):   # nearly always
+        if self.names.keys() == self.whole.keys() and all(
+            map(is_, self.names.values(), self.whole.values())
+        ):  # nearly always
             return True
         now = self.now()
         return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
@@ -131,7 +140,7 @@ class FrozenGenerator:
         if isinstance(self.generator, torch.Generator):
             return bytes(self.generator.get_state().numpy())
         if isinstance(self.generator, random.Random):
-            return random.Random.getstate(self.generator)   # not that of a subclass, which may have none
+            return random.Random.getstate(self.generator)  # not that of a subclass, which may have none
         bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
         return bits.state
 
@@ -144,7 +153,9 @@ class FrozenGenerator:
         elif isinstance(self.generator, random.Random):
             random.Random.setstate(self.generator, self.state)
         else:
-            bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
+            bits = (
+                self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
+            )
             bits.state = self.state
 
 
@@ -157,8 +168,22 @@ def equal(one: Any, other: Any) -> bool:
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 UNCHANGING = (tuple, frozenset)
-OPAQUE = (str, bytes, int, float, complex, type(None), type, torch.dtype, torch.device, nn.Module, ModuleType, FunctionType, MethodType,
-          BuiltinFunctionType)
+OPAQUE = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    type(None),
+    type,
+    torch.dtype,
+    torch.device,
+    nn.Module,
+    ModuleType,
+    FunctionType,
+    MethodType,
+    BuiltinFunctionType,
+)
 
 
 class BlockState:
@@ -166,7 +191,9 @@ class BlockState:
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
-        self.known: dict[int, Frozen] = {}   # id of an object -> as it was last seen; holds the object, so its id stays its own
+        self.known: dict[
+            int, Frozen
+        ] = {}  # id of an object -> as it was last seen; holds the object, so its id stays its own
 
     def picture(self) -> list[Frozen]:
         """How everything is now."""
@@ -190,7 +217,7 @@ class BlockState:
         """Note an object and what it holds; of one that can't be looked at, nothing."""
         if isinstance(value, OPAQUE) or id(value) in found or not depth:
             return
-        with suppress(Exception):   # a tensor without memory of its own, say
+        with suppress(Exception):  # a tensor without memory of its own, say
             self.look_into(name, value, found, depth, copied)
 
     def look_into(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
@@ -229,7 +256,7 @@ class BlockState:
 def generators_of(model: nn.Module) -> list[FrozenGenerator]:
     """The random generators of a model, and Python's and NumPy's global ones, as they are now."""
     found = [one for one in BlockState(model).picture() if isinstance(one, FrozenGenerator)]
-    return [*found, FrozenGenerator(random.random.__self__), FrozenGenerator(np.random.random.__self__)]   # type: ignore[attr-defined]
+    return [*found, FrozenGenerator(random.random.__self__), FrozenGenerator(np.random.random.__self__)]  # type: ignore[attr-defined]
 
 
 def put_back(picture: list[Frozen]) -> None:

@@ -10,6 +10,7 @@ and the inner best(s, r, m) is run as a checkpoint within a checkpoint. m is cut
 may need less than it was allowed and never more; every schedule is then costed on the real timeline.
 Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains, 2019, arXiv 1911.13214.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -42,7 +43,9 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
     return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
 
 
-def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float) -> None:
+def replayed(
+    blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float
+) -> None:
     """Write the cost of computing a segment again into `changes`; `counted` bytes of its last block are in `kept` already."""
     members = flat(items)
     last = members[-1]
@@ -64,7 +67,8 @@ def replayed(blocks: Sequence[Block], changes: list[dict[str, Any]], items: Sche
     # All members run forward again while the last one waits to go backward.
     again, waiting = [blocks[number] for number in members], vars(blocks[last]) | changes[last]
     changes[last] |= {
-        "spike": max(waiting["spike"], top - counted), "backward": waiting["backward"] + sum(block.forward for block in again),
+        "spike": max(waiting["spike"], top - counted),
+        "backward": waiting["backward"] + sum(block.forward for block in again),
         "backward_flops": waiting["backward_flops"] + sum(block.flops for block in again),
         "backward_scratch": max(waiting["backward_scratch"], *(block.scratch for block in again)),
     }
@@ -95,7 +99,7 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
         return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
 
     found = []
-    gradients = sum(block.gradient for block in blocks)   # all that is there in the end; before, the program counts them
+    gradients = sum(block.gradient for block in blocks)  # all that is there in the end; before, the program counts them
     for limit in limits:
         m = int(limit / step + 1e-9)
         if np.isfinite(parts[0].time[0, -1, m]) and limit * (1 + 1e-9) >= gradients:
@@ -128,8 +132,10 @@ def repeated(blocks: Sequence[Block]) -> list[int]:
 
     Blocks that leave gradients behind differ from each other: how many are there already depends on their place."""
     taken = [0.0, *(block.output for block in blocks[:-1])]
-    costs = [(block.inside, before, block.kept, block.output, block.rise, block.spike, block.forward, block.backward)
-             for before, block in zip(taken, blocks, strict=True)]
+    costs = [
+        (block.inside, before, block.kept, block.output, block.rise, block.spike, block.forward, block.backward)
+        for before, block in zip(taken, blocks, strict=True)
+    ]
     ends = [len(blocks) - 1]
     for s in reversed(range(len(blocks) - 1)):
         alike = costs[s] == costs[s + 1] and not blocks[s].gradient and not blocks[s + 1].gradient
@@ -144,7 +150,9 @@ def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int]
     of the same blocks one place further is not computed again.
     """
     count, known = len(blocks), repeated(blocks)
-    later = np.concatenate([np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]])   # gradients of blocks >= i
+    later = np.concatenate(
+        [np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]]
+    )  # gradients of blocks >= i
     forward = np.array([block.forward for block in blocks])
     carried = np.array([0.0, *(block.output for block in blocks[:-1])])
     rises = np.array([block.rise for block in blocks])
@@ -153,33 +161,33 @@ def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int]
     solutions: list[Solution] = []
     for own in reversed(parts_of(blocks)):
         a, b = own.start, own.stop
-        last = [*own, *[count - 1] * (b < count)]                       # the t of every column
+        last = [*own, *[count - 1] * (b < count)]  # the t of every column
         time = np.full((b - a, len(last), LEVELS + 1), np.inf)
         sizes = np.full(time.shape, KEPT, dtype=np.int16)
-        after = later[1:][last]                                         # gradients that are there before t
+        after = later[1:][last]  # gradients that are there before t
         for s in reversed(own):
             i, block = s - a, blocks[s]
-            new = min(known[s], b - 1) - a                              # the first column that is to be computed
+            new = min(known[s], b - 1) - a  # the first column that is to be computed
             if new > i:
-                time[i, i:new], sizes[i, i:new] = time[i + 1, i + 1:new + 1], sizes[i + 1, i + 1:new + 1]
-            needs = np.maximum(units(rises[s] + after[new:]), spikes[s])   # of keeping s, with t to run
+                time[i, i:new], sizes[i, i:new] = time[i + 1, i + 1 : new + 1], sizes[i + 1, i + 1 : new + 1]
+            needs = np.maximum(units(rises[s] + after[new:]), spikes[s])  # of keeping s, with t to run
             np.copyto(time[i, new:], block.forward + block.backward, where=levels >= needs[:, None])
             if s + 1 < count:
                 begin = max(new, i + 1)
                 rest = time[i + 1, begin:] if s + 1 < b else solutions[-1].time[0, -1:]
-                time[i, begin:, kept[s]:] += rest[:, :LEVELS + 1 - kept[s]]
-                time[i, begin:, :kept[s]] = np.inf
+                time[i, begin:, kept[s] :] += rest[:, : LEVELS + 1 - kept[s]]
+                time[i, begin:, : kept[s]] = np.inf
             stop = min(b, count - 1) if block.inside else s
             # Run s..r forward and forget them, one input and one block's rise at a time.
             tops = (carried + rises)[s:stop, None] + after[new:]
             tops[:1] -= carried[s]
             through = units(np.maximum.accumulate(tops))
             spent = np.cumsum(forward[s:stop])
-            if new > i:   # all of these blocks have the same output, and their segments are known: try them at once
+            if new > i:  # all of these blocks have the same output, and their segments are known: try them at once
                 out = outputs[s]
-                values = spent[:new - i, None, None] + time[i + 1:new + 1, new:, :LEVELS + 1 - out]
+                values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, : LEVELS + 1 - out]
                 values += time[i, i:new, None, out:]
-                values[levels[out:] < through[:new - i, :, None]] = np.inf
+                values[levels[out:] < through[: new - i, :, None]] = np.inf
                 found = values.min(0)
                 better = found < time[i, new:, out:]
                 np.copyto(time[i, new:, out:], found, where=better)
@@ -188,10 +196,10 @@ def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int]
                 begin = max(new, r + 1 - a)
                 least = max(through[r - s, -1], outputs[r])
                 rest = time[r + 1 - a, begin:] if r + 1 < b else solutions[-1].time[0, -1:]
-                value = spent[r - s] + rest[:, least - outputs[r]:LEVELS + 1 - outputs[r]]
+                value = spent[r - s] + rest[:, least - outputs[r] : LEVELS + 1 - outputs[r]]
                 value += time[i, r - a, least:]
                 better = value < time[i, begin:, least:]
-                better &= levels[least:] >= through[r - s, begin - new:, None]
+                better &= levels[least:] >= through[r - s, begin - new :, None]
                 np.copyto(time[i, begin:, least:], value, where=better)
                 np.copyto(sizes[i, begin:, least:], r + 1 - s, where=better)
         solutions.append(Solution(own, time, sizes))

@@ -9,6 +9,7 @@ For uneven blocks `chain.best_schedules` finds the fastest schedule under a memo
 kernels see the same numbers, random states and buffers, so the weights are bit-equal.
 Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174.
 """
+
 from __future__ import annotations
 
 import ast
@@ -28,14 +29,14 @@ from shoestring.training.memory.chain import best_schedules, forgotten
 from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
 from shoestring.training.technique import TrainingTechnique
 
-LIMITS = 24   # memory limits between least and plain for which the dynamic program is asked
+LIMITS = 24  # memory limits between least and plain for which the dynamic program is asked
 
 
 @dataclass(frozen=True)
 class Checkpoint(TrainingTechnique):
-    every: int = 0        # blocks per segment; 1 recomputes block by block
-    groups: int = 0       # or: so many segments; -1 takes sqrt(N)
-    schedule: str = ""    # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
+    every: int = 0  # blocks per segment; 1 recomputes block by block
+    groups: int = 0  # or: so many segments; -1 takes sqrt(N)
+    schedule: str = ""  # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
     order: ClassVar[int] = 40
     exact: ClassVar[bool] = True
@@ -46,7 +47,9 @@ class Checkpoint(TrainingTechnique):
         if sum(map(bool, (self.every, self.groups, self.schedule))) > 1:
             raise Mistake("Checkpoint takes one of every, groups and schedule, not several")
         if self.every < 0 or self.groups < -1:
-            raise Mistake(f"Checkpoint(every={self.every}, groups={self.groups}): give a positive number of blocks or groups")
+            raise Mistake(
+                f"Checkpoint(every={self.every}, groups={self.groups}): give a positive number of blocks or groups"
+            )
         if self.schedule:
             parsed_schedule(self.schedule)
 
@@ -54,7 +57,7 @@ class Checkpoint(TrainingTechnique):
     def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
         count = len(ledger.inside)
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
-        if ledger.workers.stages > 1:   # every stage has blocks of its own, and their numbers say nothing
+        if ledger.workers.stages > 1:  # every stage has blocks of its own, and their numbers say nothing
             return (*uniform[:4], cls(groups=-1))
         return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
 
@@ -132,8 +135,11 @@ def optimal(ledger: Ledger) -> list[Schedule]:
     limits = [most * k / LIMITS for k in range(1, LIMITS + 1)]
 
     def inside_only(items: Schedule) -> Schedule:
-        return tuple(number[item] if isinstance(item, int) else inside_only(item)
-                     for item in items if not isinstance(item, int) or item in number)
+        return tuple(
+            number[item] if isinstance(item, int) else inside_only(item)
+            for item in items
+            if not isinstance(item, int) or item in number
+        )
 
     return list(dict.fromkeys(inside_only(schedule) for schedule in best_schedules(blocks, limits)))
 
@@ -148,7 +154,9 @@ def parsed_schedule(text: str) -> Schedule:
         schedule = ast.literal_eval(text)
         numbers = flat(schedule)
     except (ValueError, SyntaxError, TypeError):
-        raise Mistake(f"{text!r} is not a schedule: write block numbers in nested brackets, such as ((0,1),2,(3,(4,5)))") from None
+        raise Mistake(
+            f"{text!r} is not a schedule: write block numbers in nested brackets, such as ((0,1),2,(3,(4,5)))"
+        ) from None
     if any(not isinstance(number, int) or number < 0 for number in numbers) or numbers != sorted(set(numbers)):
         raise Mistake(f"the schedule {text} must name blocks once each, in rising order, from 0")
-    return schedule   # type: ignore[no-any-return]
+    return schedule  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ A checkpoint of what is stored here copies nothing: the slots change their roles
 system has it, so that the page cache takes no memory from others. `read` and `write` return at once: threads do the work, and a request
 waits for the one before it on the same buffer or the same region. With fake tensors (a rehearsal) nothing moves, and bytes are counted.
 """
+
 from __future__ import annotations
 
 import os
@@ -34,7 +35,7 @@ from shoestring.core.regular import NotRegular, regular
 from shoestring.core.run import RunState
 from shoestring.core.units import bytes_text
 
-PAGE = 4096        # bytes: offsets, sizes and addresses of direct I/O are multiples of it
+PAGE = 4096  # bytes: offsets, sizes and addresses of direct I/O are multiples of it
 AT_ONCE = 8 << 20  # bytes that are moved and checked at once
 THREADS = 3
 DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
@@ -56,8 +57,8 @@ class AlignedBuffer:
         imagined = isinstance(kind, FakeTensor)
         whole = kind.new_empty(pages(size) + PAGE, dtype=torch.uint8, device="cpu")
         shift = 0 if imagined else -whole.data_ptr() % PAGE
-        self.bytes = whole[shift: shift + pages(size)]
-        self.view = None if imagined else memoryview(self.bytes.numpy())   # type: ignore[arg-type]
+        self.bytes = whole[shift : shift + pages(size)]
+        self.view = None if imagined else memoryview(self.bytes.numpy())  # type: ignore[arg-type]
         self.pending: Future[None] | None = None
 
     def wait(self) -> None:
@@ -66,24 +67,26 @@ class AlignedBuffer:
             finished(self.pending)
             self.pending = None
 
-    def part(self, begin: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None) -> Tensor:
+    def part(
+        self, begin: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
+    ) -> Tensor:
         """A tensor in the buffer, from a byte on."""
-        flat = self.bytes[begin: begin + prod(shape) * dtype.itemsize].view(dtype)
+        flat = self.bytes[begin : begin + prod(shape) * dtype.itemsize].view(dtype)
         return flat.view(shape) if stride is None else flat.as_strided(shape, stride, flat.storage_offset())
 
 
 @dataclass
 class Region:
     name: str
-    offset: int                        # of its first slot; the second follows
-    size: int                          # bytes of a slot
-    slots: int = 2                     # one: it is only written while no checkpoint stands on it
-    lasting: bool = True               # it outlives a step, so a checkpoint stands on it
-    current: int = 0                   # the slot that was written last
-    pinned: int | None = None          # the slot that the last checkpoint stands on
-    checks: tuple[int, int] = (0, 0)   # checksum of each slot
+    offset: int  # of its first slot; the second follows
+    size: int  # bytes of a slot
+    slots: int = 2  # one: it is only written while no checkpoint stands on it
+    lasting: bool = True  # it outlives a step, so a checkpoint stands on it
+    current: int = 0  # the slot that was written last
+    pinned: int | None = None  # the slot that the last checkpoint stands on
+    checks: tuple[int, int] = (0, 0)  # checksum of each slot
     written: bool = False
-    version: int = 0                   # how often it was written
+    version: int = 0  # how often it was written
     pending: Future[None] | None = None
 
 
@@ -91,16 +94,16 @@ class DiskStore:
     """Regions in a file. `reserve` all of them, then `open`."""
 
     def __init__(self, path: Path | None, kind: Tensor) -> None:
-        self.path = path               # None: a file without a name, gone when we are
-        self.kind = kind               # an empty tensor; buffers are fake or real as it is
+        self.path = path  # None: a file without a name, gone when we are
+        self.kind = kind  # an empty tensor; buffers are fake or real as it is
         self.imagined = isinstance(kind, FakeTensor)
         self.regions: dict[str, Region] = {}
-        self.end = 0                   # bytes of the file
-        self.moved = 0                 # bytes that were asked to move, both ways
+        self.end = 0  # bytes of the file
+        self.moved = 0  # bytes that were asked to move, both ways
         self.direct = True
         self.file = -1
         self.lock = Lock()
-        self.aside = ""                # what the file is called now, if it was found to be damaged
+        self.aside = ""  # what the file is called now, if it was found to be damaged
         self.threads: ThreadPoolExecutor | None = None
 
     def reserve(self, name: str, size: int, slots: int = 2, lasting: bool = True) -> None:
@@ -119,12 +122,14 @@ class DiskStore:
         try:
             os.posix_fallocate(self.file, 0, self.end)
         except OSError as error:
-            raise Mistake(f"the state needs {bytes_text(self.end)} on the disk of {directory}, which could not be reserved: "
-                          f"{error.strerror}") from error
+            raise Mistake(
+                f"the state needs {bytes_text(self.end)} on the disk of {directory}, which could not be reserved: "
+                f"{error.strerror}"
+            ) from error
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="disk store")
 
     def opened(self, directory: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW   # who sent the folder may have put a link there
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # who sent the folder may have put a link there
         if self.path is None:
             number, name = tempfile.mkstemp(dir=directory)
             os.close(number)
@@ -165,13 +170,20 @@ class DiskStore:
         self.request(buffer, before, lambda view: self.write_now(region, slot, view), begin, region.size)
         region.pending = buffer.pending
 
-    def request(self, buffer: AlignedBuffer, before: Future[None] | None, work: Callable[[memoryview], None], begin: int, size: int) -> None:
+    def request(
+        self,
+        buffer: AlignedBuffer,
+        before: Future[None] | None,
+        work: Callable[[memoryview], None],
+        begin: int,
+        size: int,
+    ) -> None:
         if self.imagined:
             return
         assert self.threads is not None, "the store is open"
         earlier = buffer.pending
         assert buffer.view is not None, "real bytes move in real memory"
-        view = buffer.view[begin: begin + size]
+        view = buffer.view[begin : begin + size]
 
         def done() -> None:
             for other in (earlier, before):
@@ -185,7 +197,7 @@ class DiskStore:
         check = xxh3_64()
         begin = region.offset + slot * region.size
         for start in range(0, region.size, AT_ONCE):
-            part = view[start: start + AT_ONCE]
+            part = view[start : start + AT_ONCE]
             check.update(part)
             done = 0
             while done < len(part):
@@ -198,17 +210,21 @@ class DiskStore:
         check = xxh3_64()
         begin = region.offset + slot * region.size
         for start in range(0, region.size, AT_ONCE):
-            part = view[start: start + AT_ONCE]
+            part = view[start : start + AT_ONCE]
             done = 0
             while done < len(part):
                 got = os.preadv(self.file, [part[done:]], begin + start + done)
                 if not got:
-                    raise Mistake(f"{self.path} is shorter than it was: {region.name} is not in it any more; {self.cure(region, slot)}")
+                    raise Mistake(
+                        f"{self.path} is shorter than it was: {region.name} is not in it any more; {self.cure(region, slot)}"
+                    )
                 done += got
             check.update(part)
         if check.intdigest() != region.checks[slot]:
-            raise Mistake(f"{region.name} in {self.path} is not what was written there (its checksum differs): the disk or somebody "
-                          f"changed it; {self.cure(region, slot)}")
+            raise Mistake(
+                f"{region.name} in {self.path} is not what was written there (its checksum differs): the disk or somebody "
+                f"changed it; {self.cure(region, slot)}"
+            )
 
     def cure(self, region: Region, slot: int) -> str:
         """What to do about a damaged slot. If the last checkpoint stands on it, there is none to go on from: the file is put aside."""
@@ -216,12 +232,16 @@ class DiskStore:
             return "the same command begins anew"
         if slot != region.pinned:
             return "the last checkpoint does not stand on that, and the same command goes on from there"
-        with self.lock:   # several threads may find damage at once
+        with self.lock:  # several threads may find damage at once
             if self.path is not None and not self.aside:
-                self.aside = next(path for path in map(f"{self.path}.damaged-{{}}".format, count()) if not os.path.exists(path))
+                self.aside = next(
+                    path for path in map(f"{self.path}.damaged-{{}}".format, count()) if not os.path.exists(path)
+                )
                 self.path.rename(self.aside)
-        return (f"the last checkpoint stands on that, so the run can't go on: the file is kept aside as {self.aside} (delete it if you "
-                f"need the room), and the same command begins anew")
+        return (
+            f"the last checkpoint stands on that, so the run can't go on: the file is kept aside as {self.aside} (delete it if you "
+            f"need the room), and the same command begins anew"
+        )
 
     # What survives a restart
 
@@ -236,14 +256,19 @@ class DiskStore:
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
-        return {region.name: [region.offset, region.size, region.current, region.checks[region.current]]
-                for region in self.regions.values() if region.written and region.lasting}
+        return {
+            region.name: [region.offset, region.size, region.current, region.checks[region.current]]
+            for region in self.regions.values()
+            if region.written and region.lasting
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         here = {region.name: [region.offset, region.size] for region in self.regions.values()}
         if any(here.get(name) != entry[:2] for name, entry in state.items()):
-            raise Mistake(f"{self.path} was laid out for another model, optimizer or plan: give what it was begun with, another --run, "
-                          f"or --fresh")
+            raise Mistake(
+                f"{self.path} was laid out for another model, optimizer or plan: give what it was begun with, another --run, "
+                f"or --fresh"
+            )
         for region in self.regions.values():
             _, _, slot, check = state.get(region.name, (0, 0, 0, 0))
             region.current, region.written = slot, region.name in state
@@ -262,15 +287,17 @@ class DiskStore:
             self.threads = None
 
     def __del__(self) -> None:
-        self.close(wait=False)   # a request holds on to us, so none is left
+        self.close(wait=False)  # a request holds on to us, so none is left
 
 
 def require_room(directory: Path, size: int, there: int = 0) -> None:
     """Refuse to begin where `size` bytes of state do not fit; `there` of them are on the disk already."""
     free = shutil.disk_usage(directory).free
     if size - there > free:
-        raise Mistake(f"the state needs {bytes_text(size)} on the disk of {directory} (what is trained is there twice, so that a "
-                      f"crash leaves one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk")
+        raise Mistake(
+            f"the state needs {bytes_text(size)} on the disk of {directory} (what is trained is there twice, so that a "
+            f"crash leaves one whole) and {bytes_text(free)} are free: free some, or give a --run on another disk"
+        )
 
 
 class OnDisk(RunState):
@@ -291,8 +318,10 @@ class OnDisk(RunState):
     def remark(self) -> str:
         if self.store.imagined or self.store.direct or not self.store.end:
             return ""
-        return (f"the file system of {self.store.path or tempfile.gettempdir()} has no direct I/O: what is streamed also fills the "
-                f"kernel's page cache, which other programs may miss")
+        return (
+            f"the file system of {self.store.path or tempfile.gettempdir()} has no direct I/O: what is streamed also fills the "
+            f"kernel's page cache, which other programs may miss"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"regions": self.store.state_dict()}
@@ -310,19 +339,23 @@ class Reader:
 
     def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
         self.path, self.regions = path, regions
-        self.held = ("", bytearray())     # the region that was read last
+        self.held = ("", bytearray())  # the region that was read last
 
     def region(self, name: str) -> bytearray:
         if self.held[0] != name:
             offset, size, slot, check = self.regions[name]
             with open(self.path, "rb", opener=regular) as file:
                 if min(offset, size, slot) < 0 or offset + (slot + 1) * size > os.fstat(file.fileno()).st_size:
-                    raise Mistake(f"{name} is said to lie outside of {self.path}: the checkpoint is not one of this run")
+                    raise Mistake(
+                        f"{name} is said to lie outside of {self.path}: the checkpoint is not one of this run"
+                    )
                 file.seek(offset + slot * size)
                 self.held = (name, found := bytearray(file.read(size)))
             if xxh3_64(found).intdigest() != check:
-                raise Mistake(f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
-                              f"it, and the weights can't be had from there; train with --fresh to make them anew")
+                raise Mistake(
+                    f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
+                    f"it, and the weights can't be had from there; train with --fresh to make them anew"
+                )
         return self.held[1]
 
     def weights(self, entries: Mapping[str, Any]) -> dict[str, FileTensor]:
@@ -340,8 +373,10 @@ class FileTensor:
     def pieces(self) -> Iterator[Tensor]:
         for region, begin, shape, stride in self.parts:
             if min((begin, *shape)) < 0 or prod(shape) * self.dtype.itemsize > len(self.reader.region(region)):
-                raise Mistake(f"a part of a weight in {self.reader.path} is said to be larger than what is there: the checkpoint is not "
-                              f"one of this run")
+                raise Mistake(
+                    f"a part of a weight in {self.reader.path} is said to be larger than what is there: the checkpoint is not "
+                    f"one of this run"
+                )
             flat = torch.frombuffer(self.reader.region(region), dtype=torch.uint8)[begin:]
             flat = flat[: len(flat) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
             yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
@@ -351,5 +386,7 @@ def finished(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:
-        raise Mistake(f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is whole: mend the disk "
-                      f"and run the same command again") from error
+        raise Mistake(
+            f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is whole: mend the disk "
+            f"and run the same command again"
+        ) from error

@@ -6,6 +6,7 @@
 A second moment that is too small makes a step too large, so those are rounded up.
 Dettmers et al.: 8-bit Optimizers via Block-wise Quantization, 2021, arXiv 2110.02861.
 """
+
 from __future__ import annotations
 
 import torch
@@ -13,13 +14,20 @@ from torch import Tensor
 from torch.nn import functional
 
 BLOCK = 256
-SIGNED = 0.008     # largest error of a signed number, of its block's largest
-POSITIVE = 0.016   # the same of a positive one
-DRIFT = 0.02       # that moments in 8 bits lead to (core/technique.py)
-SQUARES = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf"}   # moments that are never negative
+SIGNED = 0.008  # largest error of a signed number, of its block's largest
+POSITIVE = 0.016  # the same of a positive one
+DRIFT = 0.02  # that moments in 8 bits lead to (core/technique.py)
+SQUARES = {
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "acc_delta",
+    "exp_inf",
+}  # moments that are never negative
 
 
-SHARE = (BLOCK + 4) / BLOCK / 4   # bytes per byte of float32
+SHARE = (BLOCK + 4) / BLOCK / 4  # bytes per byte of float32
 
 
 def size(count: int) -> int:
@@ -34,7 +42,7 @@ def size(count: int) -> int:
 def split(held: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The scales and the codes in the bytes of so many numbers."""
     blocks = -(-count // BLOCK)
-    return held[: 4 * blocks].view(torch.float32), held[4 * blocks: blocks * (BLOCK + 4)].view(blocks, BLOCK)
+    return held[: 4 * blocks].view(torch.float32), held[4 * blocks : blocks * (BLOCK + 4)].view(blocks, BLOCK)
 
 
 def pack(numbers: Tensor, held: Tensor, positive: bool) -> None:

@@ -7,6 +7,7 @@ Validation, the best weights, what the job shows and what is exported are those 
 bits, and `export --trained` gives them. What is not trained (frozen weights, buffers such as batch norm's statistics) is the model's own.
 Polyak, Juditsky: Acceleration of Stochastic Approximation by Averaging, 1992, SIAM J. Control Optim. 30(4).
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,7 +28,9 @@ from shoestring.training.technique import TrainingTechnique
 @dataclass(frozen=True)
 class EMA(TrainingTechnique):
     decay: float = 0.999
-    warmup: bool = False   # begin with a smaller decay, so that an average over few steps is not mostly what the weights began with
+    warmup: bool = (
+        False  # begin with a smaller decay, so that an average over few steps is not mostly what the weights began with
+    )
 
     order: ClassVar[int] = 65
     exact: ClassVar[bool] = True
@@ -39,7 +42,7 @@ class EMA(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[EMA, ...]:
-        return ()   # it saves nothing: only for who asks
+        return ()  # it saves nothing: only for who asks
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.BITS
@@ -47,8 +50,11 @@ class EMA(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         copy, machine = ledger.standing.parameters, ledger.machine
         seconds = copy * machine.per_byte_moved / machine.cores
-        return replace(ledger, standing=replace(ledger.standing, buffers=ledger.standing.buffers + copy),
-                       update=replace(ledger.update, seconds=ledger.update.seconds + seconds))
+        return replace(
+            ledger,
+            standing=replace(ledger.standing, buffers=ledger.standing.buffers + copy),
+            update=replace(ledger.update, seconds=ledger.update.seconds + seconds),
+        )
 
     def apply(self, run: Run) -> Run:
         average = AveragedWeights(run, self)
@@ -71,15 +77,24 @@ class AveragedWeights(RunState):
     def __init__(self, run: Run, knobs: EMA) -> None:
         self.knobs, self.updates = knobs, 0
         self.weights = {name: parameter for name, parameter in run.model.named_parameters() if parameter.requires_grad}
-        first = {parameter: name for name, parameter in self.weights.items()}   # a weight that is shared has several names
-        self.names = {name: first[parameter] for name, parameter in run.model.named_parameters(remove_duplicate=False)
-                      if parameter.requires_grad}
+        first = {
+            parameter: name for name, parameter in self.weights.items()
+        }  # a weight that is shared has several names
+        self.names = {
+            name: first[parameter]
+            for name, parameter in run.model.named_parameters(remove_duplicate=False)
+            if parameter.requires_grad
+        }
         for name, parameter in self.weights.items():
             if parameter.is_floating_point() and parameter.element_size() < 4:
-                raise Mistake(f"EMA: the weights {name!r} are {str(parameter.dtype).removeprefix('torch.')}, of which {knobs.decay} of one "
-                              f"and the rest of another is mostly rounding: train them in 32 bits (Precision(dtype='bf16') does)")
-        self.averages_of = {name: parameter.detach().clone(memory_format=torch.preserve_format)
-                            for name, parameter in self.weights.items()}
+                raise Mistake(
+                    f"EMA: the weights {name!r} are {str(parameter.dtype).removeprefix('torch.')}, of which {knobs.decay} of one "
+                    f"and the rest of another is mostly rounding: train them in 32 bits (Precision(dtype='bf16') does)"
+                )
+        self.averages_of = {
+            name: parameter.detach().clone(memory_format=torch.preserve_format)
+            for name, parameter in self.weights.items()
+        }
 
     @torch.no_grad()
     def follow(self) -> None:

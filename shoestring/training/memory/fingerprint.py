@@ -4,6 +4,7 @@ On the CPU a fingerprint is a hash of the tensor's bytes, read where they are: n
 is what it would be without. Elsewhere kernels may add up in another order each time, so there some numbers are kept and compared closely;
 and as the device must be waited for, that is not done in every step.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -16,17 +17,19 @@ from xxhash import xxh3_64
 
 from shoestring.core.private import FakeTensor
 
-Fingerprint = bytes | Tensor | None   # None: of nothing that could be compared
+Fingerprint = bytes | Tensor | None  # None: of nothing that could be compared
 
-SAMPLE = 64      # numbers that stand for all, where the whole would take too long
-CLOSE = 1e-2     # relative: on a GPU, what another order of summing may change at most
+SAMPLE = 64  # numbers that stand for all, where the whole would take too long
+CLOSE = 1e-2  # relative: on a GPU, what another order of summing may change at most
 
 
 def fingerprint(tensor: Tensor, sampled: bool = False) -> Fingerprint:
     """What is compared later; `sampled`: of a few numbers only."""
     if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
-    if tensor.dtype is torch.uint8 and tensor.dim() == 1:   # a library's workspace (of an LSTM): parts of it are never written
+    if (
+        tensor.dtype is torch.uint8 and tensor.dim() == 1
+    ):  # a library's workspace (of an LSTM): parts of it are never written
         return None
     if tensor.device.type != "cpu":
         if sampled:
@@ -43,22 +46,33 @@ def matches(before: Fingerprint, tensor: Tensor, sampled: bool = False) -> bool:
     if before is None or now is None:
         return True
     if isinstance(before, Tensor) and isinstance(now, Tensor):
-        return before.shape == now.shape and torch.allclose(before, now, CLOSE, CLOSE * float(before.abs().nan_to_num().amax()), True)
+        return before.shape == now.shape and torch.allclose(
+            before, now, CLOSE, CLOSE * float(before.abs().nan_to_num().amax()), True
+        )
     return now == before
 
 
 def memory(tensor: Tensor, sampled: bool) -> bytes | ctypes.Array[ctypes.c_ubyte]:
     """The bytes of a tensor in the order of its numbers; a number that stands for many is there once."""
     size = tensor.element_size()
-    sides = [(1 if stride == 0 else side, stride * size) for side, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    sides = [
+        (1 if stride == 0 else side, stride * size) for side, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     if not tensor.numel():
         return b""
     span = sum((side - 1) * stride for side, stride in sides) + size
     area = (ctypes.c_ubyte * span).from_address(tensor.data_ptr())
     count = prod(side for side, _ in sides)
-    if span == count * size and not (sampled and count > SAMPLE):   # no gaps; in which order they come is the same each time
+    if span == count * size and not (
+        sampled and count > SAMPLE
+    ):  # no gaps; in which order they come is the same each time
         return area
-    numbers = np.ndarray([side for side, _ in sides], np.dtype((np.void, size)), memoryview(area), strides=[stride for _, stride in sides])
+    numbers = np.ndarray(
+        [side for side, _ in sides],
+        np.dtype((np.void, size)),
+        memoryview(area),
+        strides=[stride for _, stride in sides],
+    )
     if sampled and count > SAMPLE:
         return numbers[np.unravel_index(np.arange(0, count, count // SAMPLE), numbers.shape)].tobytes()
     return numbers.tobytes()

@@ -4,6 +4,7 @@
 
 The same formula, rounded in another order: to rounding, within 1e-4 of plain training after ten steps, and not the same bits.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from shoestring.core.run import Run
 from shoestring.training.technique import TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-SPEEDUP = 4.0   # over the for-loop; only ranks plans before the optimizer was timed
+SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer was timed
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class FusedOptimizer(TrainingTechnique):
         for group in run.optimizer.param_groups:
             group.update(fused=True, foreach=False)
 
-        def update(now: Run) -> None:   # a frame of ours: what fails below it is no fault of the job
+        def update(now: Run) -> None:  # a frame of ours: what fails below it is no fault of the job
             for group in run.optimizer.param_groups if isinstance(run.optimizer, torch.optim.SGD) else ():
                 begin_late(run.optimizer, group)
             run.update(now)
@@ -97,6 +98,8 @@ def begin_late(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
     for parameter in late:
         first = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         if group["dampening"]:
-            first.add_(parameter.grad, alpha=-1 if group["maximize"] else 1).add_(parameter, alpha=group["weight_decay"])
+            first.add_(parameter.grad, alpha=-1 if group["maximize"] else 1).add_(
+                parameter, alpha=group["weight_decay"]
+            )
             first.mul_(group["dampening"] / group["momentum"])
         optimizer.state[parameter]["momentum_buffer"] = first

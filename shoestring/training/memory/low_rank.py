@@ -10,6 +10,7 @@ The model is not changed: while a step runs, or while it is usable, the modules'
 else.
 Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -26,15 +27,15 @@ from shoestring.core.run import Run
 from shoestring.training.memory.adapters import Adapters
 from shoestring.training.technique import TrainingTechnique
 
-SQUARES = 12   # square weights that a block is taken to have, as those of a transformer; only ranks plans before they are rehearsed
+SQUARES = 12  # square weights that a block is taken to have, as those of a transformer; only ranks plans before they are rehearsed
 
 
 @dataclass(frozen=True)
 class LowRank(TrainingTechnique):
     rank: int = 8
-    where: str = "*"      # the modules whose weight gets an update: their names or patterns, joined by |, such as "*.q_proj|*.v_proj"
-    also: str = ""        # what else is trained, as it is: names of modules or weights, such as "classifier", or patterns, joined by |
-    alpha: float = 0.0    # the update is alpha / rank times B A; 0: as much as rank
+    where: str = "*"  # the modules whose weight gets an update: their names or patterns, joined by |, such as "*.q_proj|*.v_proj"
+    also: str = ""  # what else is trained, as it is: names of modules or weights, such as "classifier", or patterns, joined by |
+    alpha: float = 0.0  # the update is alpha / rank times B A; 0: as much as rank
 
     order: ClassVar[int] = 5
     exact: ClassVar[bool] = False
@@ -46,12 +47,14 @@ class LowRank(TrainingTechnique):
             given = getattr(self, name)
             object.__setattr__(self, name, given if isinstance(given, str) else "|".join(given))
         if self.rank < 1 or self.alpha < 0 or not self.where:
-            raise Mistake(f"LowRank(rank={self.rank!r}, where={self.where!r}, alpha={self.alpha!r}): the rank is a number from 1 on, where "
-                          f"is a pattern of names, and alpha is not negative")
+            raise Mistake(
+                f"LowRank(rank={self.rank!r}, where={self.where!r}, alpha={self.alpha!r}): the rank is a number from 1 on, where "
+                f"is a pattern of names, and alpha is not negative"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[LowRank, ...]:
-        return ()   # it trains something else: only for who asks
+        return ()  # it trains something else: only for who asks
 
     @classmethod
     def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
@@ -74,13 +77,27 @@ class LowRank(TrainingTechnique):
         blocks = tuple(self.cost_of_block(block) for block in ledger.blocks)
         before, after = ledger.block_gradients, sum(block.gradient for block in blocks)
         share = min(after / before, 1.0) if before else 1.0
-        standing = replace(ledger.standing, parameters=ledger.standing.parameters + after, optimizer=ledger.standing.optimizer * share,
-                           gradients=ledger.standing.gradients * share)
-        update = replace(ledger.update, seconds=ledger.update.seconds * share, rise=ledger.update.rise * share,
-                         fused_seconds=None if ledger.update.fused_seconds is None else ledger.update.fused_seconds * share)
+        standing = replace(
+            ledger.standing,
+            parameters=ledger.standing.parameters + after,
+            optimizer=ledger.standing.optimizer * share,
+            gradients=ledger.standing.gradients * share,
+        )
+        update = replace(
+            ledger.update,
+            seconds=ledger.update.seconds * share,
+            rise=ledger.update.rise * share,
+            fused_seconds=None if ledger.update.fused_seconds is None else ledger.update.fused_seconds * share,
+        )
         splitting = replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share)
-        return replace(ledger, blocks=blocks, standing=standing, update=update, splitting=splitting,
-                       by_precision={name: self.cost(one) for name, one in ledger.by_precision.items()})
+        return replace(
+            ledger,
+            blocks=blocks,
+            standing=standing,
+            update=update,
+            splitting=splitting,
+            by_precision={name: self.cost(one) for name, one in ledger.by_precision.items()},
+        )
 
     def cost_of_block(self, block: Block) -> Block:
         if block.gradient <= 0:
@@ -88,9 +105,14 @@ class LowRank(TrainingTechnique):
         width = sqrt(block.gradient / 4 / SQUARES)
         share = min(2 * self.rank / max(width, 1.0), 1.0)
         less = block.gradient * (1 - share)
-        return block.changed(gradient=block.gradient * share, spike=max(block.spike - less, 0.0), forward=block.forward * (1 + share / 2),
-                             backward=block.backward * (0.5 + share / 2), flops=block.flops * (1 + share / 2),
-                             backward_flops=block.backward_flops * (0.5 + share / 2))
+        return block.changed(
+            gradient=block.gradient * share,
+            spike=max(block.spike - less, 0.0),
+            forward=block.forward * (1 + share / 2),
+            backward=block.backward * (0.5 + share / 2),
+            flops=block.flops * (1 + share / 2),
+            backward_flops=block.backward_flops * (0.5 + share / 2),
+        )
 
     def apply(self, run: Run) -> Run:
         adapters = Adapters(run, self.rank, self.where, self.also, self.alpha or self.rank)
@@ -100,7 +122,7 @@ class LowRank(TrainingTechnique):
                 return run.forward(model, batch)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            with adapters.added():   # in backward too, where blocks may be computed again
+            with adapters.added():  # in backward too, where blocks may be computed again
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:
@@ -108,5 +130,11 @@ class LowRank(TrainingTechnique):
                 now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.clip))
             run.update(replace(now, clip=0.0))
 
-        return replace(run, forward=forward, gradients=gradients, update=update, usable=adapters.usable(run.usable),
-                       state={**run.state, "low rank": adapters})
+        return replace(
+            run,
+            forward=forward,
+            gradients=gradients,
+            update=update,
+            usable=adapters.usable(run.usable),
+            state={**run.state, "low rank": adapters},
+        )

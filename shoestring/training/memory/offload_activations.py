@@ -9,6 +9,7 @@ What is held and for how long depends on the program only, never on the speed of
 next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
 Exact: the same bits come back. Rhu et al.: vDNN, 2016, arXiv 1602.08124.
 """
+
 from __future__ import annotations
 
 import os
@@ -31,13 +32,13 @@ from shoestring.core.run import Run, RunState
 from shoestring.measure.interception import patched
 from shoestring.training.technique import TrainingTechnique
 
-SMALL = 1 << 14   # bytes: a smaller tensor stays where it is
+SMALL = 1 << 14  # bytes: a smaller tensor stays where it is
 
 
 @dataclass(frozen=True)
 class OffloadActivations(TrainingTechnique):
-    blocks: int = 0   # the first so many blocks, whose tensors wait longest; 0: all
-    to: str = ""      # a directory on the disk to use; "": the system's temporary one
+    blocks: int = 0  # the first so many blocks, whose tensors wait longest; 0: all
+    to: str = ""  # a directory on the disk to use; "": the system's temporary one
 
     order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
@@ -74,14 +75,24 @@ class OffloadActivations(TrainingTechnique):
             moved += inner
             before = max((p for p in spilled if p < position), default=None)
             ahead = 0.0 if before is None else ledger.blocks[before].kept - ledger.blocks[before].output
-            blocks[position] = replace(block, kept=block.output, rise=block.rise + ahead,
-                                       spike=block.spike + inner + ahead, spilled=inner, ahead=ahead)
+            blocks[position] = replace(
+                block,
+                kept=block.output,
+                rise=block.rise + ahead,
+                spike=block.spike + inner + ahead,
+                spilled=inner,
+                ahead=ahead,
+            )
         traffic = 2 * moved * ledger.pieces
         compute = ledger.pieces * sum(block.forward + block.backward for block in blocks)
         moving = traffic * ledger.machine.per_byte_spilled
         waiting = max(compute + moving / ledger.machine.cores, moving) - compute
-        return replace(ledger, blocks=tuple(blocks), allocation=ledger.allocation.with_more(traffic / 2),
-                       traffic=ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=waiting))
+        return replace(
+            ledger,
+            blocks=tuple(blocks),
+            allocation=ledger.allocation.with_more(traffic / 2),
+            traffic=ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=waiting),
+        )
 
     def apply(self, run: Run) -> Run:
         chosen = list(run.blocks.values())[: self.blocks or None]
@@ -103,12 +114,12 @@ class Parcel:
 
     def __init__(self, size: int, offset: int) -> None:
         self.size, self.offset = size, offset
-        self.bytes: Tensor | None = None       # while it is in memory
-        self.version = 0                       # of the tensor when it was saved; it must not change after
-        self.host: Tensor | None = None        # where it waits when it came from a GPU
-        self.imagined = False                  # a rehearsal's: there are no bytes to move
+        self.bytes: Tensor | None = None  # while it is in memory
+        self.version = 0  # of the tensor when it was saved; it must not change after
+        self.host: Tensor | None = None  # where it waits when it came from a GPU
+        self.imagined = False  # a rehearsal's: there are no bytes to move
         self.moving: Future[None] | None = None
-        self.uses = 0                          # saved tensors that still want it
+        self.uses = 0  # saved tensors that still want it
 
 
 class Spool(RunState):
@@ -116,16 +127,16 @@ class Spool(RunState):
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.own: set[int] = set()             # storages of weights, which stay
+        self.own: set[int] = set()  # storages of weights, which stay
         self.file = -1
-        self.asked = 0                         # bytes that were asked to move, both ways
+        self.asked = 0  # bytes that were asked to move, both ways
         self.threads: ThreadPoolExecutor | None = None
         self.rewind()
 
     def rewind(self) -> None:
         """A forward begins: the file is written from its start."""
         self.end = 0
-        self.blocks: list[list[Parcel]] = []   # of every block that ran, its parcels
+        self.blocks: list[list[Parcel]] = []  # of every block that ran, its parcels
         self.known: dict[int, tuple[Parcel, Any]] = {}
 
     def wrapper(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +189,8 @@ class Spool(RunState):
             if parcel.moving is not None:
                 finished(parcel.moving)
             assert parcel.bytes is None or write_count(parcel.bytes) == parcel.version, (
-                "a tensor that backward needs was changed in place after it was saved")
+                "a tensor that backward needs was changed in place after it was saved"
+            )
             parcel.moving = parcel.bytes = None
         gone = [address for address, (parcel, _) in self.known.items() if parcel.bytes is None]
         for address in gone:
@@ -197,7 +209,7 @@ class Spool(RunState):
         self.fetch(number)
         if number:
             self.fetch(number - 1)
-        if parcel.bytes is None:   # asked for a second time
+        if parcel.bytes is None:  # asked for a second time
             self.read_back(parcel)
         if parcel.moving is not None:
             finished(parcel.moving)
@@ -231,10 +243,12 @@ class Spool(RunState):
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:
             try:
-                self.holder = tempfile.TemporaryFile(dir=self.directory)   # noqa: SIM115 (it has no name: it is gone when we are)
+                self.holder = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it has no name: it is gone when we are)
             except OSError as error:
-                raise Mistake(f"activations can't be spilled to {self.directory}: {error.strerror}; choose another directory with "
-                              f"OffloadActivations(to=...), or plan without OffloadActivations") from error
+                raise Mistake(
+                    f"activations can't be spilled to {self.directory}: {error.strerror}; choose another directory with "
+                    f"OffloadActivations(to=...), or plan without OffloadActivations"
+                ) from error
             self.file = self.holder.fileno()
             self.threads = ThreadPoolExecutor(2, thread_name_prefix="spill")
         return self.threads
@@ -263,7 +277,7 @@ class Spool(RunState):
 
 def whole_bytes(parcel: Parcel) -> memoryview:
     assert parcel.bytes is not None, "a parcel that moves is in memory"
-    return memoryview(parcel.bytes.view(torch.uint8).numpy())   # type: ignore[arg-type]
+    return memoryview(parcel.bytes.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def to_host(source: Tensor) -> Tensor:
@@ -276,5 +290,7 @@ def finished(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:
-        raise Mistake(f"spilling activations failed: {error.strerror}; free space on the disk, choose another directory with "
-                      f"OffloadActivations(to=...), or plan without OffloadActivations") from error
+        raise Mistake(
+            f"spilling activations failed: {error.strerror}; free space on the disk, choose another directory with "
+            f"OffloadActivations(to=...), or plan without OffloadActivations"
+        ) from error

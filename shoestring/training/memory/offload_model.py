@@ -19,6 +19,7 @@ Exact: the same kernels see the same numbers; only the sum over the splits of a 
 of a split weight.
 Rajbhandari et al.: ZeRO-Infinity, 2021, arXiv 2104.07857; Pudipeddi et al.: L2L, 2020, arXiv 2002.05645.
 """
+
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
@@ -42,7 +43,7 @@ from shoestring.training.technique import TrainingTechnique
 @dataclass(frozen=True)
 class OffloadModel(TrainingTechnique):
     to: str = "disk"
-    moments: str = ""     # "8bit": in 8 bits, which is not exact
+    moments: str = ""  # "8bit": in 8 bits, which is not exact
 
     order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
@@ -52,18 +53,20 @@ class OffloadModel(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.to != "disk" or self.moments not in ("", "8bit"):
-            raise Mistake(f"OffloadModel(to={self.to!r}, moments={self.moments!r}): there is to='disk', and moments='8bit' or none")
+            raise Mistake(
+                f"OffloadModel(to={self.to!r}, moments={self.moments!r}): there is to='disk', and moments='8bit' or none"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadModel, ...]:
         return (cls(), cls(moments="8bit"))
 
     def refusal(self, ledger: Ledger) -> str:
-        if (reason := super().refusal(ledger)):
+        if reason := super().refusal(ledger):
             return reason
         if ledger.has("can't be recomputed"):
             return ledger.findings.reasons["can't be recomputed"]
-        if (reason := offload_refusal(ledger, bool(self.moments))):
+        if reason := offload_refusal(ledger, bool(self.moments)):
             return reason
         return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
 
@@ -71,8 +74,8 @@ class OffloadModel(TrainingTechnique):
         if self.moments:
             return Exactness.CHANGED
         # Heads are summed in another order by rows; embeddings are not, but the norm of one that is clipped is
-        trained, rows = trained_weights(ledger), ledger.columns.unchanged   # whose names and places no technique changes
-        outside = [block.name for block in rows[0 if ledger.has("clips") else 1:] if not block.inside]
+        trained, rows = trained_weights(ledger), ledger.columns.unchanged  # whose names and places no technique changes
+        outside = [block.name for block in rows[0 if ledger.has("clips") else 1 :] if not block.inside]
         return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
     def drift(self, ledger: Ledger) -> float:
@@ -86,36 +89,58 @@ class OffloadModel(TrainingTechnique):
         again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
         trained, frozen = weights_of(ledger)
         sizes = {block.name: trained[block.name] + frozen[block.name] for block in again.blocks}
-        most, whole = max((sizes[block.name] for block in again.blocks if block.inside), default=0.0), sum(trained.values())
-        before, update, machine, pieces, clips = ledger.standing, ledger.update, ledger.machine, ledger.pieces, ledger.has("clips")
+        most, whole = (
+            max((sizes[block.name] for block in again.blocks if block.inside), default=0.0),
+            sum(trained.values()),
+        )
+        before, update, machine, pieces, clips = (
+            ledger.standing,
+            ledger.update,
+            ledger.machine,
+            ledger.pieces,
+            ledger.has("clips"),
+        )
         share = before.optimizer / whole * (eight_bits.SHARE if self.moments else 1.0) if whole else 0.0
-        stepping = 1 + 2 * share + 2 * clips   # written weights, moments; clipped, weights and gradients are read once more
+        stepping = (
+            1 + 2 * share + 2 * clips
+        )  # written weights, moments; clipped, weights and gradients are read once more
         waiting_gradients = 2 * (pieces - 1) + clips
         reads = sum((1 + (block.backward_flops > 0)) * frozen[block.name] for block in ledger.blocks)
         traffic = whole * (2 * pieces + waiting_gradients + stepping) + pieces * reads
         waiting = traffic * machine.per_byte_moved / machine.cores
         seconds = update.seconds + update.call_seconds
-        if clips:   # the update is a pass of its own
+        if clips:  # the update is a pass of its own
             waiting += max(whole * stepping * machine.per_byte_streamed - seconds, 0.0)
         blocks = []
         for block in again.blocks:
             mine = trained[block.name]
             backward = block.backward + (0.0 if clips else seconds * mine / (whole or 1.0) / pieces)
-            moved = sizes[block.name] + mine * (waiting_gradients + (0.0 if clips else stepping)) / pieces   # per piece, in backward
+            moved = (
+                sizes[block.name] + mine * (waiting_gradients + (0.0 if clips else stepping)) / pieces
+            )  # per piece, in backward
             waiting += pieces * max(sizes[block.name] * machine.per_byte_streamed - block.forward, 0.0)
             waiting += pieces * max(moved * machine.per_byte_streamed - backward, 0.0)
-            split = mine if mine > most else 0.0   # a weight that is never there whole
+            split = mine if mine > most else 0.0  # a weight that is never there whole
             blocks.append(replace(block, gradient=0.0, spike=max(block.spike - split, 0.0), backward=backward))
         wide = max((sizes[block.name] for block in again.blocks if not block.inside), default=0.0)
         chunk, rows = min(4.0 * CHUNK, most), min(4.0 * CHUNK, wide) * (wide > most)
         waits = pieces > 1 or clips
         inside = sum(sizes[block.name] for block in again.blocks if block.inside)
         outside = sum(sizes.values()) - inside
-        buffers = (min(UNIT_BUFFERS * most, inside) + min(BUFFERS * chunk, whole) * share + 2 * min(BUFFERS * rows, outside)
-                   + min(BUFFERS * max(chunk, rows), whole) * waits)   # never more than what passes through them
-        return replace(again, blocks=tuple(blocks), standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
-                       update=replace(update, seconds=seconds if clips else 0.0, rise=most if clips else 0.0), streamed=sum(sizes.values()),
-                       traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting))
+        buffers = (
+            min(UNIT_BUFFERS * most, inside)
+            + min(BUFFERS * chunk, whole) * share
+            + 2 * min(BUFFERS * rows, outside)
+            + min(BUFFERS * max(chunk, rows), whole) * waits
+        )  # never more than what passes through them
+        return replace(
+            again,
+            blocks=tuple(blocks),
+            standing=replace(before, parameters=buffers, optimizer=0.0, gradients=0.0),
+            update=replace(update, seconds=seconds if clips else 0.0, rise=most if clips else 0.0),
+            streamed=sum(sizes.values()),
+            traffic=again.traffic + Traffic(traffic, traffic * machine.per_byte_streamed, waiting=waiting),
+        )
 
     def apply(self, run: Run) -> Run:
         return Streaming(run, coded=bool(self.moments)).run
@@ -123,8 +148,14 @@ class OffloadModel(TrainingTechnique):
 
 def unspilled(block: Block) -> Block:
     """A block that was spilled, as it is when it is computed again: then only what goes into it waits on disk."""
-    return replace(block, kept=block.kept + block.spilled, rise=block.rise - block.ahead,
-                   spike=block.spike - block.spilled - block.ahead, spilled=0.0, ahead=0.0)
+    return replace(
+        block,
+        kept=block.kept + block.spilled,
+        rise=block.rise - block.ahead,
+        spike=block.spike - block.spilled - block.ahead,
+        spilled=0.0,
+        ahead=0.0,
+    )
 
 
 def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
@@ -139,7 +170,7 @@ def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
 
 def trained_weights(ledger: Ledger) -> dict[str, float]:
     """Bytes of trained weights by block."""
-    if ledger.pieces > 1:   # no block has its gradient any more
+    if ledger.pieces > 1:  # no block has its gradient any more
         return {block.name: block.gradient for block in ledger.at_zero_batch}
     names = (block.name for block in ledger.columns.unchanged)
     return dict(zip(names, ledger.columns.column("gradient").tolist(), strict=True))

@@ -8,6 +8,7 @@ With StepInBackward the update of a block runs while the backward of the one bef
 its fused kernel, and only gradients and weights cross the bus.
 Exact: the same optimizer sees the same numbers. Ren et al.: ZeRO-Offload, 2021, arXiv 2101.06840.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -37,13 +38,15 @@ from shoestring.training.memory.offloaded_optimizer import (
 from shoestring.training.technique import TrainingTechnique
 
 PLACES = ("disk", "host")
-BLOCK = 16 << 20    # numbers stepped at once in host memory; with a quarter of that, calling the optimizer takes a tenth of the time
+BLOCK = (
+    16 << 20
+)  # numbers stepped at once in host memory; with a quarter of that, calling the optimizer takes a tenth of the time
 
 
 @dataclass(frozen=True)
 class OffloadOptimizer(TrainingTechnique):
     to: str = "disk"
-    moments: str = ""     # "8bit": in 8 bits, which is not exact
+    moments: str = ""  # "8bit": in 8 bits, which is not exact
 
     order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
@@ -53,8 +56,10 @@ class OffloadOptimizer(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if self.to not in PLACES or self.moments not in ("", "8bit") or (self.moments and self.to == "host"):
-            raise Mistake(f"OffloadOptimizer(to={self.to!r}, moments={self.moments!r}): there are to='disk' and 'host', and on disk "
-                          f"moments='8bit' or none")
+            raise Mistake(
+                f"OffloadOptimizer(to={self.to!r}, moments={self.moments!r}): there are to='disk' and 'host', and on disk "
+                f"moments='8bit' or none"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadOptimizer, ...]:
@@ -71,13 +76,13 @@ class OffloadOptimizer(TrainingTechnique):
         return eight_bits.DRIFT
 
     def refusal(self, ledger: Ledger) -> str:
-        if (reason := super().refusal(ledger)):
+        if reason := super().refusal(ledger):
             return reason
         if self.to == "host":
             return "" if ledger.has("on a GPU") else "there is no GPU: the moments are in host memory already"
         if not ledger.standing.optimizer:
             return "the optimizer keeps no moments"
-        if (reason := offload_refusal(ledger, bool(self.moments))):
+        if reason := offload_refusal(ledger, bool(self.moments)):
             return reason
         return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
 
@@ -88,15 +93,22 @@ class OffloadOptimizer(TrainingTechnique):
         traffic = 2 * moments * (eight_bits.SHARE if self.moments else 1.0)
         moving, copying = traffic * machine.per_byte_streamed, traffic * machine.per_byte_moved / machine.cores
         copied = ledger.traffic + Traffic(disk=traffic, disk_seconds=moving, waiting=copying)
-        return replace(ledger, standing=replace(ledger.standing, optimizer=min(buffers, moments)),
-                       traffic=copied + Traffic(waiting=max(moving - ledger.update.seconds, 0.0)))
+        return replace(
+            ledger,
+            standing=replace(ledger.standing, optimizer=min(buffers, moments)),
+            traffic=copied + Traffic(waiting=max(moving - ledger.update.seconds, 0.0)),
+        )
 
     def apply(self, run: Run) -> Run:
         if self.to == "host":
             return replace(run, optimizer=cast(torch.optim.Optimizer, HostOptimizer(run.optimizer)))
         names = {parameter: name for name, parameter in run.model.named_parameters()}
-        large = {parameter: names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
-                 if parameter.requires_grad and parameter in names and parameter.numel() >= SMALL}
+        large = {
+            parameter: names[parameter]
+            for group in run.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad and parameter in names and parameter.numel() >= SMALL
+        }
         kind = next(run.model.parameters()).data.new_empty(0)
         store = DiskStore(run.folder / "moments.bin" if run.folder else None, kind)
         offloaded = OffloadedOptimizer(run.optimizer, store, large, in_parts(run), coded=bool(self.moments))
@@ -106,8 +118,12 @@ class OffloadOptimizer(TrainingTechnique):
             offloaded.begin_step()
             return run.gradients(now, batch)
 
-        return replace(run, optimizer=cast(torch.optim.Optimizer, offloaded), gradients=gradients,
-                       state={**run.state, "moments": MomentsOnDisk(offloaded)})
+        return replace(
+            run,
+            optimizer=cast(torch.optim.Optimizer, offloaded),
+            gradients=gradients,
+            state={**run.state, "moments": MomentsOnDisk(offloaded)},
+        )
 
 
 class HostOptimizer(OptimizerProxy):
@@ -116,7 +132,7 @@ class HostOptimizer(OptimizerProxy):
     @torch.no_grad()
     def step(self) -> None:
         if all(self.here(one) for group in self.optimizer.param_groups for one in group["params"]):
-            self.optimizer.step()   # everything is here already
+            self.optimizer.step()  # everything is here already
         else:
             self.step_in_blocks()
 
@@ -150,7 +166,10 @@ class HostOptimizer(OptimizerProxy):
         """A parameter, its gradient and its state in host memory."""
         copy = nn.Parameter(parameter.detach().to("cpu"))
         copy.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
-        state = {name: value.to("cpu") if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
+        state = {
+            name: value.to("cpu") if isinstance(value, Tensor) else value
+            for name, value in self.optimizer.state[parameter].items()
+        }
         if state:
             self.optimizer.state[copy] = state
         return copy

@@ -6,6 +6,7 @@
 A chunk of a parameter is handed to the optimizer as if it were a parameter of its own. What it computes for a number depends on that
 number, its gradient and its moments alone, so the results are the same; optimizers of which that is not known get whole parameters.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,16 +23,20 @@ from shoestring.core.stepping import StepDivision, only
 from shoestring.training.memory import eight_bits
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore
 
-SMALL = 1 << 14     # numbers: the moments of a smaller parameter stay in memory
-CHUNK = 4 << 20     # numbers that are brought through memory at once
-BUFFERS = 4         # of a chunk each, at most: one at work, the others coming or going
+SMALL = 1 << 14  # numbers: the moments of a smaller parameter stay in memory
+CHUNK = 4 << 20  # numbers that are brought through memory at once
+BUFFERS = 4  # of a chunk each, at most: one at work, the others coming or going
 
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:
     """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
     if ledger.has("sparse gradients"):
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
-    return "the model has complex weights, whose moments have no 8-bit code" if coded and ledger.has("complex weights") else ""
+    return (
+        "the model has complex weights, whose moments have no 8-bit code"
+        if coded and ledger.has("complex weights")
+        else ""
+    )
 
 
 def in_parts(run: Run) -> bool:
@@ -46,8 +51,8 @@ class AccessOrder:
     """
 
     def __init__(self, guess: Sequence[str] = ()) -> None:
-        self.before, self.now = list(guess), list[str]()   # names in the step before, and in this one so far
-        self.outside = False                               # of a step
+        self.before, self.now = list(guess), list[str]()  # names in the step before, and in this one so far
+        self.outside = False  # of a step
 
     def begin_step(self) -> None:
         if self.now:
@@ -64,13 +69,13 @@ class AccessOrder:
 
     def next_after(self, name: str, count: int) -> list[str]:
         """Note that `name` is asked for; the `count` names that followed it last time, or none if this step goes another way."""
-        if self.outside:   # a forward, which goes the way that the step's forward went
+        if self.outside:  # a forward, which goes the way that the step's forward went
             known = self.now or self.before
             at = known.index(name) if name in known else len(known)
-            return known[at + 1: at + 1 + count]
+            return known[at + 1 : at + 1 + count]
         at = len(self.now)
         self.now.append(name)
-        return self.before[at + 1: at + 1 + count] if self.before[at: at + 1] == [name] else []
+        return self.before[at + 1 : at + 1 + count] if self.before[at : at + 1] == [name] else []
 
 
 class BufferRing:
@@ -78,13 +83,13 @@ class BufferRing:
     regions are: one buffer is enough, and the others only let the disk work ahead and behind."""
 
     def __init__(self, store: DiskStore, sizes: Mapping[str, int], allocate_now: bool = True) -> None:
-        self.store, self.sizes = store, dict(sizes)   # name of a region -> its bytes
+        self.store, self.sizes = store, dict(sizes)  # name of a region -> its bytes
         self.buffers: list[AlignedBuffer] = []
-        if allocate_now:   # else when a region passes for the first time
+        if allocate_now:  # else when a region passes for the first time
             self.allocate()
-        self.given = 0   # buffers given out so far, in turns
+        self.given = 0  # buffers given out so far, in turns
         self.last: tuple[str, AlignedBuffer | None] = ("", None)
-        self.coming: dict[str, tuple[AlignedBuffer, int]] = {}   # region -> buffer it is read into, its version then
+        self.coming: dict[str, tuple[AlignedBuffer, int]] = {}  # region -> buffer it is read into, its version then
         self.accesses = AccessOrder()
 
     def fetch(self, name: str) -> AlignedBuffer:
@@ -96,7 +101,7 @@ class BufferRing:
         regions = self.store.regions
         ahead = self.accesses.next_after(name, max(self.count - 2, 0))
         buffer, version = self.coming.pop(name, (None, -1))
-        if buffer is None or version != regions[name].version:   # not foreseen, or written again since
+        if buffer is None or version != regions[name].version:  # not foreseen, or written again since
             self.coming.clear()
             buffer = self.begin(name, regions[name].written)
         self.last = (name, buffer)
@@ -134,10 +139,12 @@ class BufferRing:
     def begin(self, name: str, read: bool) -> AlignedBuffer:
         if not self.buffers:
             self.allocate()
-        self.given += self.buffers[self.given % self.count] is self.last[1]   # that one is in use
+        self.given += self.buffers[self.given % self.count] is self.last[1]  # that one is in use
         buffer = self.buffers[self.given % self.count]
         self.given += 1
-        self.coming = {other: one for other, one in self.coming.items() if one[0] is not buffer}   # what was there is not any more
+        self.coming = {
+            other: one for other, one in self.coming.items() if one[0] is not buffer
+        }  # what was there is not any more
         if read:
             self.store.read(name, buffer)
         return buffer
@@ -150,7 +157,7 @@ class Chunk:
     region: str
     begin: int
     end: int
-    shape: tuple[int, ...]                       # of the parameter if the chunk is all of it, else (count,)
+    shape: tuple[int, ...]  # of the parameter if the chunk is all of it, else (count,)
 
     @property
     def count(self) -> int:
@@ -171,7 +178,7 @@ class Chunk:
     def codes(self, buffer: AlignedBuffer, moments: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
         """The bytes of the moments' 8-bit codes in a buffer, by name."""
         each = eight_bits.size(self.count)
-        return {name: buffer.bytes[number * each: (number + 1) * each] for number, name in enumerate(moments)}
+        return {name: buffer.bytes[number * each : (number + 1) * each] for number, name in enumerate(moments)}
 
 
 class OptimizerProxy:
@@ -198,13 +205,23 @@ class OffloadedOptimizer(OptimizerProxy):
     `elementwise`: parts of a parameter can be stepped without the rest. Parameters in `rows` are stepped that many rows at a time.
     """
 
-    def __init__(self, optimizer: optim.Optimizer, store: DiskStore, names: Mapping[nn.Parameter, str], elementwise: bool,
-                 rows: Mapping[nn.Parameter, int] | None = None, coded: bool = False) -> None:
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        store: DiskStore,
+        names: Mapping[nn.Parameter, str],
+        elementwise: bool,
+        rows: Mapping[nn.Parameter, int] | None = None,
+        coded: bool = False,
+    ) -> None:
         super().__init__(optimizer)
-        self.store, self.coded = store, coded   # coded: in 8 bits
+        self.store, self.coded = store, coded  # coded: in 8 bits
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
-        self.moments = {(id(group), dtype): moments_of(optimizer, group, dtype) for group in optimizer.param_groups
-                        for dtype in dict.fromkeys(one.dtype for one in group["params"])}
+        self.moments = {
+            (id(group), dtype): moments_of(optimizer, group, dtype)
+            for group in optimizer.param_groups
+            for dtype in dict.fromkeys(one.dtype for one in group["params"])
+        }
         self.chunks: dict[nn.Parameter, list[Chunk]] = {}
         sizes: dict[str, int] = {}
         for parameter, name in names.items():
@@ -227,7 +244,9 @@ class OffloadedOptimizer(OptimizerProxy):
                 if parameter.grad is not None and parameter in self.chunks:
                     self.step_parameter(parameter)
         with without(self.optimizer, self.chunks):
-            if any(parameter.grad is not None for group in self.optimizer.param_groups for parameter in group["params"]):
+            if any(
+                parameter.grad is not None for group in self.optimizer.param_groups for parameter in group["params"]
+            ):
                 self.optimizer.step()
 
     def step_one(self, parameter: nn.Parameter) -> None:
@@ -244,7 +263,7 @@ class OffloadedOptimizer(OptimizerProxy):
         assert parameter.grad is not None, "a parameter is stepped by its gradient"
         weights, gradient = flattened(parameter.data), flattened(parameter.grad, parameter.stride())
         for number, chunk in enumerate(self.chunks[parameter]):
-            self.step_chunk(parameter, number, weights[chunk.begin: chunk.end], gradient[chunk.begin: chunk.end])
+            self.step_chunk(parameter, number, weights[chunk.begin : chunk.end], gradient[chunk.begin : chunk.end])
         self.finish(parameter)
 
     def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
@@ -259,10 +278,15 @@ class OffloadedOptimizer(OptimizerProxy):
         if buffer and not self.coded:
             views = chunk.views(buffer, moments)
         elif buffer and known:
-            views = {name: eight_bits.unpack(held, chunk.count, name in eight_bits.SQUARES).view(chunk.shape)
-                     for name, held in chunk.codes(buffer, moments).items()}
+            views = {
+                name: eight_bits.unpack(held, chunk.count, name in eight_bits.SQUARES).view(chunk.shape)
+                for name, held in chunk.codes(buffer, moments).items()
+            }
         if known:
-            rest = {name: value.clone() if isinstance(value, Tensor) else value for name, value in self.optimizer.state[parameter].items()}
+            rest = {
+                name: value.clone() if isinstance(value, Tensor) else value
+                for name, value in self.optimizer.state[parameter].items()
+            }
             self.optimizer.state[stand_in] = rest | views
         with torch.no_grad(), only(self.optimizer, stand_in, group):
             self.optimizer.step()
@@ -291,8 +315,10 @@ def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bo
     if rows is None and not elementwise:
         return [Chunk(f"moments of {name}", 0, count, tuple(parameter.shape))]
     size = CHUNK if rows is None else rows * parameter.shape[1]
-    return [Chunk(f"moments of {name}[{number}]", begin, min(begin + size, count), (min(size, count - begin),))
-            for number, begin in enumerate(range(0, count, size))]
+    return [
+        Chunk(f"moments of {name}[{number}]", begin, min(begin + size, count), (min(size, count - begin),))
+        for number, begin in enumerate(range(0, count, size))
+    ]
 
 
 def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
@@ -303,7 +329,9 @@ def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.d
             probe.grad = torch.ones_like(probe)
             optimizer.step()
     state = optimizer.state.pop(probe, {})
-    return {name: value.dtype for name, value in state.items() if isinstance(value, Tensor) and value.shape == probe.shape}
+    return {
+        name: value.dtype for name, value in state.items() if isinstance(value, Tensor) and value.shape == probe.shape
+    }
 
 
 def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
@@ -317,7 +345,9 @@ def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
 def dense(tensor: Tensor) -> bool:
     """Whether a tensor's numbers fill a stretch of memory."""
     size = 1
-    for stride, side in sorted((stride, side) for stride, side in zip(tensor.stride(), tensor.shape, strict=True) if side > 1):
+    for stride, side in sorted(
+        (stride, side) for stride, side in zip(tensor.stride(), tensor.shape, strict=True) if side > 1
+    ):
         if stride != size:
             return False
         size *= side

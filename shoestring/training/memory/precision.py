@@ -8,6 +8,7 @@ the gradients are divided by it after: on overflow the step is skipped and S hal
 Micikevicius et al.: Mixed Precision Training, 2018, arXiv 1710.03740; Kalamkar et al.: A Study of BFLOAT16 for Deep
 Learning Training, 2019, arXiv 1905.12322.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Precision(TrainingTechnique):
-    dtype: str = "bf16"    # "bf16" or "fp16"
+    dtype: str = "bf16"  # "bf16" or "fp16"
     weights: str = "fp32"  # "fp32": master weights; "bf16": the weights themselves, clearly inexact
 
     order: ClassVar[int] = 10
@@ -41,7 +42,9 @@ class Precision(TrainingTechnique):
         if self.dtype not in DTYPES:
             raise Mistake(f"Precision(dtype={self.dtype!r}): there are {', '.join(DTYPES)}")
         if self.weights not in ("fp32", "bf16") or (self.weights == "bf16" and self.dtype != "bf16"):
-            raise Mistake(f"Precision(dtype={self.dtype!r}, weights={self.weights!r}): weights are fp32, or bf16 with dtype bf16")
+            raise Mistake(
+                f"Precision(dtype={self.dtype!r}, weights={self.weights!r}): weights are fp32, or bf16 with dtype bf16"
+            )
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Precision, ...]:
@@ -94,8 +97,10 @@ class Precision(TrainingTechnique):
         """The step measured at this precision; without that, half the activations."""
         if self.key in ledger.by_precision:
             return ledger.by_precision[self.key]
-        blocks = tuple(replace(block, kept=block.kept / 2, output=block.output / 2, rise=block.rise / 2, spike=block.spike / 2)
-                       for block in ledger.blocks)
+        blocks = tuple(
+            replace(block, kept=block.kept / 2, output=block.output / 2, rise=block.rise / 2, spike=block.spike / 2)
+            for block in ledger.blocks
+        )
         return replace(ledger, blocks=blocks)
 
     def apply(self, run: Run) -> Run:
@@ -136,10 +141,15 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
         group["params"] = [small.get(parameter, parameter) for parameter in group["params"]]
 
     def small_batch(batch: Batch) -> Batch:
-        return mapped(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch)
+        return mapped(
+            lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
+        )
 
-    return replace(run, forward=lambda model, batch: run.forward(model, small_batch(batch)),
-                   evaluate=lambda model, batch: run.evaluate(model, small_batch(batch)))
+    return replace(
+        run,
+        forward=lambda model, batch: run.forward(model, small_batch(batch)),
+        evaluate=lambda model, batch: run.evaluate(model, small_batch(batch)),
+    )
 
 
 class LossScale(RunState):
@@ -173,7 +183,11 @@ def scaled(run: Run) -> Run:
 
     def update(now: Run) -> None:
         stepped = (parameter for group in now.optimizer.param_groups for parameter in group["params"])
-        found = [parameter.grad for parameter in dict.fromkeys((*now.model.parameters(), *stepped)) if parameter.grad is not None]
+        found = [
+            parameter.grad
+            for parameter in dict.fromkeys((*now.model.parameters(), *stepped))
+            if parameter.grad is not None
+        ]
         finite = all_finite(found)
         if finite:
             for gradient in found:

@@ -14,6 +14,7 @@ fingerprint; all of it in a block's first call, one tensor of each call later. A
 
 An argument that an earlier call of the same segment produced is not held but looked up in the replay.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -34,7 +35,7 @@ from shoestring.measure.interception import patched
 from shoestring.training.memory.block_state import BlockState, Frozen, version
 from shoestring.training.memory.fingerprint import Fingerprint, fingerprint, matches
 
-Schedule = tuple[Any, ...]   # of block numbers and of schedules
+Schedule = tuple[Any, ...]  # of block numbers and of schedules
 
 
 def flat(schedule: Schedule) -> list[int]:
@@ -54,13 +55,17 @@ class Earlier(NamedTuple):
     requires_grad: bool
 
 
-HELD = object()   # an argument that the call holds itself
-CHANGED = (f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
-           "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
-           "can't be recomputed; keep that in an attribute of the block, switch it off (use_cache=False in models of transformers), or use "
-           "a plan without Checkpoint and OffloadModel")
-OVERWRITES = (f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would be computed again from is gone; write it without that "
-              "(inplace=False), or use a plan without Checkpoint and OffloadModel")
+HELD = object()  # an argument that the call holds itself
+CHANGED = (
+    f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
+    "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
+    "can't be recomputed; keep that in an attribute of the block, switch it off (use_cache=False in models of transformers), or use "
+    "a plan without Checkpoint and OffloadModel"
+)
+OVERWRITES = (
+    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would be computed again from is gone; write it without that "
+    "(inplace=False), or use a plan without Checkpoint and OffloadModel"
+)
 
 
 class TensorSlot:
@@ -70,7 +75,7 @@ class TensorSlot:
         self.segment = segment
         self.kind = (tensor.shape, tensor.dtype)
         self.print: Fingerprint = None
-        self.sampled = False                 # the fingerprint is one of a few numbers
+        self.sampled = False  # the fingerprint is one of a few numbers
         self.value: Tensor | None = None
 
     def remember(self, tensor: Tensor, sampled: bool) -> None:
@@ -102,15 +107,15 @@ class Keep(torch.autograd.Function):
 @dataclass
 class BlockCall:
     forward: Callable[..., Any]
-    number: int                           # of the block
+    number: int  # of the block
     name: str
-    structure: Any                        # of (args, kwargs)
-    leaves: list[Any]                     # tensors replaced by HELD or Earlier
+    structure: Any  # of (args, kwargs)
+    leaves: list[Any]  # tensors replaced by HELD or Earlier
     held: Callable[[], tuple[Tensor, ...]]
     random: random_state.State
     autocast: tuple[str, bool, torch.dtype, bool]
     state: BlockState
-    picture: list[Frozen]                 # what the block kept before the call
+    picture: list[Frozen]  # what the block kept before the call
 
 
 @dataclass
@@ -118,8 +123,8 @@ class Segment:
     schedule: Schedule
     calls: list[BlockCall] = field(default_factory=list)
     slots: list[Callable[[], TensorSlot | None]] = field(default_factory=list)
-    results: dict[int, Earlier] = field(default_factory=dict)   # id of a tensor -> where it came from, while recording
-    alive: list[Any] = field(default_factory=list)              # keeps those ids valid while recording
+    results: dict[int, Earlier] = field(default_factory=dict)  # id of a tensor -> where it came from, while recording
+    alive: list[Any] = field(default_factory=list)  # keeps those ids valid while recording
 
     def pack(self, tensor: Tensor) -> TensorSlot:
         slot = TensorSlot(self, tensor)
@@ -194,7 +199,9 @@ class Segment:
                         output = call.forward(*args, **kwargs)
                     if segment is not None:
                         segment.record(again, output)
-                    outputs.append([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)])
+                    outputs.append(
+                        [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
+                    )
                     if segment is not None:
                         for leaf, tensor in enumerate(outputs[-1]):
                             if isinstance(tensor, Tensor):
@@ -275,16 +282,23 @@ class BlockRecorder:
         self.names = list(blocks)
         self.blocks = list(blocks.values())
         self.segment_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
-        self.watched: dict[int, int] = {}   # block -> which of the tensors that it saves is compared in every call; none before the first
-        self.random: random_state.State | None = None   # before the last call
+        self.watched: dict[
+            int, int
+        ] = {}  # block -> which of the tensors that it saves is compared in every call; none before the first
+        self.random: random_state.State | None = None  # before the last call
         self.states: dict[int, BlockState] = {}
 
     @contextmanager
     def around(self) -> Iterator[None]:
         self.open: Segment | None = None
         self.last = -1
-        with patched({block: self.wrapper(number, block) for number, block in enumerate(self.blocks)
-                      if number in self.segment_of}):
+        with patched(
+            {
+                block: self.wrapper(number, block)
+                for number, block in enumerate(self.blocks)
+                if number in self.segment_of
+            }
+        ):
             try:
                 yield
             finally:
@@ -292,8 +306,12 @@ class BlockRecorder:
 
     def enter(self, schedule: Schedule | None, number: int) -> Segment | None:
         """The segment for the next call: the open one if the call follows in it, else a new one."""
-        follows = (self.open is not None and self.open.schedule is schedule and number == self.last + 1
-                   and self.segment_of.get(self.last) is schedule)
+        follows = (
+            self.open is not None
+            and self.open.schedule is schedule
+            and number == self.last + 1
+            and self.segment_of.get(self.last) is schedule
+        )
         if not follows:
             if self.open is not None:
                 self.open.close()
@@ -321,18 +339,30 @@ class BlockRecorder:
 
         return recorded
 
-    def call(self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState) -> BlockCall:
+    def call(
+        self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState
+    ) -> BlockCall:
         """Write down a call about to happen."""
         structure, leaves, held = taken(given, segment)
         with torch.enable_grad():
-            kept = Keep.apply(torch.empty(0, requires_grad=True), *held)   # type: ignore[no-untyped-call]
+            kept = Keep.apply(torch.empty(0, requires_grad=True), *held)  # type: ignore[no-untyped-call]
         now = random_state.state()
-        if self.random is not None and now["python"] == self.random["python"]:   # it takes 20 KB and hardly ever moves
+        if self.random is not None and now["python"] == self.random["python"]:  # it takes 20 KB and hardly ever moves
             now["python"] = self.random["python"]
         self.random = now
         kind = next((tensor.device.type for tensor in held), "cpu")
-        return BlockCall(forward, number, self.names[number], structure, leaves, lambda: kept.grad_fn.saved_tensors, now, autocast_state(kind),
-                    state, state.picture())
+        return BlockCall(
+            forward,
+            number,
+            self.names[number],
+            structure,
+            leaves,
+            lambda: kept.grad_fn.saved_tensors,
+            now,
+            autocast_state(kind),
+            state,
+            state.picture(),
+        )
 
     def packing(self, number: int, block: nn.Module, segment: Segment) -> Callable[[Tensor], TensorSlot]:
         """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""
@@ -351,5 +381,3 @@ class BlockRecorder:
             return slot
 
         return pack
-
-

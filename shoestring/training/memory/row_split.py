@@ -8,6 +8,7 @@ A weight may be used by several modules (a head tied to the embedding) or severa
 backward of its last use, which steps it row by row. The gradient's sum over uses is the same in any order of two. Where the step is taken
 later (more pieces of the batch follow, or the job clips), that sum is added to what waits in waiting_gradients.py.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from shoestring.training.memory.offloaded_optimizer import CHUNK, BufferRing, Of
 from shoestring.training.memory.recompute import autocast_as, autocast_state
 from shoestring.training.memory.waiting_gradients import WaitingGradients
 
-VECTOR = 16   # numbers that kernels take at once
+VECTOR = 16  # numbers that kernels take at once
 
 
 def rows_at_once(weight: nn.Parameter) -> int:
@@ -43,10 +44,10 @@ class RowSplit:
     def __init__(self, weight: nn.Parameter, name: str, store: DiskStore) -> None:
         self.weight, self.name, self.store = weight, name, store
         self.rows = rows_at_once(weight)
-        self.uses = 0             # forwards whose backward is still to come
-        self.summed = False       # gradients of earlier uses wait on disk
-        self.complete = True      # this is the batch's last piece
-        self.steps = True         # and its gradient steps the weight at once
+        self.uses = 0  # forwards whose backward is still to come
+        self.summed = False  # gradients of earlier uses wait on disk
+        self.complete = True  # this is the batch's last piece
+        self.steps = True  # and its gradient steps the weight at once
         self.device = weight.device
         for region, size in self.sizes.items():
             store.reserve(region, size, slots=2 if weight.requires_grad else 1)
@@ -64,7 +65,9 @@ class RowSplit:
         width = self.weight.shape[1] * self.weight.element_size()
         return {f"{self.name}[{number}]": (end - begin) * width for number, (begin, end) in enumerate(self.spans)}
 
-    def connect(self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer, waiting: WaitingGradients) -> None:
+    def connect(
+        self, weights: BufferRing, gradients: BufferRing, offloaded: OffloadedOptimizer, waiting: WaitingGradients
+    ) -> None:
         self.weights, self.gradients, self.offloaded, self.waiting = weights, gradients, offloaded, waiting
 
     def begin_step(self) -> None:
@@ -150,8 +153,8 @@ class RowSplit:
             self.uses += trained
             hook = torch.zeros((), requires_grad=trained)
             if isinstance(module, nn.Embedding):
-                return SplitEmbedding.apply(hook, given, self, module.padding_idx)   # type: ignore[no-any-return, no-untyped-call]
-            return SplitLinear.apply(hook, given, module.bias, self)   # type: ignore[no-any-return, no-untyped-call]
+                return SplitEmbedding.apply(hook, given, self, module.padding_idx)  # type: ignore[no-any-return, no-untyped-call]
+            return SplitLinear.apply(hook, given, module.bias, self)  # type: ignore[no-any-return, no-untyped-call]
 
         return forward
 
@@ -178,7 +181,7 @@ class SplitEmbedding(torch.autograd.Function):
             here = (ids >= begin) & (ids < end)
             if ctx.padding is not None:
                 here &= ids != ctx.padding % ctx.split.weight.shape[0]
-            nowhere = end - begin   # a row more, which takes no gradient
+            nowhere = end - begin  # a row more, which takes no gradient
             local = torch.where(here, ids - begin, nowhere)
             slope = torch.ops.aten.embedding_dense_backward(gradient, local, nowhere + 1, nowhere, False)
             ctx.split.take_gradient(number, slope[:nowhere], last)
@@ -216,7 +219,9 @@ class SplitLinear(torch.autograd.Function):
                 offset = None if bias is None else bias[begin:end].detach().requires_grad_(ctx.needs_input_grad[2])
                 found = functional.linear(given, weight, offset)
             wanted = [one for one in (given, weight, offset) if one is not None and one.requires_grad]
-            slopes = dict(zip(map(id, wanted), torch.autograd.grad(found, wanted, gradient[..., begin:end]), strict=True))
+            slopes = dict(
+                zip(map(id, wanted), torch.autograd.grad(found, wanted, gradient[..., begin:end]), strict=True)
+            )
             if id(given) in slopes:
                 slope = slopes[id(given)] if slope is None else slope.add_(slopes[id(given)])
             if offset is not None and id(offset) in slopes:

@@ -7,6 +7,7 @@ The same numbers go through the same update, so the weights are bit-equal, where
 gradients first: clipping by their global norm, accumulation over pieces, loss scaling.
 Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -38,7 +39,7 @@ class StepInBackward(TrainingTechnique):
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
         smallest = min((p for p in run.model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
-        return {} if smallest is None else {"call": lone_step(run, smallest)}   # little more than calling the optimizer
+        return {} if smallest is None else {"call": lone_step(run, smallest)}  # little more than calling the optimizer
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("clips"):
@@ -48,14 +49,17 @@ class StepInBackward(TrainingTechnique):
     def cost(self, ledger: Ledger) -> Ledger:
         update, whole = ledger.update, ledger.block_gradients or 1.0
         blocks = tuple(
-            block.changed(gradient=0.0, spike=max(block.spike, 0.0) + update.rise * bool(block.gradient),
-                      backward=block.backward + (update.seconds + update.call_seconds) * block.gradient / whole)
+            block.changed(
+                gradient=0.0,
+                spike=max(block.spike, 0.0) + update.rise * bool(block.gradient),
+                backward=block.backward + (update.seconds + update.call_seconds) * block.gradient / whole,
+            )
             for block in ledger.blocks
         )
         return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
 
     def apply(self, run: Run) -> Run:
-        if run.clip:   # whoever asked for it, a plan in a folder that somebody changed too
+        if run.clip:  # whoever asked for it, a plan in a folder that somebody changed too
             raise Mistake(f"StepInBackward: {CLIPS}")
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
 
@@ -65,8 +69,9 @@ class StepInBackward(TrainingTechnique):
             parameter.grad = None
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            hooks = [parameter.register_post_accumulate_grad_hook(step) for parameter in group_of
-                     if parameter.requires_grad]
+            hooks = [
+                parameter.register_post_accumulate_grad_hook(step) for parameter in group_of if parameter.requires_grad
+            ]
             try:
                 return run.gradients(now, batch)
             finally:

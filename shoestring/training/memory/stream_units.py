@@ -1,4 +1,5 @@
 """Units of a streamed model: the parts whose weights are read and written together, and which of its weights are split by rows instead."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from shoestring.training.memory.disk_store import AlignedBuffer, pages
 from shoestring.training.memory.offloaded_optimizer import in_parts, strides_of
 from shoestring.training.memory.row_split import can_be_split
 
-LINE = 64      # bytes: weights in a unit begin at a multiple of it
+LINE = 64  # bytes: weights in a unit begin at a multiple of it
 
 
 class StreamUnit:
@@ -21,22 +22,24 @@ class StreamUnit:
     def __init__(self, name: str, module: nn.Module, members: Mapping[str, nn.Parameter]) -> None:
         self.name, self.module = name, module
         self.members = dict(members)
-        self.layout: dict[str, tuple[int, tuple[int, ...]]] = {}   # name of a weight -> offset in the buffer, strides
-        self.regions: dict[str, int] = {}                          # name on disk -> where in the buffer it begins
-        self.sizes: dict[str, int] = {}                            # bytes of each
+        self.layout: dict[str, tuple[int, tuple[int, ...]]] = {}  # name of a weight -> offset in the buffer, strides
+        self.regions: dict[str, int] = {}  # name on disk -> where in the buffer it begins
+        self.sizes: dict[str, int] = {}  # bytes of each
         self.size = 0
         for trained in (True, False):
             kind = {one: parameter for one, parameter in self.members.items() if parameter.requires_grad is trained}
             if kind:
                 self.lay_out(kind, name if trained or not self.regions else f"frozen of {name}")
-        self.changes = any(parameter.requires_grad for parameter in self.members.values())   # it is written, and then `name` is
-        self.buffer: AlignedBuffer | None = None        # that it has now
+        self.changes = any(
+            parameter.requires_grad for parameter in self.members.values()
+        )  # it is written, and then `name` is
+        self.buffer: AlignedBuffer | None = None  # that it has now
         self.awaited: set[nn.Parameter] = set()  # those whose gradient is still to come in this step
-        self.replayed = False                    # its backward has begun
-        self.evicted = False                     # it left memory since its backward began
-        self.loaded = False                      # its parameters are views of the buffer
-        self.dirty = False                       # they were stepped and not written yet
-        self.partial = False                     # its frozen weights are not in the buffer
+        self.replayed = False  # its backward has begun
+        self.evicted = False  # it left memory since its backward began
+        self.loaded = False  # its parameters are views of the buffer
+        self.dirty = False  # they were stepped and not written yet
+        self.partial = False  # its frozen weights are not in the buffer
 
     def lay_out(self, members: Mapping[str, nn.Parameter], region: str) -> None:
         """Let a region hold these weights."""
@@ -79,10 +82,16 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[StreamUn
     largest = max((unit.size for unit in units), default=0)
     split: dict[nn.Module, nn.Parameter] = {}
     for module in outside:
-        large = {names[one]: one for one in module.parameters(recurse=False) if one.numel() >= offloaded_optimizer.SMALL}
+        large = {
+            names[one]: one for one in module.parameters(recurse=False) if one.numel() >= offloaded_optimizer.SMALL
+        }
         weight = module.weight if can_be_split(module) and in_parts(run) else None
-        if isinstance(weight, nn.Parameter) and names[weight] in large and all(map(can_be_split, owners[weight])) and (
-                len(owners[weight]) > 1 or weight.numel() * weight.element_size() > largest):
+        if (
+            isinstance(weight, nn.Parameter)
+            and names[weight] in large
+            and all(map(can_be_split, owners[weight]))
+            and (len(owners[weight]) > 1 or weight.numel() * weight.element_size() > largest)
+        ):
             split[module] = weight
         elif large and all(len(owners[one]) == 1 for one in large.values()) and not list(module.children()):
             name = next(name for name, other in run.model.named_modules() if other is module)

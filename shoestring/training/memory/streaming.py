@@ -8,6 +8,7 @@ to a buffer.
 A weight is stepped when its gradient is there, and that is in the backward of the batch's last piece; those of earlier pieces wait on disk.
 If the job clips, all of them wait until their norm is known, and the update brings every unit through memory once more.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ from shoestring.training.memory.row_split import RowSplit, rows_at_once
 from shoestring.training.memory.stream_units import StreamUnit, laid_out
 from shoestring.training.memory.waiting_gradients import WaitingGradients, clipping
 
-UNIT_BUFFERS = 3   # of units in memory at once, at most: at work, read ahead, written behind
+UNIT_BUFFERS = 3  # of units in memory at once, at most: at work, read ahead, written behind
 NAME = "stream.bin"
 
 
@@ -45,7 +46,9 @@ class Streaming(OnDisk):
         stepped = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
         # The model's, in its order, and what is trained beside them (LowRank)
         self.trained = [parameter for parameter in dict.fromkeys((*parameters, *stepped)) if parameter.requires_grad]
-        self.names = {parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
+        self.names = {
+            parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))
+        }
         units, self.split_modules = laid_out(run, self.names)
         self.units = {unit.name: unit for unit in units}
         self.unit_of = {parameter: unit for unit in units for parameter in unit.members.values()}
@@ -54,35 +57,54 @@ class Streaming(OnDisk):
                 self.store.reserve(region, size, slots=2 if unit.changes and region == unit.name else 1)
         split_weights = dict.fromkeys(self.split_modules.values())
         self.row_splits = {weight: RowSplit(weight, self.names[weight], self.store) for weight in split_weights}
-        trained = {parameter: self.names[parameter] for group in run.optimizer.param_groups for parameter in group["params"]
-                   if parameter.requires_grad and parameter in self.names   # what is trained beside the model stays in memory
-                   and (parameter.numel() >= SMALL or parameter in self.row_splits)}
+        trained = {
+            parameter: self.names[parameter]
+            for group in run.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+            and parameter in self.names  # what is trained beside the model stays in memory
+            and (parameter.numel() >= SMALL or parameter in self.row_splits)
+        }
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, in_parts(run), rows, coded)
-        self.clips = bool(run.clip)   # so no weight is stepped in backward
-        large = {parameter: self.names[parameter] for parameter in (*self.unit_of, *self.row_splits)
-                 if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)}
+        self.clips = bool(run.clip)  # so no weight is stepped in backward
+        large = {
+            parameter: self.names[parameter]
+            for parameter in (*self.unit_of, *self.row_splits)
+            if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)
+        }
         self.waiting = WaitingGradients(self.store, large if self.clips or run.parts > 1 else {}, rows)
         self.store.open()
         sizes = sorted(unit.size for unit in units)
-        self.unit_buffers = [self.store.buffer(size) for size in (sizes if len(units) <= UNIT_BUFFERS else sizes[-1:] * UNIT_BUFFERS)]
-        self.order: list[StreamUnit] = []                 # those in memory, longest unused first
+        self.unit_buffers = [
+            self.store.buffer(size) for size in (sizes if len(units) <= UNIT_BUFFERS else sizes[-1:] * UNIT_BUFFERS)
+        ]
+        self.order: list[StreamUnit] = []  # those in memory, longest unused first
         # Of split weights, and of their gradients: those only where a weight is used twice, so memory for them is taken when they come
         ranges = {region: size for one in self.row_splits.values() for region, size in one.sizes.items()}
         self.rings = [BufferRing(self.store, ranges, now) for now in (True, False)] if self.row_splits else []
         for one in self.row_splits.values():
             one.connect(self.rings[0], self.rings[1], self.offloaded, self.waiting)
         self.accesses = AccessOrder([unit.name for unit in units] + [unit.name for unit in reversed(units[:-1])])
-        self.recorder = BlockRecorder({unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units))))
-        self.backward = False     # one is running
-        self.last = True          # of the batch's pieces
-        self.stepping = False     # by gradients that waited; frozen weights are not needed for that
-        self.checked = set[str]()   # where the model was called and used nothing that is not there
+        self.recorder = BlockRecorder(
+            {unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units)))
+        )
+        self.backward = False  # one is running
+        self.last = True  # of the batch's pieces
+        self.stepping = False  # by gradients that waited; frozen weights are not needed for that
+        self.checked = set[str]()  # where the model was called and used nothing that is not there
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
         self.move_to_disk(write=not run.resumed)
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
-        self.run = replace(run, optimizer=optimizer, forward=self.forward, gradients=self.gradients, update=self.update,
-                           usable=self.usable, state={**run.state, "stream": self})
+        self.run = replace(
+            run,
+            optimizer=optimizer,
+            forward=self.forward,
+            gradients=self.gradients,
+            update=self.update,
+            usable=self.usable,
+            state={**run.state, "stream": self},
+        )
 
     # Weights are read and written
 
@@ -108,8 +130,11 @@ class Streaming(OnDisk):
         """Give a unit a buffer that is free, or the one that was used longest ago. The first is the smallest that is large enough."""
         if len(self.order) == len(self.unit_buffers):
             self.evict(self.order.pop(0))
-        unit.buffer = next(free for free in self.unit_buffers
-                           if free.bytes.numel() >= unit.size and all(other.buffer is not free for other in self.order))
+        unit.buffer = next(
+            free
+            for free in self.unit_buffers
+            if free.bytes.numel() >= unit.size and all(other.buffer is not free for other in self.order)
+        )
         self.order.append(unit)
         return unit.buffer
 
@@ -197,13 +222,16 @@ class Streaming(OnDisk):
 
         with self.plain.usable():
             whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}
-            split = {module: instead(module, self.row_splits[weight].forward_of(module)) for module, weight in self.split_modules.items()}
+            split = {
+                module: instead(module, self.row_splits[weight].forward_of(module))
+                for module, weight in self.split_modules.items()
+            }
             with patched({**whole, **split}):
                 yield
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)   # it would keep a copy of every weight
+        torch.set_autocast_cache_enabled(False)  # it would keep a copy of every weight
         try:
             with self.loading(), self.recorder.around(), self.guard("in a step"):
                 return self.plain.forward(model, batch)
@@ -229,11 +257,15 @@ class Streaming(OnDisk):
             ring.accesses.begin_step()
         for split in self.row_splits.values():
             split.begin_step()
-        hooks = [parameter.register_post_accumulate_grad_hook(self.ready) for parameter in self.unit_of if parameter.requires_grad]
+        hooks = [
+            parameter.register_post_accumulate_grad_hook(self.ready)
+            for parameter in self.unit_of
+            if parameter.requires_grad
+        ]
 
         def backward(part: Run, value: Tensor) -> None:
             self.begin_piece(part.last)
-            with self.guard("in a backward"):   # an autograd function of the model's own may call parts of a block there
+            with self.guard("in a backward"):  # an autograd function of the model's own may call parts of a block there
                 now.backward(part, value)
             for split in self.row_splits.values():
                 split.flush()
@@ -263,8 +295,10 @@ class Streaming(OnDisk):
         assert isinstance(parameter, nn.Parameter), "hooks were given to parameters"
         unit = self.unit_of[parameter]
         if unit.evicted or unit.buffer is None:
-            raise Mistake(f"the backward of {unit.name} runs in turns with that of more than {UNIT_BUFFERS - 1} other blocks: the model is "
-                          f"not a chain of blocks, and OffloadModel can't be used for it")
+            raise Mistake(
+                f"the backward of {unit.name} runs in turns with that of more than {UNIT_BUFFERS - 1} other blocks: the model is "
+                f"not a chain of blocks, and OffloadModel can't be used for it"
+            )
         unit.buffer.wait()
         waits = self.clips or not self.last
         if parameter in self.waiting.spans:
@@ -295,7 +329,11 @@ class Streaming(OnDisk):
         """Step the weights whose gradients still wait: all of them if the job clips, and then by `factor` times their gradient."""
         self.stepping = True
         for unit in self.units.values():
-            rest = [parameter for parameter in unit.members.values() if parameter in self.waiting.waiting or parameter.grad is not None]
+            rest = [
+                parameter
+                for parameter in unit.members.values()
+                if parameter in self.waiting.waiting or parameter.grad is not None
+            ]
             if rest:
                 self.load(unit)
             for parameter in rest:
@@ -304,7 +342,7 @@ class Streaming(OnDisk):
                 if factor is not None and parameter.grad is not None:
                     parameter.grad.mul_(factor.to(parameter.grad.device))
                 self.step(parameter)
-            if unit.dirty:   # also where some of its weights took no part
+            if unit.dirty:  # also where some of its weights took no part
                 self.write_back(unit)
             if unit.partial and rest:
                 self.drop(unit)
@@ -336,8 +374,11 @@ class Streaming(OnDisk):
     @property
     def kept(self) -> dict[str, DiskTensor]:
         """Weights by all their names in the model's state, read when they are asked for."""
-        return {name: DiskTensor(self, parameter) for name, parameter in self.plain.model.named_parameters(remove_duplicate=False)
-                if parameter in self.unit_of or parameter in self.row_splits}
+        return {
+            name: DiskTensor(self, parameter)
+            for name, parameter in self.plain.model.named_parameters(remove_duplicate=False)
+            if parameter in self.unit_of or parameter in self.row_splits
+        }
 
     @property
     def buffers(self) -> list[Tensor]:
@@ -346,9 +387,13 @@ class Streaming(OnDisk):
 
     def state_dict(self) -> dict[str, Any]:
         """Where everything lies, so that others can read the weights too."""
-        return super().state_dict() | {"file": NAME, "weights": {
-            name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape), "parts": one.parts()}
-            for name, one in self.kept.items()}}
+        return super().state_dict() | {
+            "file": NAME,
+            "weights": {
+                name: {"dtype": str(one.dtype).removeprefix("torch."), "shape": list(one.shape), "parts": one.parts()}
+                for name, one in self.kept.items()
+            },
+        }
 
 
 class DiskTensor:
@@ -363,7 +408,10 @@ class DiskTensor:
         split = self.streaming.row_splits.get(self.parameter)
         if split is not None:
             width = self.shape[1]
-            return [[f"{split.name}[{number}]", 0, [end - begin, width], [width, 1]] for number, (begin, end) in enumerate(split.spans)]
+            return [
+                [f"{split.name}[{number}]", 0, [end - begin, width], [width, 1]]
+                for number, (begin, end) in enumerate(split.spans)
+            ]
         unit = self.streaming.unit_of[self.parameter]
         region, offset, stride = unit.place(self.streaming.names[self.parameter])
         return [[region, offset, list(self.shape), list(stride)]]

@@ -9,6 +9,7 @@ checkpoint stands on them. Those of small weights stay in memory. The norm is th
 the order of the model, and then of these norms; its bits are the same, because the norm of one number is that number. Only a weight that is
 never in memory whole (row_split.py) has the norm of its parts' norms, which is the same up to rounding.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from shoestring.training.memory import offloaded_optimizer
 from shoestring.training.memory.disk_store import DiskStore
 from shoestring.training.memory.offloaded_optimizer import BufferRing, flattened, strides_of
 
-TINY = 1e-6   # that clip_grad_norm_ adds to the norm
+TINY = 1e-6  # that clip_grad_norm_ adds to the norm
 
 
 class WaitingGradients:
@@ -38,8 +39,8 @@ class WaitingGradients:
                 sizes[region] = (end - begin) * parameter.element_size()
                 store.reserve(region, sizes[region], slots=1, lasting=False)
         self.ring = BufferRing(store, sizes) if sizes else None
-        self.waiting: set[nn.Parameter] = set()         # whose gradient is on disk
-        self.norms: dict[nn.Parameter, list[Tensor]] = {}   # of every part of a gradient that is whole; most have one
+        self.waiting: set[nn.Parameter] = set()  # whose gradient is on disk
+        self.norms: dict[nn.Parameter, list[Tensor]] = {}  # of every part of a gradient that is whole; most have one
 
     def region(self, parameter: nn.Parameter, number: int) -> str:
         return f"waiting gradient of {self.names[parameter]}[{number}]"
@@ -89,7 +90,9 @@ class WaitingGradients:
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
         """A whole gradient that waits, laid out as its parameter."""
-        found = torch.empty_strided(parameter.shape, self.strides[parameter], dtype=parameter.dtype, device=parameter.device)
+        found = torch.empty_strided(
+            parameter.shape, self.strides[parameter], dtype=parameter.dtype, device=parameter.device
+        )
         flat = flattened(found)
         for number, (begin, end) in enumerate(self.spans[parameter]):
             flat[begin:end].copy_(self.read(parameter, number))
@@ -103,9 +106,11 @@ class WaitingGradients:
         """The global norm of all gradients; `parameters` in the model's order."""
         norms = []
         for parameter in parameters:
-            if parameter in self.waiting and parameter not in self.norms:   # it took no part in the last piece
+            if parameter in self.waiting and parameter not in self.norms:  # it took no part in the last piece
                 for number in range(len(self.spans[parameter]) if parameter in self.rows else 1):
-                    self.note_norm(parameter, self.read(parameter, number) if parameter in self.rows else self.whole(parameter))
+                    self.note_norm(
+                        parameter, self.read(parameter, number) if parameter in self.rows else self.whole(parameter)
+                    )
             if parameter in self.norms:
                 found = self.norms[parameter]
                 norms.append(found[0] if len(found) == 1 else get_total_norm(found))

@@ -3,6 +3,7 @@
 A plain function and not a `Room` of planning/choose: there is nothing to apply or to confirm here, exactness is the same for all, and the
 axes are not techniques that are added one to another but sizes that must multiply to the number of devices.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +20,17 @@ from shoestring.training.on_paper.step import PaperJob, PaperStepSeconds, step
 from shoestring.training.on_paper.trace import reserved
 from shoestring.training.on_paper.transformer import read_transformer
 
-MOST_SEQUENCES = 128   # of a micro-batch
-VOUCHED = 128          # copies over which everything may be sharded: for more, no published figure vouches for the prediction, and the one
-                       # that there is (arXiv 2104.04473, table 2) is far slower
-CONFIRMED = 20         # meshes with everything sharded that are tried with the allocator before they are given up
-NAMES = {"tensor": "sums between tensor neighbours", "bubble": "idle in the pipeline", "sends": "sends between stages",
-         "data": "sums between copies", "optimizer": "the update"}
+MOST_SEQUENCES = 128  # of a micro-batch
+VOUCHED = 128  # copies over which everything may be sharded: for more, no published figure vouches for the prediction, and the one
+# that there is (arXiv 2104.04473, table 2) is far slower
+CONFIRMED = 20  # meshes with everything sharded that are tried with the allocator before they are given up
+NAMES = {
+    "tensor": "sums between tensor neighbours",
+    "bubble": "idle in the pipeline",
+    "sends": "sends between stages",
+    "data": "sums between copies",
+    "optimizer": "the update",
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class MeshCandidate:
 @dataclass(frozen=True)
 class PaperPlan:
     chosen: MeshCandidate
-    runners_up: tuple[MeshCandidate, ...]   # the fastest others, fastest first
+    runners_up: tuple[MeshCandidate, ...]  # the fastest others, fastest first
     tried: int
     fitting: int
 
@@ -46,9 +52,15 @@ class PaperPlan:
         parts, total = self.chosen.parts, self.chosen.parts.total
         shares = sorted(((getattr(parts, name) / total, word) for name, word in NAMES.items()), reverse=True)
         lost = ", ".join(f"{share:.1%} {word}" for share, word in shares if share >= 0.001) or "nothing"
-        second = f"; next is {self.runners_up[0].mesh}, {self.runners_up[0].parts.total / total - 1:.1%} slower" if self.runners_up else ""
-        return (f"{self.chosen.mesh}: {total:.3g} s a step and {bytes_text(int(self.chosen.held.total))} a device; beside computing it "
-                f"takes {lost}{second}; {self.fitting:,} of {self.tried:,} meshes fit")
+        second = (
+            f"; next is {self.runners_up[0].mesh}, {self.runners_up[0].parts.total / total - 1:.1%} slower"
+            if self.runners_up
+            else ""
+        )
+        return (
+            f"{self.chosen.mesh}: {total:.3g} s a step and {bytes_text(int(self.chosen.held.total))} a device; beside computing it "
+            f"takes {lost}{second}; {self.fitting:,} of {self.tried:,} meshes fit"
+        )
 
 
 def meshes(job: PaperJob, world: int, machines: Machines) -> Iterator[PaperMesh]:
@@ -79,23 +91,38 @@ def plan_on_paper(model: Path, cluster: Path, devices: int, batch: int, precisio
     return best_mesh(PaperJob(read_transformer(model), batch, precision), devices, read_machines(cluster))
 
 
-def best_mesh(job: PaperJob, world: int, machines: Machines, allowed: Callable[[PaperMesh], bool] = lambda mesh: True,
-              runners_up: int = 5) -> PaperPlan:
+def best_mesh(
+    job: PaperJob,
+    world: int,
+    machines: Machines,
+    allowed: Callable[[PaperMesh], bool] = lambda mesh: True,
+    runners_up: int = 5,
+) -> PaperPlan:
     """The fastest mesh that is allowed and fits, and the next ones; refused with the least that would be needed if none fits."""
     everything = [(mesh, held(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
     if not everything:
-        raise Mistake(f"{job.model.layers} blocks, {job.model.heads} heads and batches of {job.batch} can't be spread over "
-                      f"{world} devices: choose a number of devices that batch, heads and blocks can be divided by")
-    fitting = [MeshCandidate(mesh, step(job, mesh, machines), needs) for mesh, needs in everything if needs.total <= machines.memory]
+        raise Mistake(
+            f"{job.model.layers} blocks, {job.model.heads} heads and batches of {job.batch} can't be spread over "
+            f"{world} devices: choose a number of devices that batch, heads and blocks can be divided by"
+        )
+    fitting = [
+        MeshCandidate(mesh, step(job, mesh, machines), needs)
+        for mesh, needs in everything
+        if needs.total <= machines.memory
+    ]
     ranked = first_confirmed(job, machines, sorted(fitting, key=lambda one: (one.parts.total, one.held.total)))
     if fitting and not ranked:
-        raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: {len(fitting):,} meshes would by their tensors, but not "
-                      "with the segments that the allocator cuts them from: more devices, or a smaller model")
+        raise Mistake(
+            f"nothing fits {bytes_text(int(machines.memory))} a device: {len(fitting):,} meshes would by their tensors, but not "
+            "with the segments that the allocator cuts them from: more devices, or a smaller model"
+        )
     if not ranked:
         mesh, least = min(everything, key=lambda one: one[1].total)
-        raise Mistake(f"nothing fits {bytes_text(int(machines.memory))} a device: of {len(everything):,} meshes the least demanding needs "
-                      f"{bytes_text(int(least.total))} ({mesh}): more devices, or a smaller model")
-    return PaperPlan(ranked[0], tuple(ranked[1:1 + runners_up]), len(everything), len(fitting))
+        raise Mistake(
+            f"nothing fits {bytes_text(int(machines.memory))} a device: of {len(everything):,} meshes the least demanding needs "
+            f"{bytes_text(int(least.total))} ({mesh}): more devices, or a smaller model"
+        )
+    return PaperPlan(ranked[0], tuple(ranked[1 : 1 + runners_up]), len(everything), len(fitting))
 
 
 def first_confirmed(job: PaperJob, machines: Machines, ranked: Sequence[MeshCandidate]) -> list[MeshCandidate]:

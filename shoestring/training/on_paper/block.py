@@ -1,4 +1,5 @@
 """What a block and the head take on one device: their matrix products, their attention, and what only passes through memory."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,11 +9,13 @@ from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, product_seconds
 from shoestring.training.on_paper.transformer import Transformer
 
-HALF = 2.0             # bytes of a number between products, whatever their precision
-MASK = 0.5             # of a number: a byte of a dropout mask
-UNFUSED_LOSS = 40.0    # bytes that pass for each logit where cross entropy is computed in float32, operation by operation (read and write:
-                       # to float32 6, maximum 4, difference 8, exponential 8, sum 4, backward 10)
-MEASURED = 14.0        # bytes that pass for each logit where a metric computes its own cross entropy: to float32 6, log-softmax 8
+HALF = 2.0  # bytes of a number between products, whatever their precision
+MASK = 0.5  # of a number: a byte of a dropout mask
+UNFUSED_LOSS = 40.0  # bytes that pass for each logit where cross entropy is computed in float32, operation by operation (read and write:
+# to float32 6, maximum 4, difference 8, exponential 8, sum 4, backward 10)
+MEASURED = (
+    14.0  # bytes that pass for each logit where a metric computes its own cross entropy: to float32 6, log-softmax 8
+)
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class BlockSeconds:
 
     forward: float
     backward: float
-    last: float = 0.0   # of forward: its last product, and what is added after it
+    last: float = 0.0  # of forward: its last product, and what is added after it
 
 
 def device(machines: Machines, precision: str) -> PaperDevice:
@@ -34,9 +37,14 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
     forward = sum(product_seconds(one, unit) for one in dense)
     backward = sum(product_seconds(half, unit) for one in dense for half in one.backward())
     if model.flash:
-        operations = 2.0 * tokens * model.sequence * model.hidden / tensor     # two products, half of each hidden by the mask
+        operations = (
+            2.0 * tokens * model.sequence * model.hidden / tensor
+        )  # two products, half of each hidden by the mask
         speed = machines.attention * sixteen_bits(machines)
-        forward, backward = forward + operations / speed, backward + 2.5 * operations / speed   # five products instead of two
+        forward, backward = (
+            forward + operations / speed,
+            backward + 2.5 * operations / speed,
+        )  # five products instead of two
     else:
         half = device(machines, sixteen_bit_name(machines)) if precision == "fp8" else unit
         pairs = score_products(model, micro_batch, tensor)
@@ -49,14 +57,20 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
 
 def weight_products(model: Transformer, tokens: int, tensor: int) -> tuple[MatrixProduct, ...]:
     h, f = model.hidden, model.inner
-    return (MatrixProduct(tokens, (h + model.key_values) // tensor, h), MatrixProduct(tokens, h, h // tensor),
-            *[MatrixProduct(tokens, f // tensor, h)] * (2 if model.gated else 1), MatrixProduct(tokens, h, f // tensor))
+    return (
+        MatrixProduct(tokens, (h + model.key_values) // tensor, h),
+        MatrixProduct(tokens, h, h // tensor),
+        *[MatrixProduct(tokens, f // tensor, h)] * (2 if model.gated else 1),
+        MatrixProduct(tokens, h, f // tensor),
+    )
 
 
 def score_products(model: Transformer, micro_batch: int, tensor: int) -> tuple[MatrixProduct, MatrixProduct]:
     """Every score is computed, also what the mask hides."""
     heads = micro_batch * model.heads // tensor
-    return MatrixProduct(model.sequence, model.sequence, model.head_size, heads), MatrixProduct(model.sequence, model.head_size, model.sequence, heads)
+    return MatrixProduct(model.sequence, model.sequence, model.head_size, heads), MatrixProduct(
+        model.sequence, model.head_size, model.sequence, heads
+    )
 
 
 def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tuple[float, float]:
@@ -74,22 +88,26 @@ def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tupl
         scores = model.sequence * model.heads / tensor
         there += scores * (2 + (2 + MASK if drop else 0))
         back += scores * (3 + (2 + MASK if drop else 0))
-    if precision == "fp8":   # what enters a product is read in 16 bits and written twice in 8, as it is and transposed
+    if precision == "fp8":  # what enters a product is read in 16 bits and written twice in 8, as it is and transposed
         there += 2 * (2 * h + h / tensor + f)
         back += 2 * (2 * h + (h + model.key_values + f) / tensor)
     return HALF * tokens * there, HALF * tokens * back
 
 
-def head_work(model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int, metrics: int = 0) -> BlockSeconds:
+def head_work(
+    model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int, metrics: int = 0
+) -> BlockSeconds:
     """The last norm, the logits, the loss, and after it the metrics. Where blocks compute in 8 bits, the head computes in 16."""
     tokens = micro_batch * model.sequence
     unit = device(machines, sixteen_bit_name(machines) if precision == "fp8" else precision)
     logits = MatrixProduct(tokens, model.vocabulary // tensor, model.hidden)
     through = HALF * tokens * 2 * model.hidden
     loss = tokens * model.vocabulary / tensor * (3 * HALF if model.fused_loss else UNFUSED_LOSS)
-    return BlockSeconds(product_seconds(logits, unit) + (through + loss / 3) / machines.bandwidth,
-                sum(product_seconds(half, unit) for half in logits.backward())
-                + (1.5 * through + 2 * loss / 3 + metrics * MEASURED * tokens * model.vocabulary / tensor) / machines.bandwidth)
+    return BlockSeconds(
+        product_seconds(logits, unit) + (through + loss / 3) / machines.bandwidth,
+        sum(product_seconds(half, unit) for half in logits.backward())
+        + (1.5 * through + 2 * loss / 3 + metrics * MEASURED * tokens * model.vocabulary / tensor) / machines.bandwidth,
+    )
 
 
 def sixteen_bit_name(machines: Machines) -> str:

@@ -6,15 +6,16 @@ segment of their own, rounded to 2 MiB. The smallest free block of the same stre
 what is left is worth it: 512 bytes of a small block, more than 1 MiB of a large one. Freed neighbours grow together. Where the device has
 no more, segments that are wholly free are given back, and the request is tried once more.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
 ROUND = 512
-SMALL = 1 << 20              # requests up to this size are small
+SMALL = 1 << 20  # requests up to this size are small
 SMALL_SEGMENT = 2 << 20
-LARGE_SEGMENT = 20 << 20     # for requests below OWN_SEGMENT
+LARGE_SEGMENT = 20 << 20  # for requests below OWN_SEGMENT
 OWN_SEGMENT = 10 << 20
 ROUND_SEGMENT = 2 << 20
 
@@ -36,25 +37,27 @@ class DeviceFull(Exception):
 
 @dataclass(eq=False)
 class MemoryBlock:
-    pool: tuple[str, bool]          # stream, and whether it is of small requests
+    pool: tuple[str, bool]  # stream, and whether it is of small requests
     address: int
     size: int
     free: bool = False
-    before: MemoryBlock | None = None     # neighbours in the same segment
+    before: MemoryBlock | None = None  # neighbours in the same segment
     after: MemoryBlock | None = None
 
 
 @dataclass
 class CachingAllocator:
-    capacity: int                                   # bytes of the device that segments may take
-    reserved: int = 0                               # in segments
-    allocated: int = 0                              # in blocks that are in use
+    capacity: int  # bytes of the device that segments may take
+    reserved: int = 0  # in segments
+    allocated: int = 0  # in blocks that are in use
     most_reserved: int = 0
     most_allocated: int = 0
-    retries: int = 0                                # times that segments had to be given back: slow, the device waits
+    retries: int = 0  # times that segments had to be given back: slow, the device waits
     blocks: dict[str, MemoryBlock] = field(default_factory=dict)
-    unused: dict[tuple[str, bool], list[tuple[int, int, MemoryBlock]]] = field(default_factory=dict)   # by size, then address
-    fresh: int = 0                                  # address of the next segment
+    unused: dict[tuple[str, bool], list[tuple[int, int, MemoryBlock]]] = field(
+        default_factory=dict
+    )  # by size, then address
+    fresh: int = 0  # address of the next segment
 
     def allocate(self, name: str, size: int, stream: str = "compute") -> None:
         if name in self.blocks:

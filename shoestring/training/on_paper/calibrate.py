@@ -1,4 +1,5 @@
 """The one number that no data sheet states: what share of its peak a device reaches inside a large matrix product."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -6,17 +7,23 @@ from collections.abc import Callable
 from shoestring.core.errors import Mistake
 from shoestring.training.on_paper.machines import Machines
 
-LEAST, MOST = 0.01, 1.5   # shares that are looked at: above 1, the description is wrong somewhere, which is refused
+LEAST, MOST = 0.01, 1.5  # shares that are looked at: above 1, the description is wrong somewhere, which is refused
 HALVINGS = 50
 
 
-def calibrated(machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]) -> Machines:
+def calibrated(
+    machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]
+) -> Machines:
     """The machines with the efficiency at which a predicted speed, which grows with it, is the published one."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        low, high = (low, middle) if predicted(machines.with_efficiency(precision, middle)) > published else (middle, high)
+        low, high = (
+            (low, middle) if predicted(machines.with_efficiency(precision, middle)) > published else (middle, high)
+        )
     if not LEAST * 1.01 < low < 1.0:
-        raise Mistake(f"{published:g} is reached at {low:.0%} of the peak of {machines.name or 'the cluster'}, which can't be: "
-                      f"check the peak for {precision}, or what was published")
+        raise Mistake(
+            f"{published:g} is reached at {low:.0%} of the peak of {machines.name or 'the cluster'}, which can't be: "
+            f"check the peak for {precision}, or what was published"
+        )
     return machines.with_efficiency(precision, low)

@@ -1,4 +1,5 @@
 """A cluster from a file, for plans on paper: the file of `shoestring plan --hardware`, with what a described model needs besides."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -9,8 +10,8 @@ from shoestring.core.cluster_file import read_cluster
 from shoestring.core.errors import Mistake
 
 EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'
-REACHED = 0.88   # of the bandwidth of memory that a data sheet states, by kernels that only read: 1.80 of 2.04 TB/s on an A100 80 GB, by a
-                 # timed kernel and by Nsight Compute (forums.developer.nvidia.com/t/339083)
+REACHED = 0.88  # of the bandwidth of memory that a data sheet states, by kernels that only read: 1.80 of 2.04 TB/s on an A100 80 GB, by a
+# timed kernel and by Nsight Compute (forums.developer.nvidia.com/t/339083)
 
 
 @dataclass(frozen=True)
@@ -19,28 +20,34 @@ class Machines:
     the network of a machine: each of its devices has its part.)"""
 
     memory: float
-    bandwidth: float                # of the device's memory, as kernels reach it
-    devices: int                    # in a machine
-    link: float                     # inside a machine
+    bandwidth: float  # of the device's memory, as kernels reach it
+    devices: int  # in a machine
+    link: float  # inside a machine
     latency: float
-    network: float                  # to other machines
+    network: float  # to other machines
     network_latency: float
-    base: float                     # bytes that a process takes beside its tensors: the driver's context, buffers for sending
-    peak: Mapping[str, float]       # precision -> operations per second that the data sheet states for dense matrix products
-    efficiency: Mapping[str, float] = field(default_factory=dict)   # share of that inside a large product: calibrated
-    attention: float = 0.33         # share of the 16-bit peak that the fused attention kernel reaches, as published of the kernel
-    processors: int = 108           # that a product's tiles are spread over
-    sending: int = 24               # of them, what a sum between devices occupies while it runs
+    base: float  # bytes that a process takes beside its tensors: the driver's context, buffers for sending
+    peak: Mapping[str, float]  # precision -> operations per second that the data sheet states for dense matrix products
+    efficiency: Mapping[str, float] = field(default_factory=dict)  # share of that inside a large product: calibrated
+    attention: float = (
+        0.33  # share of the 16-bit peak that the fused attention kernel reaches, as published of the kernel
+    )
+    processors: int = 108  # that a product's tiles are spread over
+    sending: int = 24  # of them, what a sum between devices occupies while it runs
     name: str = ""
 
     def rate(self, precision: str) -> float:
         """Operations per second in the inside of a large product."""
         if precision not in self.peak:
-            raise Mistake(f"{self.name or 'the cluster'} has no peak for {precision}, only for {', '.join(self.peak)}: "
-                          f"write it into the file, as in {EXAMPLE}")
+            raise Mistake(
+                f"{self.name or 'the cluster'} has no peak for {precision}, only for {', '.join(self.peak)}: "
+                f"write it into the file, as in {EXAMPLE}"
+            )
         if precision not in self.efficiency:
-            raise Mistake(f"{self.name or 'the cluster'} does not say what share of its peak it reaches in {precision}: write "
-                          f'"efficiency": {{"{precision}": ...}} into the file, or let a published or measured figure tell (calibrate)')
+            raise Mistake(
+                f"{self.name or 'the cluster'} does not say what share of its peak it reaches in {precision}: write "
+                f'"efficiency": {{"{precision}": ...}} into the file, or let a published or measured figure tell (calibrate)'
+            )
         return self.peak[precision] * self.efficiency[precision]
 
     def with_efficiency(self, precision: str, share: float) -> Machines:
@@ -50,6 +57,22 @@ class Machines:
 def machines(path: Path) -> Machines:
     told = read_cluster(path)
     if not told.peak:
-        raise Mistake(f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}")
-    return Machines(told.memory, REACHED * told.bandwidth, told.devices, told.link, told.latency, told.network / told.devices,
-                    told.network_latency, told.base, told.peak, told.efficiency, told.attention, told.processors, told.sending, told.name)
+        raise Mistake(
+            f"{path} does not say the peak of its devices by precision, which a plan on paper needs: add for example {EXAMPLE}"
+        )
+    return Machines(
+        told.memory,
+        REACHED * told.bandwidth,
+        told.devices,
+        told.link,
+        told.latency,
+        told.network / told.devices,
+        told.network_latency,
+        told.base,
+        told.peak,
+        told.efficiency,
+        told.attention,
+        told.processors,
+        told.sending,
+        told.name,
+    )

@@ -1,4 +1,5 @@
 """What each device holds, by formula: weights, gradients, optimizer, activations of the pieces that a schedule holds."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ class PaperMemory:
     weights: float
     gradients: float
     optimizer: float
-    activations: float   # and logits
+    activations: float  # and logits
     base: float
 
     @property
@@ -57,7 +58,7 @@ def state_bytes(gradient_bytes: float, copies: int, sharding: int) -> tuple[floa
     """Bytes a weight of (weights, gradients, optimizer): 16-bit weights, gradients as they are added up, float32 master weights, two
     moments, and float32 gradients where they are not kept so anyway (Megatron-LM's docs, "distributed optimizer")."""
     optimizer = 12.0 + (4.0 if gradient_bytes < 4 else 0.0)
-    if sharding == 3:   # float32 shards of the weights are the master weights; gradients become float32 when scattered
+    if sharding == 3:  # float32 shards of the weights are the master weights; gradients become float32 when scattered
         return 4.0 / copies, 4.0 / copies, 8.0 / copies
     return 2.0, gradient_bytes, optimizer / (copies if sharding else 1)
 
@@ -68,16 +69,22 @@ def held(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperMemory:
     kept = saved(model, tokens, mesh.tensor)
     whole, logits = float(sum(kept.values())), tokens * model.vocabulary / mesh.tensor * logit_bytes(model)
     parameters = device_parameters(model, mesh)
-    weights, gradients, optimizer = (each * parameters for each in state_bytes(job.gradient_bytes, mesh.data, mesh.sharding))
-    if mesh.sharding == 3:   # two blocks and the embedding gathered at once; a block's gradients before they are scattered
+    weights, gradients, optimizer = (
+        each * parameters for each in state_bytes(job.gradient_bytes, mesh.data, mesh.sharding)
+    )
+    if (
+        mesh.sharding == 3
+    ):  # two blocks and the embedding gathered at once; a block's gradients before they are scattered
         weights += 2.0 * (2 * model.block_parameters() + model.embedding_parameters())
         gradients += (2.0 + job.gradient_bytes) * model.block_parameters() + 2.0 * model.embedding_parameters()
-    waiting = 2.0 * tokens * model.vocabulary / mesh.tensor if job.metrics else 0.0   # logits, until backward is done
+    waiting = 2.0 * tokens * model.vocabulary / mesh.tensor if job.metrics else 0.0  # logits, until backward is done
     last = at_once(blocks, 1.0, kept["input"], whole + waiting * mesh.checkpointing, logits, mesh.checkpointing)
-    last = max(last, 5 * waiting)                                                     # then with two float32 copies, for a metric
+    last = max(last, 5 * waiting)  # then with two float32 copies, for a metric
     first = at_once(blocks, pieces_held(mesh, mesh.pieces(job.batch)), kept["input"], whole, 0.0, mesh.checkpointing)
     activations = max(first, last)
-    if mesh.sharding == 3 and mesh.pieces(job.batch) == 1:   # gradients that are scattered take the place of activations that are used up
+    if (
+        mesh.sharding == 3 and mesh.pieces(job.batch) == 1
+    ):  # gradients that are scattered take the place of activations that are used up
         activations = max(0.0, activations - 4.0 * parameters / mesh.data)
     return PaperMemory(weights, gradients, optimizer, activations, machines.base)
 

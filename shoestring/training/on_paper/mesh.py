@@ -1,4 +1,5 @@
 """How a step is spread over a described cluster."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,10 +16,10 @@ class PaperMesh:
     data: int = 1
     stage: int = 1
     tensor: int = 1
-    micro_batch: int = 1          # sequences that go through at once
-    virtual: int = 1              # parts of the model that each stage holds, taken in turns (interleaved 1F1B)
-    checkpointing: bool = True    # every block is computed again in backward
-    sharding: int = 0             # of what copies hold: 0 nothing, 1 the optimizer's state, 3 everything, gathered block by block
+    micro_batch: int = 1  # sequences that go through at once
+    virtual: int = 1  # parts of the model that each stage holds, taken in turns (interleaved 1F1B)
+    checkpointing: bool = True  # every block is computed again in backward
+    sharding: int = 0  # of what copies hold: 0 nothing, 1 the optimizer's state, 3 everything, gathered block by block
 
     @property
     def world(self) -> int:
@@ -50,8 +51,12 @@ class PaperMesh:
             return f"a batch of {batch} can't be divided by {self.data} copies x micro-batches of {self.micro_batch}"
         if model.layers % (self.stage * self.virtual):
             return f"{model.layers} blocks can't be divided by {self.stage} stages x {self.virtual} parts"
-        for name, size in (("heads", model.heads), ("key-value heads", model.kv_heads or model.heads), ("vocabulary", model.vocabulary),
-                           ("feedforward", model.inner)):
+        for name, size in (
+            ("heads", model.heads),
+            ("key-value heads", model.kv_heads or model.heads),
+            ("vocabulary", model.vocabulary),
+            ("feedforward", model.inner),
+        ):
             if size % self.tensor:
                 return f"{size} {name} can't be divided by {self.tensor} tensor ways"
         if self.tensor > machines.devices:

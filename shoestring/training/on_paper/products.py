@@ -5,14 +5,15 @@ need; the last may be nearly empty. A tile's inside runs at the device's rate; i
 computed. That is why short inner dimensions are slow: the same writing stands beside less computing. A product with fewer tiles than
 processors is split along its inner dimension (split-K), as the libraries do.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-TILES = ((128, 256), (256, 128), (128, 128))   # those that run at full rate on tensor cores
-SHORTEST = 256                                 # of the inner dimension, after a split
+TILES = ((128, 256), (256, 128), (128, 128))  # those that run at full rate on tensor cores
+SHORTEST = 256  # of the inner dimension, after a split
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,19 @@ class MatrixProduct:
 
     def backward(self, shared: bool = True) -> tuple[MatrixProduct, MatrixProduct]:
         """Towards its input, and towards its weights (`shared`) or second input."""
-        return MatrixProduct(self.rows, self.inner, self.columns, self.count), MatrixProduct(self.inner, self.columns, self.rows, self.count)
+        return MatrixProduct(self.rows, self.inner, self.columns, self.count), MatrixProduct(
+            self.inner, self.columns, self.rows, self.count
+        )
 
 
 @dataclass(frozen=True)
 class PaperDevice:
     """What a product needs to know of a device, for one precision."""
 
-    rate: float          # operations per second
-    bandwidth: float     # bytes per second of its memory
+    rate: float  # operations per second
+    bandwidth: float  # bytes per second of its memory
     processors: int
-    wide: float = 2.0    # bytes of a number that is read; results are written in 16 bits
+    wide: float = 2.0  # bytes of a number that is read; results are written in 16 bits
 
 
 @lru_cache(maxsize=200_000)
@@ -55,5 +58,10 @@ def tiled_seconds(product: MatrixProduct, device: PaperDevice, high: int, wide: 
     waves = ceil(tiles * splits / device.processors)
     computed = 2.0 * high * wide * ceil(product.inner / splits) * device.processors / device.rate
     written = high * wide * (2.0 if splits == 1 else 4.0) * device.processors / device.bandwidth
-    read = product.count * (product.rows * product.inner + product.inner * product.columns) * device.wide / device.bandwidth
+    read = (
+        product.count
+        * (product.rows * product.inner + product.inner * product.columns)
+        * device.wide
+        / device.bandwidth
+    )
     return max(waves * computed, read) + waves * written

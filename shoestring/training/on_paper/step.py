@@ -1,4 +1,5 @@
 """A step's seconds and their parts."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
@@ -9,8 +10,8 @@ from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.sums import gathered, sent, summed
 from shoestring.training.on_paper.transformer import Transformer
 
-UPDATED = 40.0   # bytes that pass for each weight in an update: float32 weight, two moments read and written, gradient read for the norm,
-                 # read and written to clip it, read by the update
+UPDATED = 40.0  # bytes that pass for each weight in an update: float32 weight, two moments read and written, gradient read for the norm,
+# read and written to clip it, read by the update
 
 
 @dataclass(frozen=True)
@@ -20,22 +21,26 @@ class PaperJob:
     model: Transformer
     batch: int
     precision: str = "bf16"
-    gradient_bytes: float = 4.0   # of a gradient when copies add them up
-    overlapped: bool = True       # copies add up gradients while backward goes on; else after it
-    metrics: int = 0              # cross entropies beside the loss that are computed from the logits of every micro-batch, after backward
-    stops_early: bool = False     # computing again ends when backward has all it needs, which is before a block's last product: torch's
-                                  # checkpointing without re-entrance since 2.1
+    gradient_bytes: float = 4.0  # of a gradient when copies add them up
+    overlapped: bool = True  # copies add up gradients while backward goes on; else after it
+    metrics: int = (
+        0  # cross entropies beside the loss that are computed from the logits of every micro-batch, after backward
+    )
+    stops_early: bool = (
+        False  # computing again ends when backward has all it needs, which is before a block's last product: torch's
+    )
+    # checkpointing without re-entrance since 2.1
 
 
 @dataclass(frozen=True)
 class PaperStepSeconds:
     """Seconds of one step of the slowest device; they add up to the step."""
 
-    compute: float       # forward, backward and what is computed again
-    tensor: float        # sums between tensor neighbours
-    bubble: float        # idle in the pipeline
-    sends: float         # between stages
-    data: float          # between copies, as far as no computing hides it
+    compute: float  # forward, backward and what is computed again
+    tensor: float  # sums between tensor neighbours
+    bubble: float  # idle in the pipeline
+    sends: float  # between stages
+    data: float  # between copies, as far as no computing hides it
     optimizer: float
 
     @property
@@ -54,13 +59,18 @@ def step(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperStepSeconds
     one = block_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor)
     head = head_work(job.model, machines, job.precision, mesh.micro_batch, mesh.tensor, job.metrics)
     again = computed_again(job, mesh, one)
-    compute = blocks * (one.forward + again + one.backward) + head.forward + head.backward   # the last stage has the head: all wait for it
+    compute = (
+        blocks * (one.forward + again + one.backward) + head.forward + head.backward
+    )  # the last stage has the head: all wait for it
     tensor = tensor_sums(job.model, mesh, machines, blocks)
     sends = stage_sends(job.model, mesh, machines)
     if mesh.sharding == 3:
         data, state = hidden_gathers(job, mesh, machines, one, head), 1 / mesh.data
     else:
-        data, state = gradient_sums(job, mesh, machines, blocks, one.backward), (1 / mesh.data if mesh.sharding else 1.0)
+        data, state = (
+            gradient_sums(job, mesh, machines, blocks, one.backward),
+            (1 / mesh.data if mesh.sharding else 1.0),
+        )
     idle = bubble_share(mesh.stage, pieces, mesh.virtual) * (pieces * (compute + tensor + sends))
     update = UPDATED * state * device_parameters(job.model, mesh) / machines.bandwidth
     return PaperStepSeconds(pieces * compute, pieces * tensor, idle, pieces * sends, data, update)
@@ -72,7 +82,11 @@ def computed_again(job: PaperJob, mesh: PaperMesh, one: BlockSeconds) -> float:
 
 def device_parameters(model: Transformer, mesh: PaperMesh) -> float:
     """Weights of the fullest device before copies share them: its blocks, and the embedding or the head."""
-    ends = model.embedding_parameters() if mesh.stage > 1 or model.tied else model.embedding_parameters() + model.hidden * model.vocabulary
+    ends = (
+        model.embedding_parameters()
+        if mesh.stage > 1 or model.tied
+        else model.embedding_parameters() + model.hidden * model.vocabulary
+    )
     return (model.layers // mesh.stage * model.block_parameters() + ends) / mesh.tensor
 
 
@@ -80,7 +94,7 @@ def tensor_sums(model: Transformer, mesh: PaperMesh, machines: Machines, blocks:
     """Two sums of a micro-batch's activations in every block's forward, two in its backward, and two when it is computed again."""
     size = HALF * mesh.micro_batch * model.sequence * model.hidden
     times = 6 if mesh.checkpointing else 4
-    ends = 3                                           # embedding in forward, head in backward, maximum and sum of the loss
+    ends = 3  # embedding in forward, head in backward, maximum and sum of the loss
     return (times * blocks + ends / mesh.stage) * summed(machines, mesh.tensor, mesh.inside("tensor", machines), size)
 
 
@@ -101,7 +115,7 @@ def gradient_sums(job: PaperJob, mesh: PaperMesh, machines: Machines, blocks: in
     seconds = summed(machines, mesh.data, inside, whole)
     if job.overlapped:
         seconds = shared((blocks - 1) * backward, seconds * (blocks - 1) / blocks, machines) + seconds / blocks
-    if mesh.stage > 1 and job.model.tied:              # the embedding stands in the first and the last stage: they add up theirs
+    if mesh.stage > 1 and job.model.tied:  # the embedding stands in the first and the last stage: they add up theirs
         word = job.gradient_bytes * job.model.hidden * job.model.vocabulary / mesh.tensor
         seconds += summed(machines, 2, 2 if mesh.inside("stage", machines) >= mesh.stage else 1, word)
     return seconds
@@ -118,9 +132,15 @@ def hidden_gathers(job: PaperJob, mesh: PaperMesh, machines: Machines, one: Bloc
     weights = gathered(machines, copies, inside, HALF * block)
     gradients = gathered(machines, copies, inside, job.gradient_bytes * block)
     again = computed_again(job, mesh, one)
-    waits = (model.layers - 1) * (shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines))
-    ends = weights + shared(head.backward, weights, machines) + gradients          # first gathers, last scatter: nothing computes meanwhile
-    ends += gathered(machines, copies, inside, HALF * root) + gathered(machines, copies, inside, job.gradient_bytes * root)
+    waits = (model.layers - 1) * (
+        shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines)
+    )
+    ends = (
+        weights + shared(head.backward, weights, machines) + gradients
+    )  # first gathers, last scatter: nothing computes meanwhile
+    ends += gathered(machines, copies, inside, HALF * root) + gathered(
+        machines, copies, inside, job.gradient_bytes * root
+    )
     return mesh.pieces(job.batch) * (waits + ends)
 
 

@@ -5,6 +5,7 @@ What is modelled is torch's FSDP around each block and around the whole: float32
 joined, turned into what is added up, scattered, and added to the shard. Gathered weights and gradients on their way are of other streams,
 and the allocator never gives a block of one stream to another.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -17,17 +18,17 @@ from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob
 from shoestring.training.on_paper.transformer import Transformer
 
-Event = tuple[str, int, str]   # name, bytes (0: it is released), stream
+Event = tuple[str, int, str]  # name, bytes (0: it is released), stream
 
 
 @dataclass(frozen=True)
 class Reserved:
     """What a simulated device holds at most."""
 
-    tensors: int       # in blocks that are in use, rounded
-    segments: int      # asked of the device
-    retries: int       # times that it had to give back segments
-    room: int          # bytes of the device that segments may take
+    tensors: int  # in blocks that are in use, rounded
+    segments: int  # asked of the device
+    retries: int  # times that it had to give back segments
+    room: int  # bytes of the device that segments may take
     refused: str = ""  # why it does not fit; empty if it does
 
     @property
@@ -53,8 +54,10 @@ def allocations(job: PaperJob, mesh: PaperMesh) -> Iterator[Event]:
     """Of two steps: in the first the moments are not there yet, in the second they are. Of the pieces of a batch, the first two differ
     (gradients are there already in the second); all others are as the second."""
     model, copies = job.model, mesh.data
-    units = {"root": model.parameters() - model.layers * model.block_parameters(),
-             **{f"block{n}": model.block_parameters() for n in range(model.layers)}}
+    units = {
+        "root": model.parameters() - model.layers * model.block_parameters(),
+        **{f"block{n}": model.block_parameters() for n in range(model.layers)},
+    }
     for unit, size in units.items():
         yield f"{unit}.shard", -(-4 * size // copies), "compute"
     for number in range(2):
@@ -65,7 +68,7 @@ def allocations(job: PaperJob, mesh: PaperMesh) -> Iterator[Event]:
             if number == 0:
                 yield f"{unit}.moment1", part, "compute"
                 yield f"{unit}.moment2", part, "compute"
-            yield "temporary1", part, "compute"      # the root of the second moment, and the quotient
+            yield "temporary1", part, "compute"  # the root of the second moment, and the quotient
             yield "temporary2", part, "compute"
             yield "temporary1", 0, "compute"
             yield "temporary2", 0, "compute"
@@ -103,7 +106,12 @@ def one_piece(job: PaperJob, mesh: PaperMesh, units: dict[str, int], first: bool
         yield name, 0, "compute"
     yield "root.weights", 0, "gather"
     for _ in range(job.metrics):
-        yield from (("copy", 2 * logits, "compute"), ("softmax", 2 * logits, "compute"), ("copy", 0, "compute"), ("softmax", 0, "compute"))
+        yield from (
+            ("copy", 2 * logits, "compute"),
+            ("softmax", 2 * logits, "compute"),
+            ("copy", 0, "compute"),
+            ("softmax", 0, "compute"),
+        )
     if job.metrics:
         yield "logits", 0, "compute"
 
@@ -112,7 +120,7 @@ def head(model: Transformer, wide: int, logits: int) -> Iterator[Event]:
     """The last norm, the logits, the loss, and backward to the gradient of the last block's result."""
     yield "norm", wide, "compute"
     yield "logits", logits, "compute"
-    if not model.fused_loss:                                  # float32: a copy, its log-softmax, and that one's gradient
+    if not model.fused_loss:  # float32: a copy, its log-softmax, and that one's gradient
         yield "copy", 2 * logits, "compute"
         yield "softmax", 2 * logits, "compute"
         yield "copy", 0, "compute"
@@ -134,7 +142,9 @@ def gather(unit: str, size: int, copies: int) -> Iterator[Event]:
     yield f"{unit}.half", 0, "gather"
 
 
-def scatter(unit: str, size: int, copies: int, gradient_bytes: float, first: bool, made: tuple[str, ...]) -> Iterator[Event]:
+def scatter(
+    unit: str, size: int, copies: int, gradient_bytes: float, first: bool, made: tuple[str, ...]
+) -> Iterator[Event]:
     """A unit's gradients: joined, turned into what is added up, scattered, and kept in float32 or added to what is kept."""
     yield "joined", 2 * size, "compute"
     for name in made:
@@ -171,17 +181,21 @@ def backward(n: int, kept: dict[str, int], model: Transformer, checkpointing: bo
     wide = kept["input"]
     if checkpointing:
         yield from ((f"{n}.{name}", size, "compute") for name, size in kept.items() if name != "input")
-    uses = {"down": ("nonlinear",), "up": ("up", "gate", "mask2", "norm2"), "out": ("middle", "mask1", "attention"),
-            "qkv": ("scores", "score_mask", "softmax", "qkv", "norm1", "input")}
+    uses = {
+        "down": ("nonlinear",),
+        "up": ("up", "gate", "mask2", "norm2"),
+        "out": ("middle", "mask1", "attention"),
+        "qkv": ("scores", "score_mask", "softmax", "qkv", "norm1", "input"),
+    }
     flows = {"down": kept["nonlinear"], "up": kept["up"], "out": kept["attention"], "qkv": kept["qkv"]}
     for made, size in matrices(model).items():
         yield f"made.{made}", size, "compute"
         yield "towards", flows[made], "compute"
         if made == "qkv" and model.flash:
-            yield "queries", 2 * wide, "compute"          # the fused kernel adds up their gradients in float32
+            yield "queries", 2 * wide, "compute"  # the fused kernel adds up their gradients in float32
             yield "queries", 0, "compute"
         yield from ((f"{n}.{name}", 0, "compute") for name in uses[made] if name in kept)
-        if made in ("up", "qkv"):                         # back to the stream: the branch's gradient is added to it
+        if made in ("up", "qkv"):  # back to the stream: the branch's gradient is added to it
             yield "sum", wide, "compute"
             yield "gradient", 0, "compute"
             yield "gradient", wide, "compute"
@@ -192,4 +206,9 @@ def backward(n: int, kept: dict[str, int], model: Transformer, checkpointing: bo
 def matrices(model: Transformer) -> dict[str, int]:
     """Bytes of a block's matrices in 16 bits, in the order in which backward comes to them."""
     h, f = model.hidden, model.inner
-    return {"down": 2 * h * f, "up": 2 * h * f * (2 if model.gated else 1), "out": 2 * h * h, "qkv": 2 * h * (h + model.key_values)}
+    return {
+        "down": 2 * h * f,
+        "up": 2 * h * f * (2 if model.gated else 1),
+        "out": 2 * h * h,
+        "qkv": 2 * h * (h + model.key_values),
+    }

@@ -1,4 +1,5 @@
 """A transformer described by its numbers: how many weights it has and how many operations a step is said to take."""
+
 from __future__ import annotations
 
 import json
@@ -19,14 +20,18 @@ class Transformer:
     heads: int
     vocabulary: int
     sequence: int
-    kv_heads: int = 0          # 0: as many as heads
-    feedforward: int = 0       # 0: four times hidden
-    gated: bool = False        # a third matrix in the feedforward part, as in Llama
-    tied: bool = True          # the head is the embedding
-    positions: bool = True     # learned, one for each place in the sequence
+    kv_heads: int = 0  # 0: as many as heads
+    feedforward: int = 0  # 0: four times hidden
+    gated: bool = False  # a third matrix in the feedforward part, as in Llama
+    tied: bool = True  # the head is the embedding
+    positions: bool = True  # learned, one for each place in the sequence
     biases: bool = True
-    flash: bool = True         # attention by a fused kernel that leaves out what a causal mask hides; else scores are written to memory
-    fused_loss: bool = True    # cross entropy by one kernel in the precision of the logits; else in float32, operation by operation
+    flash: bool = (
+        True  # attention by a fused kernel that leaves out what a causal mask hides; else scores are written to memory
+    )
+    fused_loss: bool = (
+        True  # cross entropy by one kernel in the precision of the logits; else in float32, operation by operation
+    )
     dropout: bool = False
 
     def __post_init__(self) -> None:
@@ -36,7 +41,9 @@ class Transformer:
         if self.hidden % self.heads:
             raise Mistake(f"hidden {self.hidden} can't be split over {self.heads} heads: choose heads that divide it")
         if self.kv_heads and self.heads % self.kv_heads:
-            raise Mistake(f"{self.heads} heads can't share {self.kv_heads} key-value heads: choose a number that divides the heads")
+            raise Mistake(
+                f"{self.heads} heads can't share {self.kv_heads} key-value heads: choose a number that divides the heads"
+            )
 
     @property
     def inner(self) -> int:
@@ -53,7 +60,11 @@ class Transformer:
 
     def block_parameters(self) -> int:
         matrices = self.hidden * (2 * self.hidden + self.key_values + (3 if self.gated else 2) * self.inner)
-        biases = 2 * self.hidden + self.key_values + self.hidden + (2 if self.gated else 1) * self.inner if self.biases else 0
+        biases = (
+            2 * self.hidden + self.key_values + self.hidden + (2 if self.gated else 1) * self.inner
+            if self.biases
+            else 0
+        )
         return matrices + biases + self.norms(2)
 
     def norms(self, count: int) -> int:
@@ -91,11 +102,15 @@ def transformer(told: object, where: str) -> Transformer:
         raise Mistake(f"{where} does not describe a transformer: write a file such as {EXAMPLE}")
     known = {one.name: one.type for one in fields(Transformer)}
     if unknown := told.keys() - known.keys():
-        raise Mistake(f"{where} says {', '.join(sorted(unknown))}, which is nothing of a transformer; it may say {', '.join(known)}")
+        raise Mistake(
+            f"{where} says {', '.join(sorted(unknown))}, which is nothing of a transformer; it may say {', '.join(known)}"
+        )
     if missing := json.loads(EXAMPLE).keys() - told.keys():
         raise Mistake(f"{where} does not say {', '.join(sorted(missing))} of the transformer; the least is {EXAMPLE}")
     for name, value in told.items():
         wanted = bool if known[name] == "bool" else int
         if type(value) is not wanted:
-            raise Mistake(f"{where} says {name} {value!r}: it must be {'true or false' if wanted is bool else 'a whole number'}")
+            raise Mistake(
+                f"{where} says {name} {value!r}: it must be {'true or false' if wanted is bool else 'a whole number'}"
+            )
     return Transformer(**told)

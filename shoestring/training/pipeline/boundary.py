@@ -1,4 +1,5 @@
 """Where the backward of a stage begins: at a number that brings gradients from elsewhere to the values that were sent."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -23,5 +24,5 @@ class Boundary(torch.autograd.Function):
 
 def begin_with(bring: Callable[[], Sequence[Tensor]], values: Sequence[Tensor]) -> Tensor:
     """A number from which a backward brings these gradients to these values."""
-    number: Tensor = Boundary.apply(bring, *values)   # type: ignore[no-untyped-call]
+    number: Tensor = Boundary.apply(bring, *values)  # type: ignore[no-untyped-call]
     return number

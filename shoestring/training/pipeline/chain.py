@@ -1,4 +1,5 @@
 """A model as a chain of blocks: one forward and loss are looked at, on shapes alone, and what crosses every cut is known."""
+
 from __future__ import annotations
 
 import random
@@ -15,7 +16,15 @@ from shoestring.core.absent import Absent, absent
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import attributes_of, container_kind, entries_of
-from shoestring.core.private import has_backward_hooks, storage_id_of, tree_flatten, tree_leaves, tree_map, without_modes, write_count
+from shoestring.core.private import (
+    has_backward_hooks,
+    storage_id_of,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    without_modes,
+    write_count,
+)
 from shoestring.core.run import Run
 from shoestring.training.pipeline.gradient_flow import GradientFlow
 from shoestring.training.pipeline.scratch import BOOKS, PLAIN, scratch
@@ -27,48 +36,59 @@ class ProbeWalk(Walk):
 
     def __init__(self, parts: ModelParts, model: nn.Module, thrown_away: set[int], again: bool) -> None:
         super().__init__(parts, range(0), lambda absents: ())
-        self.names = {id(one): name for name, one in (*model.named_parameters(), *model.named_buffers())}   # of several, the first
-        self.buffers = {id(one): one for one in model.buffers()}   # held, so that no other gets its id
+        self.names = {
+            id(one): name for name, one in (*model.named_parameters(), *model.named_buffers())
+        }  # of several, the first
+        self.buffers = {id(one): one for one in model.buffers()}  # held, so that no other gets its id
         self.block_weights = [{self.names[id(one)] for one in block.parameters()} for block in parts.blocks.values()]
         self.block_buffers = [{self.names[id(one)] for one in block.buffers()} for block in parts.blocks.values()]
         self.modules = {id(one): name or "the model" for name, one in model.named_modules()}
-        self.changing: dict[int, set[str]] = {}        # by call: modules and buffers that keep something else after it than before
+        self.changing: dict[
+            int, set[str]
+        ] = {}  # by call: modules and buffers that keep something else after it than before
         self.thrown_away, self.again = thrown_away, again
         self.called: list[int] = []
-        self.last_use: dict[Number, int] = {}          # of a value: the last call with which, or after which, it was used
-        self.sizes: dict[Number, int] = {}             # of a value, in bytes
-        self.memory: dict[int, list[tuple[Number, Tensor]]] = {}   # by storage: values that are in it
-        self.writes: set[tuple[int, int]] = set()      # a storage that was written to, and the last call before that
-        self.weights_used: dict[int, set[str]] = {}    # by call
+        self.last_use: dict[Number, int] = {}  # of a value: the last call with which, or after which, it was used
+        self.sizes: dict[Number, int] = {}  # of a value, in bytes
+        self.memory: dict[int, list[tuple[Number, Tensor]]] = {}  # by storage: values that are in it
+        self.writes: set[tuple[int, int]] = set()  # a storage that was written to, and the last call before that
+        self.weights_used: dict[int, set[str]] = {}  # by call
         self.buffers_used: dict[int, set[str]] = {}
-        self.buffers_written: dict[str, int] = {}      # outside of blocks: the last call before that
-        self.given: set[int] = set()                   # what the block that runs was given
+        self.buffers_written: dict[str, int] = {}  # outside of blocks: the last call before that
+        self.given: set[int] = set()  # what the block that runs was given
         self.flow: GradientFlow[Number] = GradientFlow()
         within = {part for block in parts.blocks.values() for part in block.modules()}
         self.outside = [part for part in model.modules() if part not in within]
         self.kept_outside = what_is_kept(self.outside)
         self.counters = counters_of(self.outside)
-        self.counts = False                            # the model counts before its first block
+        self.counts = False  # the model counts before its first block
         self.chance = other_generators()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in ABOUT_TENSORS:
             return func(*args, **(kwargs or {}))
         leaves = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-        buffers = {self.names[id(leaf)] for leaf in leaves if id(leaf) in self.buffers}   # those that depend on no weight, too
+        buffers = {
+            self.names[id(leaf)] for leaf in leaves if id(leaf) in self.buffers
+        }  # those that depend on no weight, too
         self.buffers_used.setdefault(max(self.call, 0), set()).update(buffers)
         if buffers and func in STATISTICS and keeps_statistics(func, args, kwargs or {}):
             self.changing.setdefault(max(self.call, 0), set()).update(buffers)
         if func in NUMBERS and not self.inside and any(self.number_of(leaf) in self.drawn for leaf in leaves):
-            raise Mistake(f"after {self.parts.name_of(self.call)} the model takes a random number out of its tensor, outside of its "
-                          f"blocks, and every worker draws another one: leave it in the tensor, or do that inside of a block")
+            raise Mistake(
+                f"after {self.parts.name_of(self.call)} the model takes a random number out of its tensor, outside of its "
+                f"blocks, and every worker draws another one: leave it in the tensor, or do that inside of a block"
+            )
         before = [write_count(leaf) for leaf in leaves]
         out = super().__torch_function__(func, types, args, kwargs)
         for leaf, count in zip(leaves, before, strict=True):
             if id(leaf) in self.buffers and write_count(leaf) != count and not self.inside:
                 self.buffers_written[self.names[id(leaf)]] = max(self.call, 0)
-        self.writes |= {(storage_id_of(leaf.shaped), self.call) for leaf, count in zip(leaves, before, strict=True)
-                        if isinstance(leaf, Absent) and write_count(leaf) != count}
+        self.writes |= {
+            (storage_id_of(leaf.shaped), self.call)
+            for leaf, count in zip(leaves, before, strict=True)
+            if isinstance(leaf, Absent) and write_count(leaf) != count
+        }
         if self.inside:
             for leaf in tree_leaves(out):
                 if isinstance(leaf, Absent) and leaf.maker < 0 and leaf.number is None:
@@ -90,15 +110,19 @@ class ProbeWalk(Walk):
     def check_origin(self, leaf: Absent) -> None:
         """Of a tensor that came by no way on which it can be carried to another worker."""
         if leaf.number is not None:
-            raise Mistake(f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let "
-                          f"a forward begin from its batch and weights alone")
+            raise Mistake(
+                f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let "
+                f"a forward begin from its batch and weights alone"
+            )
         self.check_maker(leaf)
 
     def check_maker(self, leaf: Tensor) -> None:
         if isinstance(leaf, Absent) and (not self.inside or leaf.maker not in (-1, self.called[-1])):
             whose = "a block" if leaf.maker < 0 else list(self.parts.blocks)[leaf.maker]
-            raise Mistake(f"{'in' if self.inside else 'after'} {self.name()} the model uses a tensor that {whose} gave in an object which "
-                          f"nobody can look into, or left somewhere: let blocks return tensors, in tuples, lists and dicts")
+            raise Mistake(
+                f"{'in' if self.inside else 'after'} {self.name()} the model uses a tensor that {whose} gave in an object which "
+                f"nobody can look into, or left somewhere: let blocks return tensors, in tuples, lists and dicts"
+            )
 
     def name(self) -> str:
         return list(self.parts.blocks)[self.called[-1]] if self.called else "what comes before its blocks"
@@ -108,7 +132,9 @@ class ProbeWalk(Walk):
         self.sizes[number] = leaf.nbytes
         shown = leaf.shaped if isinstance(leaf, Absent) else leaf
         if not shown.is_sparse:
-            self.memory.setdefault(storage_id_of(shown), []).append((number, shown))   # held, so that no other gets its id
+            self.memory.setdefault(storage_id_of(shown), []).append(
+                (number, shown)
+            )  # held, so that no other gets its id
         self.flow.note(number, leaf)
         if leaf.requires_grad and leaf.grad_fn is not None:
             leaf.register_hook(self.differentiated)
@@ -126,19 +152,27 @@ class ProbeWalk(Walk):
     def check_outside(self) -> None:
         """What the model did between blocks is done by all workers, or by none that would miss it."""
         if other_generators() != self.chance:
-            raise Mistake(f"after {self.name()} the model draws from Python's or NumPy's random numbers, outside of its blocks, and every "
-                          f"worker draws others: draw with torch, or inside of a block")
+            raise Mistake(
+                f"after {self.name()} the model draws from Python's or NumPy's random numbers, outside of its blocks, and every "
+                f"worker draws others: draw with torch, or inside of a block"
+            )
         kept = what_is_kept(self.outside)
-        if kept != self.kept_outside and self.called and self.again:   # what is only set, to the same every time, is no harm
-            raise Mistake(f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
-                          f"ends earlier do not see that: do it before the first block, or inside of one")
+        if (
+            kept != self.kept_outside and self.called and self.again
+        ):  # what is only set, to the same every time, is no harm
+            raise Mistake(
+                f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
+                f"ends earlier do not see that: do it before the first block, or inside of one"
+            )
         self.counts |= self.again and counters_of(self.outside) != self.counters
         self.kept_outside = kept
 
     def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         name = list(self.parts.blocks)[number]
         leaves, structure = tree_flatten((args, kwargs))
-        before = [(leaf, write_count(leaf)) for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Absent)]
+        before = [
+            (leaf, write_count(leaf)) for leaf in leaves if isinstance(leaf, Tensor) and not isinstance(leaf, Absent)
+        ]
         block = self.parts.blocks[name]
         kept = self.kept_by(block, name)
         self.inside = True
@@ -146,23 +180,35 @@ class ProbeWalk(Walk):
             out = inner(*args, **kwargs)
         finally:
             self.inside = False
-        self.changing.setdefault(self.call, set()).update(key for key, now in self.kept_by(block, name).items() if now != kept.get(key))
+        self.changing.setdefault(self.call, set()).update(
+            key for key, now in self.kept_by(block, name).items() if now != kept.get(key)
+        )
         leave_absent(block, number)
         now, after = tree_flatten((args, kwargs))
         if after != structure or any(one is not other for one, other in zip(leaves, now, strict=True)):
-            raise Mistake(f"{name} changes a list or dict that it is given, which other workers would not see: let it return what it adds")
+            raise Mistake(
+                f"{name} changes a list or dict that it is given, which other workers would not see: let it return what it adds"
+            )
         if any(write_count(leaf) != count for leaf, count in before):
-            raise Mistake(f"{name} writes to a tensor that it is given and that no weight is in, which other workers would not see: let "
-                          f"it compute a new one")
+            raise Mistake(
+                f"{name} writes to a tensor that it is given and that no weight is in, which other workers would not see: let "
+                f"it compute a new one"
+            )
         self.chance = other_generators()
         return out
 
     def kept_by(self, block: nn.Module, name: str) -> dict[str, Any]:
         """What a block keeps, by the names of its buffers and modules. What a module only sets, to the same every time, no other block
         misses; the block itself may do something else when it is set, so the first look, which sees that, has it under the block's name."""
-        return {**{self.names[id(one)]: content(one) for one in block.buffers() if id(one) in self.names},
-                **{self.modules[id(one)] if self.again else f"{self.modules[id(one)]} ({name})": what_is_kept([one]) + buffers_of(one)
-                   for one in block.modules() if id(one) in self.modules}}
+        return {
+            **{self.names[id(one)]: content(one) for one in block.buffers() if id(one) in self.names},
+            **{
+                self.modules[id(one)] if self.again else f"{self.modules[id(one)]} ({name})": what_is_kept([one])
+                + buffers_of(one)
+                for one in block.modules()
+                if id(one) in self.modules
+            },
+        }
 
 
 NUMBERS = frozenset((Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.numpy))
@@ -178,12 +224,15 @@ def keeps_statistics(func: Any, args: Any, kwargs: Any) -> bool:
 
 def what_is_kept(modules: Iterable[nn.Module]) -> list[Any]:
     """Something that is another when attributes of modules have changed, but for tensors that are absent."""
-    return [(name, *content(value)) for module in modules for name, value in module.__dict__.items() if name not in BOOKS]
+    return [
+        (name, *content(value)) for module in modules for name, value in module.__dict__.items() if name not in BOOKS
+    ]
 
 
 def leave_absent(block: nn.Module, number: int) -> None:
     """What a block keeps of a call is there for itself alone: a worker that does not compute the block has none of it. Others who use it,
     though the block may have returned the same tensor, are refused by its maker."""
+
     def own(leaf: Any) -> Any:
         if not isinstance(leaf, Absent):
             return leaf
@@ -200,8 +249,12 @@ def leave_absent(block: nn.Module, number: int) -> None:
 
 def counters_of(modules: Iterable[nn.Module]) -> list[Any]:
     """Plain values and sizes of containers among the attributes of modules: what a forward counts with."""
-    return [(name, value if type(value) in PLAIN else len(entries_of(value))) for module in modules
-            for name, value in module.__dict__.items() if name not in BOOKS and (type(value) in PLAIN or container_kind(value))]
+    return [
+        (name, value if type(value) in PLAIN else len(entries_of(value)))
+        for module in modules
+        for name, value in module.__dict__.items()
+        if name not in BOOKS and (type(value) in PLAIN or container_kind(value))
+    ]
 
 
 def buffers_of(module: nn.Module) -> list[Any]:
@@ -214,8 +267,15 @@ def content(value: Any) -> tuple[Any, ...]:
     if type(value) in PLAIN:
         return (value,)
     inside = entries_of(value) or list((attributes_of(value) or {} if not isinstance(value, nn.Module) else {}).items())
-    return id(value), len(inside), *(repr(one) if type(one) in PLAIN else id(one) if not isinstance(one, Absent) else ""
-                                     for item in inside for one in (item if type(item) is tuple else (item,)))
+    return (
+        id(value),
+        len(inside),
+        *(
+            repr(one) if type(one) in PLAIN else id(one) if not isinstance(one, Absent) else ""
+            for item in inside
+            for one in (item if type(item) is tuple else (item,))
+        ),
+    )
 
 
 def other_generators() -> Any:
@@ -226,7 +286,7 @@ def other_generators() -> Any:
 
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
     """The chain of a run's model, found with a batch like those to come. Refused where the model can't be cut, with where and why."""
-    with without_modes(), random_state.kept():   # nothing of this is a part of training
+    with without_modes(), random_state.kept():  # nothing of this is a part of training
         if batch is None:
             if run.example is None:
                 raise Mistake("nobody gave a batch to look at the model with")
@@ -239,8 +299,10 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
             again = looked(run, first.batch, thrown_away, again=True)
             changing = tuple(one | other for one, other in zip(chain.changing, again.changing, strict=False))
             if again != replace(chain, counts=again.counts, changing=again.changing, keeping=again.keeping):
-                raise Mistake("the model can't be cut into stages: its forward was looked at twice, and did something else the second "
-                              "time; what it does must not depend on the step or on chance (no layer drop, no early exit)")
+                raise Mistake(
+                    "the model can't be cut into stages: its forward was looked at twice, and did something else the second "
+                    "time; what it does must not depend on the step or on chance (no layer drop, no early exit)"
+                )
         return replace(again, changing=changing, keeping=tuple(map(frozenset.union, chain.keeping, again.keeping)))
 
 
@@ -249,8 +311,10 @@ def check_hooks(run: Run) -> None:
     within = {id(part) for block in run.blocks.values() for part in block.modules() if part is not block}
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
-            raise Mistake(f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
-                          f"worker sees all; put it on a module inside of a block")
+            raise Mistake(
+                f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
+                f"worker sees all; put it on a module inside of a block"
+            )
 
 
 def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
@@ -263,34 +327,52 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
         raise Mistake(f"the model can't be cut into stages: {error}") from error
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
-        raise Mistake(f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
-                      f"{walk.name()} ({type(error).__name__}: {first})") from error
+        raise Mistake(
+            f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
+            f"{walk.name()} ({type(error).__name__}: {first})"
+        ) from error
     return found(walk, run.blocks, loss)
 
 
 def found(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
     names = list(blocks)
     if len(walk.called) < 2:
-        raise Mistake(f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
-                      f"({', '.join(names) or 'none'}), and a cut lies between two")
+        raise Mistake(
+            f"the model can't be cut into stages: its forward calls {len(walk.called)} of its blocks "
+            f"({', '.join(names) or 'none'}), and a cut lies between two"
+        )
     written = changed_later(walk)
     if isinstance(loss, Tensor) and (number := walk.number_of(loss)) is not None:
         walk.flow.note_use(number, loss)
     reached = walk.flow.reached(loss)
-    crossing = [tuple(Value(number, walk.sizes[number], number in reached[call], number in written)
-                      for number, use in sorted(walk.last_use.items()) if number[0] < call <= use) for call in range(len(walk.called))]
-    own, kept = [walk.block_weights[block] for block in walk.called], [walk.block_buffers[block] for block in walk.called]
+    crossing = [
+        tuple(
+            Value(number, walk.sizes[number], number in reached[call], number in written)
+            for number, use in sorted(walk.last_use.items())
+            if number[0] < call <= use
+        )
+        for call in range(len(walk.called))
+    ]
+    own, kept = (
+        [walk.block_weights[block] for block in walk.called],
+        [walk.block_buffers[block] for block in walk.called],
+    )
     for name, call in walk.buffers_written.items():
         if any(name in used for earlier, used in walk.buffers_used.items() if earlier < call):
-            raise Mistake(f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
-                          f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block")
+            raise Mistake(
+                f"the model can't be cut into stages: after {names[walk.called[call]]} it writes to the buffer {name}, outside "
+                f"of its blocks, and uses it before: workers whose part ends earlier do not see that; do it inside of a block"
+            )
     keeping = [frozenset(walk.kept_by(blocks[names[block]], names[block])) for block in walk.called]
     return Chain(
-        tuple(names[block] for block in walk.called), ((), *crossing[1:]),
+        tuple(names[block] for block in walk.called),
+        ((), *crossing[1:]),
         tuple(frozenset(own[call] | walk.weights_used.get(call, set())) for call in range(len(own))),
         tuple(frozenset(kept[call] | walk.buffers_used.get(call, set())) for call in range(len(own))),
-        walk.counts or bool(walk.buffers_written), frozenset(walk.flow.within),
-        tuple(frozenset(walk.changing.get(call, set())) for call in range(len(own))), tuple(keeping),
+        walk.counts or bool(walk.buffers_written),
+        frozenset(walk.flow.within),
+        tuple(frozenset(walk.changing.get(call, set())) for call in range(len(own))),
+        tuple(keeping),
     )
 
 
@@ -298,10 +380,14 @@ def changed_later(walk: ProbeWalk) -> set[Number]:
     """The values that are changed in place after a block that was called after they were made."""
     found = set()
     for storage, call in walk.writes:
-        later = {number for number, _ in walk.memory.get(storage, ()) if number[0] < call <= walk.last_use.get(number, -1)}
+        later = {
+            number for number, _ in walk.memory.get(storage, ()) if number[0] < call <= walk.last_use.get(number, -1)
+        }
         if len(later) > 1:
-            raise Mistake(f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a "
-                          f"tensor in place that was made before and of which it uses another view too: workers would change one of them; "
-                          f"compute a new tensor instead")
+            raise Mistake(
+                f"the model can't be cut into stages: in or after {list(walk.parts.blocks)[walk.called[call]]} it changes a "
+                f"tensor in place that was made before and of which it uses another view too: workers would change one of them; "
+                f"compute a new tensor instead"
+            )
         found |= later
     return found

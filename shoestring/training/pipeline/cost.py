@@ -2,13 +2,15 @@
 
     samples     S workers hold one copy of the model, so a copy has S times the samples of a worker that holds one alone; in M pieces
     seconds     those of the schedule, played with each chunk's forward and backward; and the update of the largest stage
-    memory      of stage s: its weights with gradients and optimizer state, and what it keeps of `held` pieces (training/pipeline/schedule.py);
+    memory      of stage s: its weights with gradients and optimizer state, and what it keeps of `held` pieces
+    (training/pipeline/schedule.py);
                 PipeDream keeps the weights that pieces on their way began with, too, and makes an update for every piece
     sent        M times what crosses the cuts: outputs forward, their gradients back
 
 The ledger that comes out is that of the stage that needs most memory. What runs between two blocks is
 computed by the worker of the first of them, as training/pipeline/walk.py does it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -21,13 +23,25 @@ from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
-from shoestring.training.pipeline.schedule import HALVES, Action, Kind, doable, held_at_most, idle_share, in_slices, orders, timed
+from shoestring.training.pipeline.schedule import (
+    HALVES,
+    Action,
+    Kind,
+    doable,
+    held_at_most,
+    idle_share,
+    in_slices,
+    orders,
+    timed,
+)
 
-RECEIVED = "(received)"    # the row of what comes from the stage before
-MOST_PIECES = 64           # that are tried,
-TRIED = (("1f1b", "zero-bubble", "interleaved", "gpipe"),)   # and schedules that are as exact as each other; of those as good, the first
-HALVED = 1.3               # bytes of gradients that wait between the halves of a backward, per byte of activations (a GPT, measured)
-STASHING = "pipedream"     # the schedule in which every piece in flight keeps the weights that it began with
+RECEIVED = "(received)"  # the row of what comes from the stage before
+MOST_PIECES = 64  # that are tried,
+TRIED = (
+    ("1f1b", "zero-bubble", "interleaved", "gpipe"),
+)  # and schedules that are as exact as each other; of those as good, the first
+HALVED = 1.3  # bytes of gradients that wait between the halves of a backward, per byte of activations (a GPT, measured)
+STASHING = "pipedream"  # the schedule in which every piece in flight keeps the weights that it began with
 
 
 @dataclass(frozen=True)
@@ -35,27 +49,34 @@ class CostUnit:
     """What is cut: a block with what is computed around it, for one piece of a batch."""
 
     rows: tuple[Block, ...]
-    weights: float             # bytes
-    arriving: float            # bytes that come over a cut right before it
+    weights: float  # bytes
+    arriving: float  # bytes that come over a cut right before it
 
     @cached_property
     def layer(self) -> BlockCost:
-        return BlockCost(self.rows[0].name, sum(row.forward for row in self.rows), sum(row.backward for row in self.rows), self.weights,
-                     sum(row.kept for row in self.rows), self.arriving, self.arriving)
+        return BlockCost(
+            self.rows[0].name,
+            sum(row.forward for row in self.rows),
+            sum(row.backward for row in self.rows),
+            self.weights,
+            sum(row.kept for row in self.rows),
+            self.arriving,
+            self.arriving,
+        )
 
 
 @dataclass(frozen=True)
 class Pipe:
     """A step by a pipeline, costed."""
 
-    ledger: Ledger             # of a whole copy of the model, in pieces
+    ledger: Ledger  # of a whole copy of the model, in pieces
     units: tuple[CostUnit, ...]
     stages: int
     pieces: int
     schedule: str
-    cut: tuple[int, ...]       # units of every chunk of the model: chunk c is on worker c modulo `stages`
-    vertical: bool = False     # of pipedream: pieces meet everywhere the weights of the version that they began with
-    flush: int = 1             # steps of pipedream from one time that the line drains to the next
+    cut: tuple[int, ...]  # units of every chunk of the model: chunk c is on worker c modulo `stages`
+    vertical: bool = False  # of pipedream: pieces meet everywhere the weights of the version that they began with
+    flush: int = 1  # steps of pipedream from one time that the line drains to the next
 
     @property
     def chunks(self) -> int:
@@ -66,7 +87,7 @@ class Pipe:
     def members(self) -> list[tuple[CostUnit, ...]]:
         """The units of every chunk."""
         ends = list(accumulate(self.cut))
-        return [self.units[end - size:end] for end, size in zip(ends, self.cut, strict=True)]
+        return [self.units[end - size : end] for end, size in zip(ends, self.cut, strict=True)]
 
     @cached_property
     def seconds(self) -> list[tuple[float, float]]:
@@ -74,7 +95,9 @@ class Pipe:
         time."""
         found, workers, part = [], self.ledger.workers, 1 / self.ledger.slices
         for number, chunk in enumerate(self.members):
-            forward, backward = (sum(one) for one in zip(*((unit.layer.forward, unit.layer.backward) for unit in chunk), strict=True))
+            forward, backward = (
+                sum(one) for one in zip(*((unit.layer.forward, unit.layer.backward) for unit in chunk), strict=True)
+            )
             forward, backward = part * forward, part * backward
             if not workers.hides and number + 1 < len(self.members):
                 forward += workers.seconds(part * self.members[number + 1][0].arriving, 1)
@@ -93,10 +116,12 @@ class Pipe:
     @cached_property
     def step(self) -> float:
         """Seconds of all pieces, forward and backward."""
-        if self.schedule == STASHING:   # the line fills and drains once in `flush` steps
+        if self.schedule == STASHING:  # the line fills and drains once in `flush` steps
             each = [sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages)]
             return self.pieces * max(each) + (sum(each) - max(each)) / self.flush
-        return played(self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices)
+        return played(
+            self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices
+        )
 
     def of(self, worker: int) -> range:
         """The chunks that a worker holds."""
@@ -118,19 +143,33 @@ class Pipe:
         blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
         standing, update = ledger.standing, self.update
-        latest = update.seconds * (max(self.shares) - share)   # the largest stage's update is waited for
+        latest = update.seconds * (max(self.shares) - share)  # the largest stage's update is waited for
         return replace(
-            ledger, blocks=blocks, at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
-            in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0), stretch=self.step / busy if busy else 1.0,
-            standing=replace(standing, parameters=standing.parameters * share * self.versions(worker), optimizer=standing.optimizer * share,
-                             gradients=standing.gradients * share,
-                             inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows)),
-            update=replace(update, seconds=update.seconds * share, rise=update.rise * share, call_seconds=update.call_seconds * share,
-                           fused_seconds=None if update.fused_seconds is None else update.fused_seconds * share),
+            ledger,
+            blocks=blocks,
+            at_zero_batch=tuple(empty.get(row.name, Block(row.name, False)) for row in blocks),
+            in_flight=max((held - self.waiting(worker)) / self.chunks, 1.0),
+            stretch=self.step / busy if busy else 1.0,
+            standing=replace(
+                standing,
+                parameters=standing.parameters * share * self.versions(worker),
+                optimizer=standing.optimizer * share,
+                gradients=standing.gradients * share,
+                inputs=standing.inputs + self.waiting(worker) * (1 + HALVED) * sum(row.kept for row in rows),
+            ),
+            update=replace(
+                update,
+                seconds=update.seconds * share,
+                rise=update.rise * share,
+                call_seconds=update.call_seconds * share,
+                fused_seconds=None if update.fused_seconds is None else update.fused_seconds * share,
+            ),
             splitting=replace(ledger.splitting, adding_seconds=ledger.splitting.adding_seconds * share),
             allocation=replace(ledger.allocation, allocated=ledger.allocation.allocated / self.stages),
-            traffic=self.part_of(ledger.traffic, len(own) / len(self.units)) + Traffic(sent=self.sent(worker), waiting=latest),
-            workers=replace(ledger.workers, stages=self.stages))
+            traffic=self.part_of(ledger.traffic, len(own) / len(self.units))
+            + Traffic(sent=self.sent(worker), waiting=latest),
+            workers=replace(ledger.workers, stages=self.stages),
+        )
 
     def part_of(self, traffic: Traffic, share: float) -> Traffic:
         """What the blocks of a worker move, of what all blocks do."""
@@ -146,7 +185,11 @@ class Pipe:
     def update(self) -> UpdateCost:
         """Of all weights in a step: with pipedream there is one for every piece. (Copying the weights that are kept is not counted.)"""
         one, times = self.ledger.update, self.pieces if self.schedule == STASHING else 1
-        return replace(one, seconds=times * one.seconds, fused_seconds=None if one.fused_seconds is None else times * one.fused_seconds)
+        return replace(
+            one,
+            seconds=times * one.seconds,
+            fused_seconds=None if one.fused_seconds is None else times * one.fused_seconds,
+        )
 
     def waiting(self, worker: int) -> int:
         """Pieces between the two halves of their backward. Their activations stay, also those that were computed again, and so do the
@@ -157,13 +200,19 @@ class Pipe:
     def shares(self) -> tuple[float, ...]:
         """Of all weights, that each worker holds."""
         whole = sum(unit.weights for unit in self.units)
-        held = (sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk]) for worker in range(self.stages))
+        held = (
+            sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk])
+            for worker in range(self.stages)
+        )
         return tuple(one / whole if whole else 1 / self.stages for one in held)
 
     def sent(self, worker: int) -> float:
         """Bytes that a worker sends in a step: what leaves its chunks forward, and gradients of what came in."""
-        return self.pieces * sum((self.members[chunk + 1][0].arriving if chunk + 1 < len(self.cut) else 0.0)
-                                 + (self.members[chunk][0].arriving if chunk else 0.0) for chunk in self.of(worker))
+        return self.pieces * sum(
+            (self.members[chunk + 1][0].arriving if chunk + 1 < len(self.cut) else 0.0)
+            + (self.members[chunk][0].arriving if chunk else 0.0)
+            for chunk in self.of(worker)
+        )
 
     def largest(self) -> Ledger:
         """The ledger of the worker that needs most."""
@@ -174,25 +223,50 @@ class Pipe:
         techniques add to the seconds of its blocks, they add to all."""
         names = {block.name for block in after.blocks}
         before = [row for unit in self.units for row in unit.rows if row.name in names]
-        longer = [sum(now) / sum(own) if sum(own) else 1.0 for now, own in (
-            ([block.forward for block in after.blocks], [row.forward for row in before]),
-            ([block.backward for block in after.blocks], [row.backward for row in before]))]
+        longer = [
+            sum(now) / sum(own) if sum(own) else 1.0
+            for now, own in (
+                ([block.forward for block in after.blocks], [row.forward for row in before]),
+                ([block.backward for block in after.blocks], [row.backward for row in before]),
+            )
+        ]
 
         def seconds(action: Action) -> float:
             forward, backward = (one * more for one, more in zip(self.seconds[action.chunk], longer, strict=True))
-            return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
+            return (
+                forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
+            )
 
         order = in_slices(orders(self.schedule, self.stages, self.pieces, self.chunks), self.ledger.slices)
         timeline = timed(order, seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
-        return Staging(self.cut, self.schedule, self.pieces, bubble, tuple(
-            tuple(Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end) for span in own)
-            for own in timeline), tuple(self.stage(worker).peak for worker in range(self.stages)),
-            names=tuple(row.name for unit in self.units for row in unit.rows if row.inside))
+        return Staging(
+            self.cut,
+            self.schedule,
+            self.pieces,
+            bubble,
+            tuple(
+                tuple(
+                    Work(str(span.action.kind), span.action.piece, span.action.chunk, span.begin, span.end)
+                    for span in own
+                )
+                for own in timeline
+            ),
+            tuple(self.stage(worker).peak for worker in range(self.stages)),
+            names=tuple(row.name for unit in self.units for row in unit.rows if row.inside),
+        )
 
 
-def piped(ledger: Ledger, stages: int, pieces: int, schedule: str, chunks: int = 1, balance: Sequence[int] = (),
-          vertical: bool = False, flush: int = 1) -> Pipe:
+def piped(
+    ledger: Ledger,
+    stages: int,
+    pieces: int,
+    schedule: str,
+    chunks: int = 1,
+    balance: Sequence[int] = (),
+    vertical: bool = False,
+    flush: int = 1,
+) -> Pipe:
     """The pipeline on the ledger of a plain step, cut as given, or into parts with as equal weights as can be."""
     copy = ledger.by_fewer_copies(stages)
     pieces = min(pieces, max(copy.batch, 1))
@@ -221,15 +295,24 @@ def worth_trying(ledger: Ledger) -> Iterator[PipelineSetting]:
         copy = ledger.by_fewer_copies(stages)
         wholes = {pieces: copy.in_pieces(pieces) for pieces in numbers_of_pieces(stages, copy.batch)}
         for schedules in TRIED:
-            found = [one for pieces, whole in wholes.items() for schedule in schedules
-                     if schedule != "zero-bubble" or ledger.slices == 1   # slices go backward at once
-                     for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)]
-            yield from (PipelineSetting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks) for pipe in unbeaten(found))
+            found = [
+                one
+                for pieces, whole in wholes.items()
+                for schedule in schedules
+                if schedule != "zero-bubble" or ledger.slices == 1  # slices go backward at once
+                for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)
+            ]
+            yield from (
+                PipelineSetting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks)
+                for pipe in unbeaten(found)
+            )
 
 
 def numbers_of_pieces(stages: int, samples: int) -> list[int]:
     """Of a batch, that are tried: with fewer than stages a worker is idle for most of the time, with many each is small."""
-    return [number for number in (stages, 2 * stages, 4 * stages, 8 * stages) if number <= min(samples, MOST_PIECES)] or [max(samples, 1)]
+    return [
+        number for number in (stages, 2 * stages, 4 * stages, 8 * stages) if number <= min(samples, MOST_PIECES)
+    ] or [max(samples, 1)]
 
 
 def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: int) -> Iterator[Pipe]:
@@ -241,8 +324,12 @@ def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: in
     held = held_at_most(schedule, stages, pieces, chunks)
     each = tuple(max(round(held[number % stages] / chunks), 1) for number in range(parts))
     per_weight = (standing.parameters + standing.optimizer + standing.gradients) / max(standing.parameters, 1.0)
-    for cut in dict.fromkeys((fastest_cut(chain, parts, whole.workers),
-                              smallest_cut(chain, whole.workers, per_weight, each, schedule == STASHING))):
+    for cut in dict.fromkeys(
+        (
+            fastest_cut(chain, parts, whole.workers),
+            smallest_cut(chain, whole.workers, per_weight, each, schedule == STASHING),
+        )
+    ):
         yield Pipe(whole, units, stages, pieces, schedule, cut)
 
 
@@ -275,13 +362,15 @@ def units_of(ledger: Ledger) -> Iterator[CostUnit]:
         arriving = next((row.output for row in reversed(own) if row.inside), 0.0)
 
 
-@lru_cache(1 << 12)   # a ranking asks for the same chain again and again
+@lru_cache(1 << 12)  # a ranking asks for the same chain again and again
 def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> tuple[int, ...]:
     return best_cut(chain, replace(workers, world=stages), stages).blocks
 
 
 @lru_cache(1 << 12)
-def smallest_cut(chain: tuple[BlockCost, ...], workers: Workers, per_weight: float, held: tuple[int, ...], stashed: bool) -> tuple[int, ...]:
+def smallest_cut(
+    chain: tuple[BlockCost, ...], workers: Workers, per_weight: float, held: tuple[int, ...], stashed: bool
+) -> tuple[int, ...]:
     """The cut whose largest stage needs the least memory, where each stage holds so many pieces."""
     stages = len(held)
     holding = Holding(per_weight=per_weight, held=lambda to_come: held[stages - to_come], stashed=stashed)
@@ -289,22 +378,36 @@ def smallest_cut(chain: tuple[BlockCost, ...], workers: Workers, per_weight: flo
 
 
 @cache
-def compiled(schedule: str, stages: int, pieces: int, chunks: int,
-             slices: int = 1) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
+def compiled(
+    schedule: str, stages: int, pieces: int, chunks: int, slices: int = 1
+) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
     """A schedule as numbers, in an order in which it can be done: worker, chunk with 0 for forward and 1 for backward, the share of that,
     and who comes before, by number, and whether it is another worker's."""
-    numbers: dict[Action, tuple[int, int]] = {}   # by action: its number, and who does it
+    numbers: dict[Action, tuple[int, int]] = {}  # by action: its number, and who does it
     done = []
     for worker, action, needed in doable(in_slices(orders(schedule, stages, pieces, chunks), slices)):
         known = [numbers[one] for one in needed]
-        done.append((worker, 2 * action.chunk + (action.kind is not Kind.FORWARD), 0.5 if action.kind in HALVES else 1.0,
-                     tuple([(number, owner != worker) for number, owner in known])))
+        done.append(
+            (
+                worker,
+                2 * action.chunk + (action.kind is not Kind.FORWARD),
+                0.5 if action.kind in HALVES else 1.0,
+                tuple([(number, owner != worker) for number, owner in known]),
+            )
+        )
         numbers[action] = len(numbers), worker
     return tuple(done)
 
 
-def played(schedule: str, stages: int, pieces: int, chunks: int, seconds: tuple[tuple[float, float], ...], carried: float,
-           slices: int = 1) -> float:
+def played(
+    schedule: str,
+    stages: int,
+    pieces: int,
+    chunks: int,
+    seconds: tuple[tuple[float, float], ...],
+    carried: float,
+    slices: int = 1,
+) -> float:
     """Seconds of the whole: what `schedule.timed` finds, in a fraction of the time."""
     spent = [one for both in seconds for one in both]
     free = [0.0] * stages

@@ -9,6 +9,7 @@ before it waits, and no weight gets zeros for a gradient that does not come, whi
 A function with a backward of its own (a checkpoint with use_reentrant=True) computes without gradients and gives its result one when it
 ends. Its node was made when it began, and belongs where it ended: blocks that it called, and cuts before them, lie in between.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -21,7 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from shoestring.core.private import made_at, next_node_number, unseen_functions
 
 K = TypeVar("K")
-Edge = tuple[Node, int]   # a node, and which of its outputs
+Edge = tuple[Node, int]  # a node, and which of its outputs
 
 
 class GradientFlow(Generic[K]):
@@ -29,10 +30,12 @@ class GradientFlow(Generic[K]):
 
     def __init__(self) -> None:
         self.alive: dict[K, weakref.ref[Tensor]] = {}
-        self.cuts: list[tuple[int, dict[K, Edge]]] = []   # the number of the next node, and where gradients of values would arrive
-        self.without: dict[K, int] = {}                   # values that were made without a gradient, and how many cuts were before them
-        self.ended: dict[Node, int] = {}                  # nodes of functions that gave such values one: cuts before they ended
-        self.within: set[int] = set()                     # cuts in such functions that gradients reach, once these were followed
+        self.cuts: list[
+            tuple[int, dict[K, Edge]]
+        ] = []  # the number of the next node, and where gradients of values would arrive
+        self.without: dict[K, int] = {}  # values that were made without a gradient, and how many cuts were before them
+        self.ended: dict[Node, int] = {}  # nodes of functions that gave such values one: cuts before they ended
+        self.within: set[int] = set()  # cuts in such functions that gradients reach, once these were followed
 
     def note(self, key: K, value: Tensor) -> None:
         self.alive[key] = weakref.ref(value)
@@ -47,7 +50,9 @@ class GradientFlow(Generic[K]):
     def note_cut(self) -> None:
         values = [(key, value) for key, kept in self.alive.items() if (value := kept()) is not None]
         self.alive = {key: self.alive[key] for key, _ in values}
-        found = {key: edge_of(value) for key, value in values if value.requires_grad}   # a view that was written to gets a new node here
+        found = {
+            key: edge_of(value) for key, value in values if value.requires_grad
+        }  # a view that was written to gets a new node here
         self.cuts.append((next_node_number(), found))
 
     def reached(self, loss: object) -> list[set[K]]:
@@ -55,7 +60,7 @@ class GradientFlow(Generic[K]):
         edges: set[Edge] = set()
         seen: set[Node] = set()
         begins = [begin for begin, _ in self.cuts]
-        waiting: list[list[Node]] = [[] for _ in range(len(begins) + 1)]   # nodes, by the number of cuts before them
+        waiting: list[list[Node]] = [[] for _ in range(len(begins) + 1)]  # nodes, by the number of cuts before them
 
         def hand_to(node: Node, output: int, last: int) -> None:
             edges.add((node, output))
@@ -69,7 +74,9 @@ class GradientFlow(Generic[K]):
         if isinstance(loss, Tensor) and loss.requires_grad:
             hand_to(*edge_of(loss), len(begins))
         found: list[set[K]] = []
-        for place in range(len(begins), -1, -1):   # from what was made after the last cut to what was made before the first
+        for place in range(
+            len(begins), -1, -1
+        ):  # from what was made after the last cut to what was made before the first
             while waiting[place]:
                 for node, output in waiting[place].pop().next_functions:
                     if node is not None:
@@ -80,6 +87,6 @@ class GradientFlow(Generic[K]):
 
 
 def edge_of(value: Tensor) -> Edge:
-    with unseen_functions():   # to look at a value is not to use it
+    with unseen_functions():  # to look at a value is not to use it
         edge: GradientEdge = get_gradient_edge(value)
     return edge.node, edge.output_nr

@@ -1,8 +1,10 @@
 """All stages of a pipeline in one process, one action after the other: what a trial compares with plain training.
 
-The engine is that of real workers (training/pipeline/stages.py). Messages lie in memory, and nobody waits: an action is done when all that it needs
+The engine is that of real workers (training/pipeline/stages.py). Messages lie in memory, and nobody waits: an action
+is done when all that it needs
 is done, so a message that is not there then would never come, and is an error.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict, deque
@@ -20,7 +22,7 @@ from shoestring.core.run import Run
 from shoestring.training.pipeline.schedule import Action, named, needs
 from shoestring.training.pipeline.stages import Stages
 
-Mail = dict[tuple[int, int, int], deque[Tensor]]   # by who sends, who receives, and the tag
+Mail = dict[tuple[int, int, int], deque[Tensor]]  # by who sends, who receives, and the tag
 
 
 class MailLink(Link):
@@ -41,8 +43,10 @@ class MailLink(Link):
         waiting = self.mail[source, self.rank, tag]
         if not waiting or waiting[0].shape != tensor.shape or waiting[0].dtype != tensor.dtype:
             sent = f"something of shape {tuple(waiting[0].shape)} and {waiting[0].dtype}" if waiting else "nothing"
-            raise Mistake(f"stage {self.rank} awaits something of shape {tuple(tensor.shape)} and {tensor.dtype} from stage {source}, "
-                          f"which sent {sent}")
+            raise Mistake(
+                f"stage {self.rank} awaits something of shape {tuple(tensor.shape)} and {tensor.dtype} from stage {source}, "
+                f"which sent {sent}"
+            )
         with torch.no_grad():
             tensor.copy_(waiting.popleft())
         return source
@@ -72,10 +76,15 @@ class StagesHere:
         ended: set[Action] = set()
         last = len(self.engines[0].ranges) - 1
         while any(turn):
-            ready = [(rank, action) for rank, action in enumerate(turn)
-                     if action is not None and all(one in ended for one in needs(action, last, ended))]
+            ready = [
+                (rank, action)
+                for rank, action in enumerate(turn)
+                if action is not None and all(one in ended for one in needs(action, last, ended))
+            ]
             if not ready:
-                raise Mistake(f"the stages wait for each other: {', '.join(named(one) for one in turn if one is not None)}")
+                raise Mistake(
+                    f"the stages wait for each other: {', '.join(named(one) for one in turn if one is not None)}"
+                )
             for rank, action in ready:
                 turn[rank] = next(doing[rank], None)
                 ended.add(action)

@@ -21,6 +21,7 @@ This is the program of Narayanan, Harlap, Phanishayee et al., PipeDream: General
 arXiv 1806.03377 (section 3.1, on one level of machines), turned round so that memory, which depends on the stages still to come,
 fits in; its formula is the first of the two times.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from shoestring.core.ledger_parts import Workers
 from shoestring.core.units import bytes_text
 
 Table = np.ndarray[Any, Any]
-NEVER = 1 << 20    # workers: more than there are
+NEVER = 1 << 20  # workers: more than there are
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class BlockCost:
     """One block of the chain: what it takes for one piece of the batch."""
 
     name: str
-    forward: float = 0.0     # seconds
-    backward: float = 0.0    # seconds
-    weights: float = 0.0     # bytes
-    kept: float = 0.0        # bytes from its forward to its backward
-    crossing: float = 0.0    # bytes that a cut right before it sends forward
-    returning: float = 0.0   # bytes of gradients that come back over that cut
+    forward: float = 0.0  # seconds
+    backward: float = 0.0  # seconds
+    weights: float = 0.0  # bytes
+    kept: float = 0.0  # bytes from its forward to its backward
+    crossing: float = 0.0  # bytes that a cut right before it sends forward
+    returning: float = 0.0  # bytes of gradients that come back over that cut
 
     @property
     def seconds(self) -> float:
@@ -61,18 +62,20 @@ class BlockCost:
 class Holding:
     """What a stage holds on a device, and how much there may be."""
 
-    memory: float = inf         # bytes of a device
-    per_weight: float = 1.0     # bytes per byte of weights: 1, and what gradients and the optimizer's state take
-    held: Callable[[int], int] = field(default=lambda to_come: 1)   # pieces in a stage at once, by S - s: the stages from it to the last
-    stashed: bool = False       # every piece but the newest keeps the weights that it began with
+    memory: float = inf  # bytes of a device
+    per_weight: float = 1.0  # bytes per byte of weights: 1, and what gradients and the optimizer's state take
+    held: Callable[[int], int] = field(
+        default=lambda to_come: 1
+    )  # pieces in a stage at once, by S - s: the stages from it to the last
+    stashed: bool = False  # every piece but the newest keeps the weights that it began with
 
 
 @dataclass(frozen=True)
 class StageCut:
-    blocks: tuple[int, ...]      # of every stage
-    copies: tuple[int, ...]      # workers of every stage
-    seconds: float               # of the slowest stage, per piece
-    memory: tuple[float, ...]    # bytes that every stage needs on each of its devices
+    blocks: tuple[int, ...]  # of every stage
+    copies: tuple[int, ...]  # workers of every stage
+    seconds: float  # of the slowest stage, per piece
+    memory: tuple[float, ...]  # bytes that every stage needs on each of its devices
 
 
 class NothingFits(Mistake):
@@ -101,9 +104,13 @@ def by_hand(count: int, balance: Sequence[int]) -> tuple[int, ...]:
     """
     found = tuple(balance)
     if any(size < 1 for size in found) or not found:
-        raise Mistake(f"balance={list(found)}: a stage needs one block or more; give numbers above zero that add up to {count}")
+        raise Mistake(
+            f"balance={list(found)}: a stage needs one block or more; give numbers above zero that add up to {count}"
+        )
     if sum(found) != count:
-        raise Mistake(f"balance={list(found)} places {sum(found)} blocks, and the model has {count}: give numbers that add up to {count}")
+        raise Mistake(
+            f"balance={list(found)} places {sum(found)} blocks, and the model has {count}: give numbers that add up to {count}"
+        )
     return found
 
 
@@ -126,8 +133,15 @@ def smallest_maximum(values: Sequence[float], stages: int) -> tuple[int, ...]:
     return best_cut([BlockCost("", forward=value) for value in values], Workers(world=stages), stages).blocks
 
 
-def best_cut(chain: Sequence[BlockCost], workers: Workers, stages: int = 0, *, copied: bool = False, pieces: int = 1,
-             holding: Holding | None = None) -> StageCut:
+def best_cut(
+    chain: Sequence[BlockCost],
+    workers: Workers,
+    stages: int = 0,
+    *,
+    copied: bool = False,
+    pieces: int = 1,
+    holding: Holding | None = None,
+) -> StageCut:
     """The cut whose slowest stage is fastest, among those that fit and use `workers.world` devices or fewer.
 
     With 0 stages their number is free; if `copied`, a stage may be on several workers. `pieces` make a batch, after which copies add up
@@ -138,14 +152,19 @@ def best_cut(chain: Sequence[BlockCost], workers: Workers, stages: int = 0, *, c
     """
     count, world = len(chain), workers.world
     if stages > min(count, world) or count < 1 or world < 1 or stages < 0:
-        raise Mistake(f"{stages} stages for {count} blocks on {world} workers: a stage needs a block and a worker of its own; "
-                      f"ask for {max(min(count, world), 1)} stages or fewer")
+        raise Mistake(
+            f"{stages} stages for {count} blocks on {world} workers: a stage needs a block and a worker of its own; "
+            f"ask for {max(min(count, world), 1)} stages or fewer"
+        )
     search = Search(chain, workers, stages, copied, pieces, holding or Holding())
     if not search.fits(inf, search.holding.memory):
         least = search.least_memory()
         how = f"{stages} stages" if stages else f"{world} workers"
-        raise NothingFits(f"no cut of {count} blocks over {how} fits {bytes_text(search.holding.memory)} a device: the best of them needs "
-                          f"{bytes_text(least)}; give that much, more stages, or more and smaller pieces", least)
+        raise NothingFits(
+            f"no cut of {count} blocks over {how} fits {bytes_text(search.holding.memory)} a device: the best of them needs "
+            f"{bytes_text(least)}; give that much, more stages, or more and smaller pieces",
+            least,
+        )
     return search.found(smallest(search.possible_times(), lambda time: search.fits(time, search.holding.memory)))
 
 
@@ -170,13 +189,15 @@ def smallest(candidates: Table, enough: Callable[[float], bool]) -> float:
 class Search:
     """The tables of one chain: index [i, j] is the stage of the blocks i..j-1, index [i, j, r - 1] that stage on r workers."""
 
-    def __init__(self, chain: Sequence[BlockCost], workers: Workers, stages: int, copied: bool, pieces: int, holding: Holding) -> None:
+    def __init__(
+        self, chain: Sequence[BlockCost], workers: Workers, stages: int, copied: bool, pieces: int, holding: Holding
+    ) -> None:
         self.count, self.workers, self.stages, self.holding = len(chain), workers, stages, holding
-        self.most = stages or min(workers.world, self.count)                                # stages
-        self.copies = np.arange(1, (workers.world if copied else 1) + 1, dtype=np.int32)    # that a stage may have
+        self.most = stages or min(workers.world, self.count)  # stages
+        self.copies = np.arange(1, (workers.world if copied else 1) + 1, dtype=np.int32)  # that a stage may have
         weights = spans([layer.weights for layer in chain])
         factor = holding.per_weight - 1 if holding.stashed else holding.per_weight
-        self.fixed = weights * factor                                                       # bytes, and bytes per piece that is held
+        self.fixed = weights * factor  # bytes, and bytes per piece that is held
         self.per_piece = spans([layer.kept for layer in chain]) + (weights if holding.stashed else 0.0)
         self.held = [max(holding.held(to_come), 1) for to_come in range(1, self.most + 1)]
         begins, ends = np.indices(weights.shape)
@@ -186,9 +207,11 @@ class Search:
     def timed(self, chain: Sequence[BlockCost], weights: Table, pieces: int) -> Table:
         seconds, r = self.workers.seconds, self.copies
         work = spans([layer.seconds for layer in chain])
-        back = np.array([0.0, *(seconds(layer.returning, 1) for layer in chain[1:]), 0.0])   # of the cut before a block
+        back = np.array([0.0, *(seconds(layer.returning, 1) for layer in chain[1:]), 0.0])  # of the cut before a block
         forth = np.array([0.0, *(seconds(layer.crossing, 1) for layer in chain[1:]), 0.0])
-        each = weights[..., None] * self.workers.per_byte_sent / r + self.workers.per_message   # of the ring's 2 (r - 1) messages
+        each = (
+            weights[..., None] * self.workers.per_byte_sent / r + self.workers.per_message
+        )  # of the ring's 2 (r - 1) messages
         adding = 2 * (r - 1) * each / max(pieces, 1)
         if self.workers.hides:
             cuts = np.maximum.outer(back + forth, back + forth)
@@ -231,13 +254,13 @@ class Search:
             reached = np.take_along_axis(enough, np.minimum(small, len(self.copies))[..., None] - 1, axis=-1)[..., 0]
         return np.where(small <= len(self.copies), reached, np.int32(NEVER))
 
-    @cache   # noqa: B019 (a search lives as long as one call of best_cut)
+    @cache  # noqa: B019 (a search lives as long as one call of best_cut)
     def small(self, held: int, memory: float) -> Table:
         """The least copies with which a stage fits, where the stage as a whole holds so many pieces."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.floor((memory - self.fixed) / self.per_piece)   # pieces that a copy has room for,
+            share = np.floor((memory - self.fixed) / self.per_piece)  # pieces that a copy has room for,
         share = np.clip(np.nan_to_num(share, nan=held, posinf=held, neginf=0), 0, held)
-        share -= self.fixed + self.per_piece * share > memory          # and what rounding got wrong about it
+        share -= self.fixed + self.per_piece * share > memory  # and what rounding got wrong about it
         share += (share < held) & (self.fixed + self.per_piece * (share + 1) <= memory)
         return np.where(share >= 1, np.ceil(held / np.maximum(share, 1)), NEVER).astype(np.int32)
 

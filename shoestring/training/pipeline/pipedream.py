@@ -17,6 +17,7 @@ line drains. Only then have all stages made the same updates, and only then is s
 order is fixed, so the result does not depend on how fast the workers are, and a run that goes on from a checkpoint ends with the same bits.
 Narayanan et al.: PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, arXiv 1806.03377.
 """
+
 from __future__ import annotations
 
 import time
@@ -39,17 +40,17 @@ from shoestring.training.pipeline.stages import VALUES, Stages
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain
 
-LOSS = VALUES - 1   # the number of the loss among what crosses a cut backward
-WINDOW = 1024       # pieces after which their numbers in messages begin again; far more than are ever on their way
+LOSS = VALUES - 1  # the number of the loss among what crosses a cut backward
+WINDOW = 1024  # pieces after which their numbers in messages begin again; far more than are ever on their way
 
 
 @dataclass
 class Underway:
     """A piece between its forward and its backward in this stage."""
 
-    number: int             # among all that were computed
-    version: int            # of the weights that it uses
-    loss: Tensor | None     # known where the model ends
+    number: int  # among all that were computed
+    version: int  # of the weights that it uses
+    loss: Tensor | None  # known where the model ends
 
 
 class Versions:
@@ -59,7 +60,7 @@ class Versions:
         self.weights = tuple(weights)
         self.newest = 0
         self.older: dict[int, list[Tensor]] = {}
-        self.most = 0   # bytes that older ones took at once
+        self.most = 0  # bytes that older ones took at once
 
     @contextmanager
     def used(self, version: int) -> Iterator[None]:
@@ -98,26 +99,30 @@ class Versions:
 class PipeDream(Stages):
     """One worker's part of such a pipeline."""
 
-    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], pieces: int, flush: int, vertical: bool) -> None:
+    def __init__(
+        self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], pieces: int, flush: int, vertical: bool
+    ) -> None:
         if run.clip:
             raise Mistake(CLIPS)
         super().__init__(run, link, bounds, lambda count: (), pieces)
         if self.tied:
             name, users = next(iter(sorted(self.tied.items())))
-            raise Mistake(f"Pipeline(schedule='pipedream'): the weight {name} is used by the stages {', '.join(map(str, users))}, whose "
-                          f"updates happen at different times, so their copies of it would go apart: use schedule='1f1b', which adds "
-                          f"their gradients up, or do not tie weights")
+            raise Mistake(
+                f"Pipeline(schedule='pipedream'): the weight {name} is used by the stages {', '.join(map(str, users))}, whose "
+                f"updates happen at different times, so their copies of it would go apart: use schedule='1f1b', which adds "
+                f"their gradients up, or do not tie weights"
+            )
         refuse_views(run.model, self.own_weights)
         self.clock = StepClock(link.same_machine, drains=False)
         self.flush, self.vertical = flush, vertical
         self.lag = staleness(link.world, link.rank)
         self.versions = Versions(self.own_weights)
         self.underway: deque[Underway] = deque()
-        self.entered = self.drained_at = 0   # pieces so far; and when the line drained
+        self.entered = self.drained_at = 0  # pieces so far; and when the line drained
         self.step = 0
-        self.due = True                      # the line drains in this step
-        self.now = run                       # the run as it was in the last step, for who drains after it
-        self.loss: Tensor | None = None      # of the piece whose backward is done now
+        self.due = True  # the line drains in this step
+        self.now = run  # the run as it was in the last step, for who drains after it
+        self.loss: Tensor | None = None  # of the piece whose backward is done now
 
     # The step
 
@@ -162,7 +167,7 @@ class PipeDream(Stages):
             silent = self.flights[action.piece, action.chunk].root is None
             self.begun = time.perf_counter()
             self.backward_piece(now, action)
-        if silent:   # nothing wants a gradient here: the loss goes on all the same
+        if silent:  # nothing wants a gradient here: the loss goes on all the same
             self.send((), (), action, Kind.BACKWARD, action.chunk - 1)
         self.versions.move(lambda: self.run.update(now), min([needed, *(one.version for one in self.underway)]))
         for one in self.own_weights:
@@ -183,7 +188,9 @@ class PipeDream(Stages):
 
     def received_loss(self, action: Action) -> Tensor:
         loss = self.room(torch.Size(), torch.float32, self.like.device)
-        self.receive(loss, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, LOSS), "the loss of a piece")
+        self.receive(
+            loss, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, LOSS), "the loss of a piece"
+        )
         return loss
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
@@ -214,23 +221,27 @@ class PipeDream(Stages):
         return super().kept
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "stash_bytes": self.versions.most}   # nothing is on its way when it is asked for
+        return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is on its way when it is asked for
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = state.get("step", 0)   # another schedule has none
+        self.step = state.get("step", 0)  # another schedule has none
         self.versions.most = state.get("stash_bytes", 0)
 
     @property
     def remark(self) -> str:
         stages = range(self.link.world)
         stale = [self.link.world - 1 if self.vertical else staleness(self.link.world, stage) for stage in stages]
-        return (f"pipedream: weights move after every piece, {self.pieces} times a batch at the job's learning rate, and the gradients of "
-                f"stages {', '.join(map(str, stages))} are {', '.join(map(str, stale))} updates late; the line drains every {self.flush} "
-                f"steps, and only then is saved, validated or stopped")
+        return (
+            f"pipedream: weights move after every piece, {self.pieces} times a batch at the job's learning rate, and the gradients of "
+            f"stages {', '.join(map(str, stages))} are {', '.join(map(str, stale))} updates late; the line drains every {self.flush} "
+            f"steps, and only then is saved, validated or stopped"
+        )
 
 
-CLIPS = ("the job clips gradients by their global norm, and with schedule='pipedream' the stages have the gradients of a piece at "
-         "different times: use schedule='1f1b', or a job without clip")
+CLIPS = (
+    "the job clips gradients by their global norm, and with schedule='pipedream' the stages have the gradients of a piece at "
+    "different times: use schedule='1f1b', or a job without clip"
+)
 
 
 def refuse_views(model: nn.Module, weights: Sequence[nn.Parameter]) -> None:
@@ -241,6 +252,8 @@ def refuse_views(model: nn.Module, weights: Sequence[nn.Parameter]) -> None:
         beside = [(name, one) for name, one in vars(module).items() if isinstance(one, Tensor)]
         for name, one in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False), *beside):
             if one.layout is torch.strided and (found := own.get(storage_id_of(one))) is not None and found is not one:
-                raise Mistake(f"Pipeline(schedule='pipedream'): {path + '.' if path else ''}{name} shares memory with the weight "
-                              f"{named[id(found)]}, of which several versions are kept here, and it would not follow them: make it when it "
-                              f"is used, or use schedule='1f1b'")
+                raise Mistake(
+                    f"Pipeline(schedule='pipedream'): {path + '.' if path else ''}{name} shares memory with the weight "
+                    f"{named[id(found)]}, of which several versions are kept here, and it would not follow them: make it when it "
+                    f"is used, or use schedule='1f1b'"
+                )

@@ -1,15 +1,18 @@
 """Pipeline: every worker holds some layers of the model; a batch goes through them in pieces.
 
-    idle        (S - 1) / (M + S - 1)         of S stages and M equal pieces, for gpipe and 1f1b; training/pipeline/schedule.py has the others
+    idle        (S - 1) / (M + S - 1)         of S stages and M equal pieces, for gpipe and 1f1b;
+    training/pipeline/schedule.py has the others
     memory      weights / S                   and the activations of the pieces that are on their way: of stage s at most S - s with 1f1b
     sent        values that cross a cut, once forward, and their gradients once backward
 
 Exact: gradients of all pieces are added up before the update, as in one process that splits the batch. What crosses a cut (skip
 connections, masks that blocks make) is carried along from stage to stage; a weight that several stages use is held by each of them, and
-its gradients are added up. With `pipedream` weights are updated after every piece instead, and nobody waits (training/pipeline/pipedream.py):
+its gradients are added up. With `pipedream` weights are updated after every piece instead, and nobody waits
+(training/pipeline/pipedream.py):
 that is inexact, and gradients are S - 1 - s updates late at stage s.
 Huang et al.: GPipe, 2018, arXiv 1811.06965; Narayanan et al.: PipeDream, 2018, arXiv 1806.03377.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
@@ -39,18 +42,20 @@ from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain
 from shoestring.training.technique import MIXED, TrainingTechnique
 
-FURTHER = 2.5   # times the way of plain training, per piece of a batch, that pipedream's updates go at most
+FURTHER = 2.5  # times the way of plain training, per piece of a batch, that pipedream's updates go at most
 
 
 @dataclass(frozen=True)
 class Pipeline(TrainingTechnique):
-    stages: int = 2                     # workers that a model is divided between
-    pieces: int = 0                     # of a batch; 0: four times as many as stages
-    schedule: str = "1f1b"              # who does what when
-    balance: tuple[int, ...] = ()       # blocks of each chunk, in order; empty: as equal as can be by bytes of weights
-    chunks: int = 1                     # that every worker holds, for `interleaved`
-    vertical: bool = False              # for `pipedream`: a piece meets everywhere the version of weights that it met at the first stage
-    flush: int = 16                     # for `pipedream`: steps from one time that the line drains to the next
+    stages: int = 2  # workers that a model is divided between
+    pieces: int = 0  # of a batch; 0: four times as many as stages
+    schedule: str = "1f1b"  # who does what when
+    balance: tuple[int, ...] = ()  # blocks of each chunk, in order; empty: as equal as can be by bytes of weights
+    chunks: int = 1  # that every worker holds, for `interleaved`
+    vertical: bool = (
+        False  # for `pipedream`: a piece meets everywhere the version of weights that it met at the first stage
+    )
+    flush: int = 16  # for `pipedream`: steps from one time that the line drains to the next
 
     order: ClassVar[int] = 12
     exact: ClassVar[bool] = True
@@ -60,25 +65,40 @@ class Pipeline(TrainingTechnique):
     why: ClassVar[str] = "every worker holds some layers; a batch goes through them in pieces"
 
     def __post_init__(self) -> None:
-        for name, value in (("stages", self.stages), ("pieces", self.pieces), ("chunks", self.chunks), ("flush", self.flush)):
+        for name, value in (
+            ("stages", self.stages),
+            ("pieces", self.pieces),
+            ("chunks", self.chunks),
+            ("flush", self.flush),
+        ):
             if not isinstance(value, int):
                 raise Mistake(f"Pipeline({name}={value!r}): give a whole number")
         object.__setattr__(self, "balance", tuple(self.balance))
         if self.stages < 1 or self.pieces < 0 or self.chunks < 1:
-            raise Mistake(f"Pipeline(stages={self.stages}, pieces={self.pieces}, chunks={self.chunks}): give positive numbers")
+            raise Mistake(
+                f"Pipeline(stages={self.stages}, pieces={self.pieces}, chunks={self.chunks}): give positive numbers"
+            )
         if self.schedule not in SCHEDULES:
-            raise Mistake(f"Pipeline(schedule={self.schedule!r}): there are {', '.join(SCHEDULES)}{did_you_mean(self.schedule, SCHEDULES)}")
+            raise Mistake(
+                f"Pipeline(schedule={self.schedule!r}): there are {', '.join(SCHEDULES)}{did_you_mean(self.schedule, SCHEDULES)}"
+            )
         if self.balance and (len(self.balance) != self.stages * self.chunks or min(self.balance) < 1):
-            raise Mistake(f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
-                          f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are")
+            raise Mistake(
+                f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
+                f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are"
+            )
         checked(self.schedule, self.stages, self.pieces_wanted, self.chunks)
         if not self.stashes and (self.vertical or self.flush != type(self).flush):
-            raise Mistake(f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out")
+            raise Mistake(
+                f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out"
+            )
         if self.flush < 1:
             raise Mistake(f"Pipeline(flush={self.flush}): give the steps, one or more, after which the line drains")
         if self.stashes and self.pieces_wanted < self.stages:
-            raise Mistake(f"Pipeline(stages={self.stages}, pieces={self.pieces}, schedule='pipedream'): a batch of fewer pieces than "
-                          f"stages does not fill the line, which would drain after each: give pieces={self.stages} or more")
+            raise Mistake(
+                f"Pipeline(stages={self.stages}, pieces={self.pieces}, schedule='pipedream'): a batch of fewer pieces than "
+                f"stages does not fill the line, which would drain after each: give pieces={self.stages} or more"
+            )
 
     @property
     def stashes(self) -> bool:
@@ -129,7 +149,9 @@ class Pipeline(TrainingTechnique):
             return CLIPS
         world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
         if world % self.stages:
-            return f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
+            return (
+                f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
+            )
         if parts > calls:
             return f"the model calls {calls} blocks, and {parts} parts need at least one each: give fewer stages"
         if self.balance and sum(self.balance) != calls:
@@ -148,7 +170,9 @@ class Pipeline(TrainingTechnique):
     def drift(self, ledger: Ledger) -> float:
         """With pipedream a batch of M pieces is M updates at the job's rate: it goes further. While gradients stay the same, ten steps of
         momentum 0.9 go 41 times rate x gradient, and 10 M of them 100 M - 90 times that."""
-        return (MIXED if ledger.has("mixes samples") or not self.stashes else 0.0) + (FURTHER * self.pieces_wanted if self.stashes else 0.0)
+        return (MIXED if ledger.has("mixes samples") or not self.stashes else 0.0) + (
+            FURTHER * self.pieces_wanted if self.stashes else 0.0
+        )
 
     def making(self) -> AbstractContextManager[object]:
         """A worker makes the whole model and keeps a part of it: what does not fit waits in a file meanwhile."""
@@ -169,28 +193,38 @@ class Pipeline(TrainingTechnique):
         return StagesHere([run_of(mesh) for mesh in mail_meshes(self.stages)])
 
     def pipe(self, ledger: Ledger) -> Pipe:
-        return piped(ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush)
+        return piped(
+            ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush
+        )
 
     def bounds(self, chain: Chain, sizes: Sequence[int]) -> list[range]:
         """The calls of blocks that every chunk has."""
         count = self.stages * self.chunks
         if len(chain.calls) < count:
-            raise Mistake(f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
-                          f"least one each: give fewer stages")
+            raise Mistake(
+                f"Pipeline: the model calls {len(chain.calls)} blocks ({', '.join(chain.calls)}), and {count} stages need at "
+                f"least one each: give fewer stages"
+            )
         if self.chunks > 1 and chain.counts:
-            raise Mistake("Pipeline(schedule='interleaved'): every forward of the model changes something that it keeps outside of its "
-                          "blocks (a counter, say), and a worker runs the beginning of a forward once for each of its chunks: use another "
-                          "schedule, or do that inside of a block")
+            raise Mistake(
+                "Pipeline(schedule='interleaved'): every forward of the model changes something that it keeps outside of its "
+                "blocks (a counter, say), and a worker runs the beginning of a forward once for each of its chunks: use another "
+                "schedule, or do that inside of a block"
+            )
         balance = self.balance or smallest_maximum(sizes, count)
         if sum(balance) != len(chain.calls):
-            raise Mistake(f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
-                          f"{', '.join(chain.calls)}")
-        ends = [sum(balance[:number + 1]) for number in range(count)]
+            raise Mistake(
+                f"Pipeline(balance={list(balance)}) has {sum(balance)} blocks, and the model calls {len(chain.calls)}: "
+                f"{', '.join(chain.calls)}"
+            )
+        ends = [sum(balance[: number + 1]) for number in range(count)]
         for end in ends[:-1]:
             if end in chain.within:
-                raise Mistake(f"Pipeline: a stage begins with {chain.calls[end]}, which the model calls where no gradients are recorded "
-                              f"(in a checkpoint with use_reentrant=True, say), and none would come back: call the checkpoint with "
-                              f"use_reentrant=False or inside of the block, or cut elsewhere (balance=)")
+                raise Mistake(
+                    f"Pipeline: a stage begins with {chain.calls[end]}, which the model calls where no gradients are recorded "
+                    f"(in a checkpoint with use_reentrant=True, say), and none would come back: call the checkpoint with "
+                    f"use_reentrant=False or inside of the block, or cut elsewhere (balance=)"
+                )
         return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
 
     def apply(self, run: Run) -> Run:
@@ -203,8 +237,11 @@ class Pipeline(TrainingTechnique):
             check_kept(chain, found, played)
             return found
 
-        stages = (PipeDream(run, link, bounds, self.pieces_wanted, self.flush, self.vertical) if self.stashes
-                  else Stages(run, link, bounds, self.orders, self.pieces_wanted))
+        stages = (
+            PipeDream(run, link, bounds, self.pieces_wanted, self.flush, self.vertical)
+            if self.stashes
+            else Stages(run, link, bounds, self.orders, self.pieces_wanted)
+        )
 
         # Where others divide weights further (TensorParallel), what comes out is in parts too: validation has the whole model then
         together = stages.together if run.together is None else stages.usable
@@ -213,13 +250,23 @@ class Pipeline(TrainingTechnique):
             run.summed(number)
             link.sum(number).wait()
 
-        if isinstance(stages, PipeDream):   # weights have moved when a step's gradients are there
+        if isinstance(stages, PipeDream):  # weights have moved when a step's gradients are there
             run = replace(run, update=lambda now: None, synchronised=lambda: stages.due)
-        return replace(run, blocks=stages.blocks, forward=stages.forward, gradients=stages.gradients, usable=stages.usable,
-                       together=together, evaluate=stages.evaluate, summed=summed,
-                       share=lambda weight: run.share(weight) * stages.counted(weight),
-                       elsewhere=run.elsewhere | stages.elsewhere, shared={**run.shared, **stages.sums_of_tied},
-                       parts=run.parts * self.pieces_wanted, state={**run.state, "stages": stages})
+        return replace(
+            run,
+            blocks=stages.blocks,
+            forward=stages.forward,
+            gradients=stages.gradients,
+            usable=stages.usable,
+            together=together,
+            evaluate=stages.evaluate,
+            summed=summed,
+            share=lambda weight: run.share(weight) * stages.counted(weight),
+            elsewhere=run.elsewhere | stages.elsewhere,
+            shared={**run.shared, **stages.sums_of_tied},
+            parts=run.parts * self.pieces_wanted,
+            state={**run.state, "stages": stages},
+        )
 
 
 def check_kept(chain: Chain, ranges: Sequence[range], played: Collection[str]) -> None:
@@ -229,10 +276,12 @@ def check_kept(chain: Chain, ranges: Sequence[range], played: Collection[str]) -
         for call in own:
             for other in [other for other in range(len(chain.calls)) if other not in own]:
                 outside = chain.buffers[other] - chain.keeping[other]
-                if (seen := chain.changing[call] & (chain.keeping[other].difference(played) | outside)):
-                    raise Mistake(f"Pipeline: {chain.calls[call]} keeps something from call to call (in {min(seen)}), and "
-                                  f"{chain.calls[other]}, which another stage or chunk calls in the same forward, would not see that: put "
-                                  f"both into one stage (balance=), or let it keep nothing (a norm without running statistics)")
+                if seen := chain.changing[call] & (chain.keeping[other].difference(played) | outside):
+                    raise Mistake(
+                        f"Pipeline: {chain.calls[call]} keeps something from call to call (in {min(seen)}), and "
+                        f"{chain.calls[other]}, which another stage or chunk calls in the same forward, would not see that: put "
+                        f"both into one stage (balance=), or let it keep nothing (a norm without running statistics)"
+                    )
 
 
 @cache

@@ -19,6 +19,7 @@ add the same numbers in the same order, and end with the same bits.
 What crosses a cut is taken in the order in which it was sent. So is all that one worker sends to another, with one exception: of two
 workers that interleave, one sends the other both what comes out of its forwards and its gradients, and these overtake each other.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -35,9 +36,9 @@ SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream"
 
 class Kind(StrEnum):
     FORWARD = "F"
-    BACKWARD = "B"    # of inputs and weights at once
-    INPUTS = "I"      # backward to what came in, which the worker before waits for
-    WEIGHTS = "W"     # the rest of it, for which nobody waits
+    BACKWARD = "B"  # of inputs and weights at once
+    INPUTS = "I"  # backward to what came in, which the worker before waits for
+    WEIGHTS = "W"  # the rest of it, for which nobody waits
 
 
 HALVES = (Kind.INPUTS, Kind.WEIGHTS)
@@ -49,11 +50,11 @@ class Action:
     piece: int
     chunk: int
 
-    def __hash__(self) -> int:   # without the kind, whose own hash is slow: a ranking looks up millions of them
+    def __hash__(self) -> int:  # without the kind, whose own hash is slow: a ranking looks up millions of them
         return hash((self.piece, self.chunk))
 
 
-Orders = tuple[tuple[Action, ...], ...]   # of every worker
+Orders = tuple[tuple[Action, ...], ...]  # of every worker
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ActionSpan:
     end: float
 
 
-Timeline = tuple[tuple[ActionSpan, ...], ...]   # of every worker, in the order of time
+Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in the order of time
 
 
 def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
@@ -80,17 +81,21 @@ def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
 
 def checked(schedule: str, stages: int, pieces: int, chunks: int) -> None:
     if schedule not in SCHEDULES:
-        raise Mistake(f"there is no schedule {schedule!r}: a pipeline runs by {', '.join(SCHEDULES)}{did_you_mean(schedule, SCHEDULES)}")
+        raise Mistake(
+            f"there is no schedule {schedule!r}: a pipeline runs by {', '.join(SCHEDULES)}{did_you_mean(schedule, SCHEDULES)}"
+        )
     for name, count in (("stages", stages), ("pieces", pieces), ("chunks", chunks)):
         if count < 1:
             raise Mistake(f"a pipeline with {name}={count} computes nothing: give 1 or more")
     if chunks > 1 and schedule != "interleaved":
-        raise Mistake(f"schedule={schedule!r} has one chunk of the model on each worker, and {chunks} were asked for: only 'interleaved' "
-                      f"takes several; use it, or chunks=1")
+        raise Mistake(
+            f"schedule={schedule!r} has one chunk of the model on each worker, and {chunks} were asked for: only 'interleaved' "
+            f"takes several; use it, or chunks=1"
+        )
 
 
 def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
-    later = stages - 1 - worker   # workers behind this one
+    later = stages - 1 - worker  # workers behind this one
     if schedule == "zero-bubble":
         return split_backwards(worker, later, pieces)
     if schedule == "interleaved" and chunks > 1:
@@ -112,8 +117,14 @@ def in_slices(orders: Orders, slices: int) -> Orders:
     if slices > 1 and any(action.kind in HALVES for own in orders for action in own):
         raise Mistake("slices of a sequence can't go backward in two halves: use schedule='gpipe' or '1f1b'")
     numbers = {Kind.FORWARD: range(slices)}
-    return tuple(tuple(Action(action.kind, action.piece * slices + number, action.chunk) for action in own
-                       for number in numbers.get(action.kind, range(slices)[::-1])) for own in orders)
+    return tuple(
+        tuple(
+            Action(action.kind, action.piece * slices + number, action.chunk)
+            for action in own
+            for number in numbers.get(action.kind, range(slices)[::-1])
+        )
+        for own in orders
+    )
 
 
 def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], ahead: int) -> Iterator[Action]:
@@ -122,7 +133,7 @@ def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], a
         yield Action(Kind.FORWARD, *what)
         if place >= ahead:
             yield Action(Kind.BACKWARD, *backwards[place - ahead])
-    for what in backwards[max(0, len(forwards) - ahead):]:
+    for what in backwards[max(0, len(forwards) - ahead) :]:
         yield Action(Kind.BACKWARD, *what)
 
 
@@ -170,7 +181,7 @@ def ahead_interleaved(worker: int, stages: int, pieces: int, chunks: int) -> int
 def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
     """When everything happens: an action begins when its worker is free and what it needs has come. What another worker computed takes
     `sending` seconds to come, while both go on computing. ValueError for orders in which somebody waits for ever."""
-    ended: dict[Action, tuple[float, int]] = {}   # and by whom
+    ended: dict[Action, tuple[float, int]] = {}  # and by whom
     spans: list[list[ActionSpan]] = [[] for _ in orders]
     for worker, action, needed in doable(orders):
         came = [end + (sending if owner != worker else 0.0) for end, owner in map(ended.__getitem__, needed)]
@@ -190,7 +201,7 @@ def doable(orders: Orders) -> Iterator[tuple[int, Action, list[Action]]]:
     while len(ended) < len(owner):
         before = len(ended)
         for worker, own in enumerate(orders):
-            for action in own[places[worker]:]:
+            for action in own[places[worker] :]:
                 needed = needs(action, last, owner)
                 if not ended.issuperset(needed):
                     break
@@ -218,7 +229,7 @@ def all_end(orders: Orders, unread: int) -> bool:
     is taken when its receiver begins the action that needs it."""
     last = max((action.chunk for own in orders for action in own), default=0)
     done = [0] * len(orders)
-    sent: dict[tuple[bool, int], list[int]] = {}    # pieces, in order, by (whether forward, chunk that receives)
+    sent: dict[tuple[bool, int], list[int]] = {}  # pieces, in order, by (whether forward, chunk that receives)
     taken: set[tuple[bool, int, int]] = set()
     moved = True
     while moved:
@@ -295,7 +306,9 @@ def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tu
     """What `held` finds, by formula, for who does not want to write the orders down."""
     checked(schedule, stages, pieces, chunks)
     if schedule == "interleaved" and chunks > 1:
-        return tuple(min(ahead_interleaved(worker, stages, pieces, chunks) + 1, pieces * chunks) for worker in range(stages))
+        return tuple(
+            min(ahead_interleaved(worker, stages, pieces, chunks) + 1, pieces * chunks) for worker in range(stages)
+        )
     same = {"naive": 1, "gpipe": pieces, "zero-bubble": min(stages, pieces)}
     return tuple(same.get(schedule, min(stages - worker, pieces)) for worker in range(stages))
 

@@ -1,4 +1,5 @@
 """Modules whose code runs without being computed: what they keep from call to call is copied for the while, and then as it was."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from shoestring.core.private import storage_id_of, without_modes
 
-BOOKS = frozenset(nn.Module().__dict__) | {"forward"}   # nn.Module's own, and what techniques replace
+BOOKS = frozenset(nn.Module().__dict__) | {"forward"}  # nn.Module's own, and what techniques replace
 PLAIN = (int, float, str, bool, type(None), complex, bytes)
 
 
@@ -22,7 +23,12 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
     memo: dict[int, Any] = {id(one): one for one in (*everything.parameters(), *everything.modules())}
     shared = set(memo)
     before = [(module, dict(module.__dict__)) for module in top.modules()]
-    books = [(one, one.copy()) for _, was in before for name, one in was.items() if name in BOOKS and isinstance(one, (dict, set))]
+    books = [
+        (one, one.copy())
+        for _, was in before
+        for name, one in was.items()
+        if name in BOOKS and isinstance(one, (dict, set))
+    ]
     with without_modes():
         for module, was in before:
             module.__dict__["_parameters"] = dict(was["_parameters"])
@@ -35,7 +41,7 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
         for module, was in before:
             module.__dict__.clear()
             module.__dict__.update(was)
-        for one, content in books:   # the very same objects: handles by which hooks are removed know them
+        for one, content in books:  # the very same objects: handles by which hooks are removed know them
             one.clear()
             one.update(content)
 
@@ -45,7 +51,7 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
         return value
     try:
         return deepcopy(value, memo)
-    except Exception:   # a lock, a tensor with a history: whatever it is, it is used as it is
+    except Exception:  # a lock, a tensor with a history: whatever it is, it is used as it is
         if isinstance(value, Tensor):
             memo[id(value)] = value.detach().clone()
         return memo.get(id(value), value)

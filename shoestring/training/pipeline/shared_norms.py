@@ -7,6 +7,7 @@ What a norm gives in training does not depend on its running statistics r. Every
 so a chunk's k calls for a piece, begun from zeros, leave a number c, and from any other beginning (1 - m)^k r + c. After a batch the first
 worker that has the norm plays these in the order of one process, piece by piece and in each chunk by chunk, and tells the others.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,29 +40,42 @@ class SharedNorm:
 
     def put(self, flat: Tensor) -> None:
         for one, value in zip(self.statistics, flat.split([one.numel() for one in self.statistics]), strict=True):
-            one.data.copy_(value.view(one.shape))   # autograd keeps them of every call, and needs none of their numbers in training
+            one.data.copy_(
+                value.view(one.shape)
+            )  # autograd keeps them of every call, and needs none of their numbers in training
 
 
 def playable(model: nn.Module) -> dict[str, tuple[nn.Module, float]]:
     """The norms whose calls can be played later, by name, with their momentum. One with a forward of its own may use its statistics; of
     one whose momentum follows from its count (None), calls do not add up like this."""
-    return {name: (module, module.momentum) for name, module in model.named_modules()
-            if isinstance(module, BATCH_NORMS) and type(module).forward is BATCH_NORMS.forward and module.momentum is not None
-            and [buffer for buffer, one in module.named_buffers(recurse=False) if one is not None] == list(STATISTICS)}
+    return {
+        name: (module, module.momentum)
+        for name, module in model.named_modules()
+        if isinstance(module, BATCH_NORMS)
+        and type(module).forward is BATCH_NORMS.forward
+        and module.momentum is not None
+        and [buffer for buffer, one in module.named_buffers(recurse=False) if one is not None] == list(STATISTICS)
+    }
 
 
 class SharedNorms:
     """One worker's part in the norms that several chunks call."""
 
-    def __init__(self, model: nn.Module, chain: Chain, ranges: Sequence[range], link: Link, home: Callable[[int], int]) -> None:
+    def __init__(
+        self, model: nn.Module, chain: Chain, ranges: Sequence[range], link: Link, home: Callable[[int], int]
+    ) -> None:
         self.link, self.home = link, home
         self.norms: dict[str, SharedNorm] = {}
         for name, (module, momentum) in playable(model).items():
             mean = f"{name}.{STATISTICS[0]}"
-            chunks = tuple(chunk for chunk, calls in enumerate(ranges) if any(mean in chain.changing[call] for call in calls))
+            chunks = tuple(
+                chunk for chunk, calls in enumerate(ranges) if any(mean in chain.changing[call] for call in calls)
+            )
             if len(chunks) > 1:
                 self.norms[name] = SharedNorm(module, momentum, chunks)
-        self.left: dict[tuple[str, int, int], Tensor] = {}   # by norm, piece and chunk: what calls left that began from zeros
+        self.left: dict[
+            tuple[str, int, int], Tensor
+        ] = {}  # by norm, piece and chunk: what calls left that began from zeros
 
     @contextmanager
     def noting(self, piece: int, chunk: int) -> Iterator[None]:

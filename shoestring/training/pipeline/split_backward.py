@@ -8,6 +8,7 @@ were wrong without a word (DeBERTa, by 1 %) or failed (T5).
 A checkpoint with use_reentrant=True runs a backward of its own within backward, which reaches all of its weights at once, and torch refuses
 to go through one to some inputs only. A graph with such a node is not halved.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
-REENTRANT = f"{CheckpointFunction.__name__}Backward"   # of torch, and of others who have named theirs after it
+REENTRANT = f"{CheckpointFunction.__name__}Backward"  # of torch, and of others who have named theirs after it
 
 
 @dataclass
@@ -28,14 +29,14 @@ class DeferredGradient:
 
     node: Node
     weights: list[nn.Parameter]
-    arrived: tuple[Tensor | None, ...] = ()   # at the node, in the first half
+    arrived: tuple[Tensor | None, ...] = ()  # at the node, in the first half
 
 
 @dataclass
 class Rest:
     """What the first half leaves for the second."""
 
-    done: list[tuple[nn.Parameter, Tensor]]            # gradients that could not wait
+    done: list[tuple[nn.Parameter, Tensor]]  # gradients that could not wait
     later: list[DeferredGradient] = field(default_factory=list)
 
 
@@ -55,9 +56,9 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
     for weight in weights:
         leaf = get_gradient_edge(weight).node
         if leaf not in users:
-            continue   # this piece does not use it
+            continue  # this piece does not use it
         node = asked_later(leaf, users)
-        if node in (None, root.grad_fn) or node not in alive:   # the root brings gradients from elsewhere, once
+        if node in (None, root.grad_fn) or node not in alive:  # the root brings gradients from elsewhere, once
             now.append(weight)
         else:
             later.setdefault(node, DeferredGradient(node, [])).weights.append(weight)
@@ -69,20 +70,34 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
             hook.remove()
     for one, gradient in zip(inputs, found, strict=False):
         one.grad = gradient
-    root.detach_()   # what lies between it and the nodes of `later` is not needed again
-    return Rest([(weight, gradient) for weight, gradient in zip(now, found[len(inputs):], strict=True) if gradient is not None],
-                list(later.values()))
+    root.detach_()  # what lies between it and the nodes of `later` is not needed again
+    return Rest(
+        [
+            (weight, gradient)
+            for weight, gradient in zip(now, found[len(inputs) :], strict=True)
+            if gradient is not None
+        ],
+        list(later.values()),
+    )
 
 
 def to_weights(rest: Rest) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """The second half: weights and their gradients."""
     yield from rest.done
     while rest.later:
-        one = rest.later.pop(0)   # its graph goes with it
-        edges = [(GradientEdge(one.node, place), gradient) for place, gradient in enumerate(one.arrived) if gradient is not None]
+        one = rest.later.pop(0)  # its graph goes with it
+        edges = [
+            (GradientEdge(one.node, place), gradient)
+            for place, gradient in enumerate(one.arrived)
+            if gradient is not None
+        ]
         if edges:
-            found = torch.autograd.grad([edge for edge, _ in edges], one.weights, [gradient for _, gradient in edges], allow_unused=True)
-            yield from ((weight, gradient) for weight, gradient in zip(one.weights, found, strict=True) if gradient is not None)
+            found = torch.autograd.grad(
+                [edge for edge, _ in edges], one.weights, [gradient for _, gradient in edges], allow_unused=True
+            )
+            yield from (
+                (weight, gradient) for weight, gradient in zip(one.weights, found, strict=True) if gradient is not None
+            )
 
 
 def keeping(one: DeferredGradient) -> Any:
@@ -124,7 +139,7 @@ def asked_later(leaf: Node, users: dict[Node, list[Node]]) -> Node | None:
     None if the weight, or what passes it on, is used more than once."""
     node = leaf
     while len(users.get(node, ())) == 1:
-        node, = users[node]
+        (node,) = users[node]
         if sum(one is not None for one, _ in node.next_functions) > 1:
             return node
     return None

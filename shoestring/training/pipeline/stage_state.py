@@ -3,6 +3,7 @@
 Every weight has the workers that use it; the first of them is its owner. A worker's storage of a weight that it does not use is empty, and
 its optimizer knows the weights that it uses alone.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -17,19 +18,23 @@ from shoestring.core.link import Link
 from shoestring.core.private import number_of, resize_storage, without_modes
 from shoestring.core.run import AddUp, Run, RunState, StoredTensor
 
-CHUNK = 1 << 22   # bytes that are sent at once for a checkpoint
+CHUNK = 1 << 22  # bytes that are sent at once for a checkpoint
 
 
 class StagedState(RunState):
-    def __init__(self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]
+    ) -> None:
         """`weights` and `buffers`: the workers that use each."""
         self.run, self.link = run, link
-        self.names = dict(run.model.named_parameters(remove_duplicate=False))   # of a weight with several, all
+        self.names = dict(run.model.named_parameters(remove_duplicate=False))  # of a weight with several, all
         self.by_name = dict(run.model.named_parameters())
         self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
-        self.users = {name: weights.get(name, (0,)) for name in self.by_name}   # what nobody uses is the first worker's
+        self.users = {name: weights.get(name, (0,)) for name in self.by_name}  # what nobody uses is the first worker's
         self.buffer_users = {name: buffers.get(name, (0,)) for name, _ in run.model.named_buffers()}
-        self.tied = {name: users for name, users in self.users.items() if len(users) > 1 and self.by_name[name].requires_grad}
+        self.tied = {
+            name: users for name, users in self.users.items() if len(users) > 1 and self.by_name[name].requires_grad
+        }
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
         for group in run.optimizer.param_groups:
             group["params"] = [one for one in group["params"] if self.uses(self.first[one])]
@@ -47,8 +52,11 @@ class StagedState(RunState):
     @property
     def sums_of_tied(self) -> dict[nn.Parameter, AddUp]:
         """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each."""
-        return {self.by_name[name]: partial(self.add_up_used, users) for name, users in sorted(self.tied.items())
-                if self.link.rank in users}
+        return {
+            self.by_name[name]: partial(self.add_up_used, users)
+            for name, users in sorted(self.tied.items())
+            if self.link.rank in users
+        }
 
     def add_up_used(self, users: tuple[int, ...], gradient: Tensor, used: bool) -> bool:
         """Add up a gradient over these workers, if one of them has it. In a rehearsal one has."""
@@ -75,7 +83,9 @@ class StagedState(RunState):
 
     def release(self) -> None:
         """Forget the weights that others use."""
-        with without_modes():   # who swaps while the model is made has nothing to do with what is empty; what it swapped dies
+        with (
+            without_modes()
+        ):  # who swaps while the model is made has nothing to do with what is empty; what it swapped dies
             for one in self.elsewhere:
                 hollow = one.detach().new_empty_strided(one.shape, one.stride())
                 resize_storage(hollow, 0)
@@ -97,14 +107,22 @@ class StagedState(RunState):
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
-        inside = {name: one for part in self.run.state.values() for name, one in part.kept.items()}   # where they are divided further
+        inside = {
+            name: one for part in self.run.state.values() for name, one in part.kept.items()
+        }  # where they are divided further
         found: dict[str, StoredTensor] = {}
         for name, one in self.names.items():
             users = self.users[self.first[one]]
             if len(users) < self.link.world:
                 here = self.link.rank in users
                 # What is not here is not looked at: a view of an empty storage may give it room again
-                value = inside[name] if name in inside else one.data if here else torch.empty(one.shape, dtype=one.dtype, device="meta")
+                value = (
+                    inside[name]
+                    if name in inside
+                    else one.data
+                    if here
+                    else torch.empty(one.shape, dtype=one.dtype, device="meta")
+                )
                 found[name] = StagedTensor(self.link, users[0], value, one, here)
         for name, buffer in self.run.model.named_buffers():
             found[name] = StagedTensor(self.link, self.buffer_users[name][0], buffer, buffer)
@@ -113,21 +131,40 @@ class StagedState(RunState):
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state of all weights: of each, what its owner has."""
         mine = self.numbered()
-        known = {number: {key: described(value, parameter) for key, value in own["state"].get(local, {}).items()}
-                 for local, (number, parameter) in enumerate(mine) if self.counted(parameter)}
+        known = {
+            number: {key: described(value, parameter) for key, value in own["state"].get(local, {}).items()}
+            for local, (number, parameter) in enumerate(mine)
+            if self.counted(parameter)
+        }
         local_of = {number: local for local, (number, _) in enumerate(mine)}
         state: dict[int, dict[str, Any]] = {}
         for worker, told in enumerate(self.link.objects(known)):
             for number, entries in told.items():
                 if entries:
-                    state[number] = {key: self.part(own, local_of.get(number), key, worker, *entry) if entry[0] is not None else entry[2]
-                                     for key, entry in entries.items()}
+                    state[number] = {
+                        key: self.part(own, local_of.get(number), key, worker, *entry)
+                        if entry[0] is not None
+                        else entry[2]
+                        for key, entry in entries.items()
+                    }
         numbers = iter(range(sum(map(len, self.groups))))
-        groups = [{key: value for key, value in group.items() if key != "params"} | {"params": [next(numbers) for _ in members]}
-                  for group, members in zip(own["param_groups"], self.groups, strict=True)]
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            | {"params": [next(numbers) for _ in members]}
+            for group, members in zip(own["param_groups"], self.groups, strict=True)
+        ]
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
-    def part(self, own: dict[str, Any], local: int | None, key: str, owner: int, dtype: torch.dtype, shape: torch.Size, _: Any) -> Any:
+    def part(
+        self,
+        own: dict[str, Any],
+        local: int | None,
+        key: str,
+        owner: int,
+        dtype: torch.dtype,
+        shape: torch.Size,
+        _: Any,
+    ) -> Any:
         here = owner == self.link.rank and local is not None
         value = own["state"][local][key] if here else torch.empty(shape, dtype=dtype, device="meta")
         return StagedTensor(self.link, owner, value)
@@ -159,10 +196,11 @@ def described(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
 class StagedTensor:
     """A tensor that one worker of a pipeline has. All of them must ask for it."""
 
-    def __init__(self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None,
-                 here: bool = True) -> None:
+    def __init__(
+        self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None, here: bool = True
+    ) -> None:
         self.link, self.owner, self.value, self.parameter = link, owner, value, parameter
-        self.here = here   # this worker uses it
+        self.here = here  # this worker uses it
         self.dtype, self.shape = value.dtype, value.shape
         self.gathered = False
 
@@ -201,4 +239,4 @@ class StagedTensor:
         if isinstance(self.value, Tensor):
             self.value.data.copy_(whole)
         else:
-            self.value.take(whole)   # type: ignore[attr-defined]
+            self.value.take(whole)  # type: ignore[attr-defined]

@@ -1,12 +1,14 @@
 """The engine of a pipeline: one worker's chunks of a model, and its part in the order of a batch's pieces.
 
-    forward of a piece     receive what crosses the cut, run the user's forward through the chunk (training/pipeline/walk.py), send what goes on
+    forward of a piece     receive what crosses the cut, run the user's forward through the chunk
+    (training/pipeline/walk.py), send what goes on
     backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
 
 What is sent is held until the next is sent over the same cut (or as many as the order needs), so how long it lives does not depend on how
 fast others are. A weight
 that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
 """
+
 from __future__ import annotations
 
 import time
@@ -36,7 +38,7 @@ from shoestring.training.pipeline.stage_state import StagedState
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, nothing, parts_of
 
-VALUES = 256   # that may cross one cut: tags of messages count them
+VALUES = 256  # that may cross one cut: tags of messages count them
 
 
 class Crossing:
@@ -50,38 +52,50 @@ class Crossing:
 class Flight:
     """A piece between its forward and its backward in one chunk."""
 
-    inputs: list[Tensor]                     # received, of those that want a gradient
-    root: Tensor | None                      # where its backward begins; None: nothing wants a gradient
-    rest: Rest | None = None                 # what is left to do for weights, when that of inputs is done
+    inputs: list[Tensor]  # received, of those that want a gradient
+    root: Tensor | None  # where its backward begins; None: nothing wants a gradient
+    rest: Rest | None = None  # what is left to do for weights, when that of inputs is done
 
 
 class Stages(StagedState):
     """One worker's part of a pipeline."""
 
-    def __init__(self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], orders: Callable[[int], Orders],
-                 pieces: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        link: Link,
+        bounds: Callable[[Chain], Sequence[range]],
+        orders: Callable[[int], Orders],
+        pieces: int,
+    ) -> None:
         self.run, self.link, self.pieces = run, link, pieces
-        self.orders = orders                           # of a number of pieces
+        self.orders = orders  # of a number of pieces
         chain = self.chain = chain_of(run)
         self.parts = parts_of(run.model, run.blocks)
         self.parts.chain = chain
-        self.ranges = bounds(chain)                    # of calls, by chunk
+        self.ranges = bounds(chain)  # of calls, by chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
         super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
-        self.blocks = {name: run.blocks[name] for number in self.chunks for call in self.ranges[number]
-                       for name in [chain.calls[call]]}
+        self.blocks = {
+            name: run.blocks[name]
+            for number in self.chunks
+            for call in self.ranges[number]
+            for name in [chain.calls[call]]
+        }
         self.norms = SharedNorms(run.model, chain, self.ranges, link, self.home)
         self.walk: Walk | None = None
-        self.gathered = False                          # all weights are here
+        self.gathered = False  # all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
-        self.on_the_way: dict[tuple[Kind, int], deque[list[TensorInFlight]]] = {}   # messages, by what they are and the chunk that they come from
-        self.unread = 1                                # messages that may be under way over one cut
-        self.spans: list[ActionSpan] = []                    # of the last step
+        self.on_the_way: dict[
+            tuple[Kind, int], deque[list[TensorInFlight]]
+        ] = {}  # messages, by what they are and the chunk that they come from
+        self.unread = 1  # messages that may be under way over one cut
+        self.spans: list[ActionSpan] = []  # of the last step
         self.begun = 0.0
         own = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
-        self.like = own.new_empty(0)                   # fake where weights are; the weight itself may belong to TensorParallel
-        self.total: Tensor | None = None               # the losses that ended here, until somebody takes them
+        self.like = own.new_empty(0)  # fake where weights are; the weight itself may belong to TensorParallel
+        self.total: Tensor | None = None  # the losses that ended here, until somebody takes them
         self.clock = StepClock(link.same_machine)
         link.open_mailboxes()
 
@@ -114,13 +128,18 @@ class Stages(StagedState):
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
         shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
-        slices = [replace(one, share=share * one.share) for piece, share in zip(here, shares, strict=True)
-                  for one in now.slices(now, piece)]
+        slices = [
+            replace(one, share=share * one.share)
+            for piece, share in zip(here, shares, strict=True)
+            for one in now.slices(now, piece)
+        ]
         everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
         order, self.unread = everybody[self.link.rank], unread(everybody)
-        final = max((number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1)
+        final = max(
+            (number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1
+        )
         total = torch.zeros((), device=device)
-        ended = not now.last or not self.own_weights   # nobody waits for a backward after which no gradients follow
+        ended = not now.last or not self.own_weights  # nobody waits for a backward after which no gradients follow
         self.spans = []
         for number, action in enumerate(order):
             yield action
@@ -132,7 +151,7 @@ class Stages(StagedState):
                     total = total if loss is None else total + loss
                 elif self.backward_piece(part, action):
                     ended = ended or part.last
-        if not ended:   # the last one had nothing to do: what it would have given is frozen, or was done before
+        if not ended:  # the last one had nothing to do: what it would have given is frozen, or was done before
             now.backward(now, torch.zeros((), device=device, requires_grad=True))
         self.total = total
 
@@ -147,12 +166,17 @@ class Stages(StagedState):
 
         def bring(absents: Sequence[Tensor]) -> list[Tensor]:
             if not torch.is_grad_enabled() and any(value.gradient for value in walk.takes):
-                raise Mistake(f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
-                              f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
-                              f"elsewhere (balance=)")
+                raise Mistake(
+                    f"a stage begins with {self.parts.name_of(self.ranges[action.chunk].start)}, which the model "
+                    f"calls where no gradients are recorded (in torch.no_grad, say), and what arrives there needs one: cut "
+                    f"elsewhere (balance=)"
+                )
             found = self.received(absents, walk.takes, action)
             inputs.extend(one for one in found if one.requires_grad)
-            return [one.clone() if value.written and one.requires_grad else one for one, value in zip(found, walk.takes, strict=True)]
+            return [
+                one.clone() if value.written and one.requires_grad else one
+                for one, value in zip(found, walk.takes, strict=True)
+            ]
 
         walk = self.walk = Walk(self.parts, self.ranges[action.chunk], bring)
         with self.norms.noting(action.piece, action.chunk):
@@ -165,7 +189,9 @@ class Stages(StagedState):
             with walk:
                 root = weighed(now.loss(output, piece), share)
             if root.numel() != 1:
-                raise Mistake(f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch")
+                raise Mistake(
+                    f"the job's loss gave a tensor of shape {tuple(root.shape)}: it must be one number, the mean over the batch"
+                )
             loss = root.detach()
         walk.forget()
         self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
@@ -178,9 +204,15 @@ class Stages(StagedState):
     def received(self, absents: Sequence[Tensor], values: Sequence[Value], action: Action) -> list[Tensor]:
         found = []
         for number, (like, value) in enumerate(zip(absents, values, strict=True)):
-            arrived = self.room(like.shape, like.dtype, like.device) if isinstance(like, Absent) else self.same_room(like)
-            self.receive(arrived, action.chunk - 1, self.tag(Kind.FORWARD, action.piece, action.chunk, number),
-                         f"what {self.parts.name_of(self.ranges[action.chunk].start - 1)} gives on")
+            arrived = (
+                self.room(like.shape, like.dtype, like.device) if isinstance(like, Absent) else self.same_room(like)
+            )
+            self.receive(
+                arrived,
+                action.chunk - 1,
+                self.tag(Kind.FORWARD, action.piece, action.chunk, number),
+                f"what {self.parts.name_of(self.ranges[action.chunk].start - 1)} gives on",
+            )
             found.append(arrived.to(like.device).requires_grad_(value.gradient and torch.is_grad_enabled()))
         self.begun = time.perf_counter()
         return found
@@ -202,7 +234,9 @@ class Stages(StagedState):
         try:
             self.link.receive(into, self.home(chunk), tag)
         except PeerLost as error:
-            raise type(error)(f"stage {self.link.rank} waited for {what}, from stage {self.home(chunk)}: {error}") from error
+            raise type(error)(
+                f"stage {self.link.rank} waited for {what}, from stage {self.home(chunk)}: {error}"
+            ) from error
 
     def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
         """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
@@ -212,14 +246,20 @@ class Stages(StagedState):
         def bring() -> list[Tensor]:
             found = [self.room(shape, dtype, device) for _, shape, dtype, device in shapes]
             for (number, *_), arrived in zip(shapes, found, strict=True):
-                self.receive(arrived, action.chunk + 1, self.tag(Kind.BACKWARD, action.piece, action.chunk, number),
-                             f"the gradient of what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives on")
+                self.receive(
+                    arrived,
+                    action.chunk + 1,
+                    self.tag(Kind.BACKWARD, action.piece, action.chunk, number),
+                    f"the gradient of what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives on",
+                )
             self.begun = time.perf_counter()
             return [arrived.to(device) for arrived, (*_, device) in zip(found, shapes, strict=True)]
 
         if any(not one.requires_grad for _, one in wanted):
-            raise Mistake(f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
-                          f"looked at, and does not now: what is frozen must not change while a model is cut into stages")
+            raise Mistake(
+                f"what {self.parts.name_of(self.ranges[action.chunk].stop - 1)} gives asked for a gradient when one forward was "
+                f"looked at, and does not now: what is frozen must not change while a model is cut into stages"
+            )
         return begin_with(bring, [one for _, one in wanted]) if wanted else None
 
     def hand_on(self, made: list[Tensor], action: Action) -> None:
@@ -235,7 +275,11 @@ class Stages(StagedState):
         message = []
         for number, one in zip(numbers, made, strict=True):
             whole = one.contiguous().to(way_of(one.device))
-            message.append(TensorInFlight(whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))))
+            message.append(
+                TensorInFlight(
+                    whole, self.link.sending(whole, self.home(chunk), self.tag(kind, action.piece, named, number))
+                )
+            )
         way.append(message)
 
     def backward_piece(self, now: Run, action: Action) -> bool:
@@ -244,7 +288,7 @@ class Stages(StagedState):
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
             return False
-        if not flight.inputs and action.kind is Kind.INPUTS:   # nobody waits for it: all is done with the weights
+        if not flight.inputs and action.kind is Kind.INPUTS:  # nobody waits for it: all is done with the weights
             return False
         reached = True
         if action.kind is Kind.WEIGHTS and flight.inputs:
@@ -253,7 +297,7 @@ class Stages(StagedState):
             flight.rest, reached = to_inputs(flight.root, flight.inputs, self.own_weights), False
         else:
             now.backward(now, flight.root)
-            flight.root = None   # nothing is left for a second half
+            flight.root = None  # nothing is left for a second half
         self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
         if action.kind is not Kind.WEIGHTS:
             self.send_gradients(flight.inputs, action)
@@ -313,17 +357,25 @@ class Stages(StagedState):
         self.gather()
         self.gathered = True
         try:
-            with self.run.usable():   # whoever divides weights further puts them together now
+            with self.run.usable():  # whoever divides weights further puts them together now
                 yield
         finally:
             self.gathered = False
             self.release()
 
     def guarding(self) -> AbstractContextManager[object]:
-        empty = {storage_id_of(one): name for name, one in self.by_name.items() if not self.uses(name)} if not self.gathered else {}
+        empty = (
+            {storage_id_of(one): name for name, one in self.by_name.items() if not self.uses(name)}
+            if not self.gathered
+            else {}
+        )
 
         def absent(leaf: Tensor) -> str:
-            return "" if leaf.untyped_storage().nbytes() or not leaf.numel() else empty.get(storage_id_of(leaf), "a buffer")
+            return (
+                ""
+                if leaf.untyped_storage().nbytes() or not leaf.numel()
+                else empty.get(storage_id_of(leaf), "a buffer")
+            )
 
         return Guard(absent, "with Pipeline a worker has the weights of its own stages; use a plan without it")
 
@@ -335,8 +387,13 @@ class Stages(StagedState):
         last = len(self.ranges) - 1
         for chunk in self.chunks:
             action = Action(Kind.FORWARD, 0, chunk)
-            walk = Walk(self.parts, self.ranges[chunk], lambda absents, action=action: self.received(  # type: ignore[misc]
-                absents, self.takes(action.chunk), action))
+            walk = Walk(
+                self.parts,
+                self.ranges[chunk],
+                lambda absents, action=action: self.received(  # type: ignore[misc]
+                    absents, self.takes(action.chunk), action
+                ),
+            )
             with walk.through():
                 try:
                     output = self.run.evaluate(model, batch)

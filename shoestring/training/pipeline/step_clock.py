@@ -4,6 +4,7 @@ Times are those of `time.perf_counter`, which on Linux is one clock for all proc
 there, a worker counts from the moment at which the step's last sum was there, which all workers of a line leave together, within the time
 that a message takes. So between machines a picture may be off by that much.
 """
+
 from __future__ import annotations
 
 import time
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from shoestring.core.staging import OwnTimes, Work, WorkerTimes
 from shoestring.training.pipeline.schedule import ActionSpan
 
-KEPT = 200   # steps whose idle time is kept
+KEPT = 200  # steps whose idle time is kept
 
 
 class StepClock:
@@ -39,6 +40,10 @@ class StepClock:
 
     @property
     def times(self) -> OwnTimes:
-        works = (Work(str(one.action.kind), one.action.piece, one.action.chunk, one.begin - self.origin, one.end - self.origin)
-                 for one in self.spans)
+        works = (
+            Work(
+                str(one.action.kind), one.action.piece, one.action.chunk, one.begin - self.origin, one.end - self.origin
+            )
+            for one in self.spans
+        )
         return OwnTimes(tuple(works), tuple(self.steps), self.count - len(self.steps), self.drains)

@@ -9,6 +9,7 @@ What depends on no weight (masks, positions) is computed by every worker from it
 numbered as they come, (block that was called last, how many since), so all workers call a value the same. A walk that computes nothing and
 never leaves gives the `Chain`: which blocks are called in which order, what crosses a cut before each, and whose weights are used where.
 """
+
 from __future__ import annotations
 
 import weakref
@@ -36,7 +37,9 @@ from shoestring.core.private import (
 from shoestring.measure.interception import instead, patched
 from shoestring.training.pipeline.scratch import scratch
 
-Number = tuple[int, int]   # of a value: the last block that was called before it came (-1: none), and how many came since
+Number = tuple[
+    int, int
+]  # of a value: the last block that was called before it came (-1: none), and how many came since
 
 
 @dataclass(frozen=True)
@@ -44,43 +47,108 @@ class Value:
     """What crosses a cut."""
 
     number: Number
-    bytes: int        # with the batch that was looked at
-    gradient: bool    # whether a gradient comes back over the cut
-    written: bool = False   # the model changes it in place later
+    bytes: int  # with the batch that was looked at
+    gradient: bool  # whether a gradient comes back over the cut
+    written: bool = False  # the model changes it in place later
 
 
 @dataclass(frozen=True)
 class Chain:
     """A model as one block after the other."""
 
-    calls: tuple[str, ...]                        # the blocks' names, in the order in which they are called
-    crossing: tuple[tuple[Value, ...], ...]       # before each call: what is used from there on and was made before
-    weights: tuple[frozenset[str], ...]           # of each call and what follows it until the next (of the first, what comes before too)
-    buffers: tuple[frozenset[str], ...]           # the same of numbers that are kept beside weights
-    counts: bool = False                          # every forward changes a number or a list that the model keeps outside of its blocks
-    within: frozenset[int] = frozenset()          # calls from within a function with a backward of its own: no stage begins with these
-    changing: tuple[frozenset[str], ...] = ()     # of each call: buffers and modules that keep something else after it than before
-    keeping: tuple[frozenset[str], ...] = ()      # of each call: buffers and modules that its block has
+    calls: tuple[str, ...]  # the blocks' names, in the order in which they are called
+    crossing: tuple[tuple[Value, ...], ...]  # before each call: what is used from there on and was made before
+    weights: tuple[
+        frozenset[str], ...
+    ]  # of each call and what follows it until the next (of the first, what comes before too)
+    buffers: tuple[frozenset[str], ...]  # the same of numbers that are kept beside weights
+    counts: bool = False  # every forward changes a number or a list that the model keeps outside of its blocks
+    within: frozenset[int] = (
+        frozenset()
+    )  # calls from within a function with a backward of its own: no stage begins with these
+    changing: tuple[
+        frozenset[str], ...
+    ] = ()  # of each call: buffers and modules that keep something else after it than before
+    keeping: tuple[frozenset[str], ...] = ()  # of each call: buffers and modules that its block has
 
 
 # What a tensor is, but for its numbers: asking for it uses nothing
 GETTERS: tuple[Any, ...] = (
-    Tensor.device, Tensor.dtype, Tensor.shape, Tensor.layout, Tensor.ndim, Tensor.requires_grad, Tensor.is_leaf, Tensor.is_cuda,
-    Tensor.is_cpu, Tensor.is_meta, Tensor.is_sparse, Tensor.nbytes, Tensor.itemsize, Tensor.is_nested, Tensor.is_quantized,
-    WRITE_COUNT)
-ABOUT_TENSORS: frozenset[Any] = frozenset((
-    *(getter.__get__ for getter in GETTERS), Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.element_size,
-    Tensor.is_floating_point, Tensor.is_complex, Tensor.is_contiguous, Tensor.get_device, Tensor.__len__, Tensor.storage_offset,
-    Tensor.untyped_storage, torch.is_tensor, torch.is_floating_point, torch.numel))
+    Tensor.device,
+    Tensor.dtype,
+    Tensor.shape,
+    Tensor.layout,
+    Tensor.ndim,
+    Tensor.requires_grad,
+    Tensor.is_leaf,
+    Tensor.is_cuda,
+    Tensor.is_cpu,
+    Tensor.is_meta,
+    Tensor.is_sparse,
+    Tensor.nbytes,
+    Tensor.itemsize,
+    Tensor.is_nested,
+    Tensor.is_quantized,
+    WRITE_COUNT,
+)
+ABOUT_TENSORS: frozenset[Any] = frozenset(
+    (
+        *(getter.__get__ for getter in GETTERS),
+        Tensor.size,
+        Tensor.dim,
+        Tensor.numel,
+        Tensor.stride,
+        Tensor.element_size,
+        Tensor.is_floating_point,
+        Tensor.is_complex,
+        Tensor.is_contiguous,
+        Tensor.get_device,
+        Tensor.__len__,
+        Tensor.storage_offset,
+        Tensor.untyped_storage,
+        torch.is_tensor,
+        torch.is_floating_point,
+        torch.numel,
+    )
+)
 
 
 # What draws random numbers. Where that depends on no weight and happens outside of blocks, all workers draw, and use what the first drew
 DRAWING: frozenset[Any] = frozenset(
-    getattr(place, name) for place in (torch, Tensor, nn.functional)
-    for name in ("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "multinomial",
-                 "poisson", "dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
-                 "gumbel_softmax", "rrelu", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "geometric_", "cauchy_",
-                 "log_normal_") if hasattr(place, name))
+    getattr(place, name)
+    for place in (torch, Tensor, nn.functional)
+    for name in (
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "normal",
+        "bernoulli",
+        "multinomial",
+        "poisson",
+        "dropout",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "dropout1d",
+        "dropout2d",
+        "dropout3d",
+        "gumbel_softmax",
+        "rrelu",
+        "normal_",
+        "uniform_",
+        "bernoulli_",
+        "random_",
+        "exponential_",
+        "geometric_",
+        "cauchy_",
+        "log_normal_",
+    )
+    if hasattr(place, name)
+)
 
 
 class PartComputed(BaseException):
@@ -90,33 +158,35 @@ class PartComputed(BaseException):
 class Walk(TorchFunctionMode):
     """One forward. Inside `through` blocks report to it; while it is active it sees what is computed between them."""
 
-    def __init__(self, parts: ModelParts, own: range, bring: Callable[[Sequence[Tensor]], Sequence[Tensor]], whole: bool = False) -> None:
+    def __init__(
+        self, parts: ModelParts, own: range, bring: Callable[[Sequence[Tensor]], Sequence[Tensor]], whole: bool = False
+    ) -> None:
         super().__init__()
         self.parts, self.own, self.bring = parts, own, bring
-        self.whole = whole                             # it goes on to the end when its own part is done
+        self.whole = whole  # it goes on to the end when its own part is done
         chain = parts.chain
         first, last = own.start, own.stop
         self.takes = chain.crossing[first] if chain is not None and 0 < first < len(chain.crossing) else ()
         self.gives = chain.crossing[last] if chain is not None and last < len(chain.crossing) else ()
         self.awaited = {value.number for value in self.takes}
         self.wanted = {value.number for value in self.gives}
-        self.call, self.count = -1, 0                  # the last block that was called, and values since
-        self.here = first == 0 and len(own) > 0        # what is computed now is computed by this worker
-        self.inside = False                            # in a block
-        self.met = False                               # something absent, in a block that is computed here
-        self.absents: dict[Number, Absent] = {}        # that were awaited, when they came
-        self.values: dict[Number, Tensor] = {}         # that are here: received, or made here and wanted
-        self.numbers: dict[int, tuple[Number, Any]] = {}   # of values that were made here, by id, with a weak reference
-        self.drawn: set[Number] = set()                # those that depend on no weight and on random numbers: all workers make them
-        self.locals: dict[Number, Tensor] = {}         # of these, that were awaited
-        self.thrown_away: set[int] = set()             # storages of what a block writes to that is not computed here
-        self.token = object()                          # an absent tensor of another forward has a number, which means nothing here
+        self.call, self.count = -1, 0  # the last block that was called, and values since
+        self.here = first == 0 and len(own) > 0  # what is computed now is computed by this worker
+        self.inside = False  # in a block
+        self.met = False  # something absent, in a block that is computed here
+        self.absents: dict[Number, Absent] = {}  # that were awaited, when they came
+        self.values: dict[Number, Tensor] = {}  # that are here: received, or made here and wanted
+        self.numbers: dict[int, tuple[Number, Any]] = {}  # of values that were made here, by id, with a weak reference
+        self.drawn: set[Number] = set()  # those that depend on no weight and on random numbers: all workers make them
+        self.locals: dict[Number, Tensor] = {}  # of these, that were awaited
+        self.thrown_away: set[int] = set()  # storages of what a block writes to that is not computed here
+        self.token = object()  # an absent tensor of another forward has a number, which means nothing here
 
     # What happens between blocks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ABOUT_TENSORS:   # what is no number of a tensor is known everywhere
+        if func in ABOUT_TENSORS:  # what is no number of a tensor is known everywhere
             return func(*args, **kwargs)
         if self.inside and self.here:
             if not has_absent(args, kwargs):
@@ -162,7 +232,7 @@ class Walk(TorchFunctionMode):
             with without_modes():
                 out = func(*given[0], **given[1])
             return tree_map(self.parts.weight_itself, out)
-        except WritesAbsent as error:   # what a block keeps, in a copy that nobody uses
+        except WritesAbsent as error:  # what a block keeps, in a copy that nobody uses
             if not self.inside or storage_id_of(error.tensor) not in self.thrown_away:
                 raise
             return kwargs.get("out", args[0] if args else None)
@@ -170,8 +240,12 @@ class Walk(TorchFunctionMode):
     def numbered(self, out: Any, given: Collection[int] = (), drawn: bool = False) -> Any:
         """What was made between blocks or by one, with numbers. What a block was `given` and gives on is nothing new."""
         for leaf in tree_leaves(out):
-            if (isinstance(leaf, Tensor) and self.number_of(leaf) is None and id(leaf) not in self.parts.hollow
-                    and id(leaf) not in given):
+            if (
+                isinstance(leaf, Tensor)
+                and self.number_of(leaf) is None
+                and id(leaf) not in self.parts.hollow
+                and id(leaf) not in given
+            ):
                 number = self.call, self.count
                 if drawn:
                     self.drawn.add(number)
@@ -198,8 +272,10 @@ class Walk(TorchFunctionMode):
 
     def real(self, leaf: Absent) -> Tensor:
         if (number := self.number_of(leaf)) is None or number not in self.values:
-            raise Mistake(f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one "
-                          f"forward was looked at it did not: what its forward does must not depend on the step")
+            raise Mistake(
+                f"the model uses something after {self.parts.name_of(self.call)} that an earlier block made, and when one "
+                f"forward was looked at it did not: what its forward does must not depend on the step"
+            )
         return self.values[number]
 
     def used(self, leaves: Iterable[Tensor]) -> None:
@@ -210,7 +286,10 @@ class Walk(TorchFunctionMode):
     @contextmanager
     def through(self) -> Iterator[Walk]:
         """While inside, the model's forward goes this way."""
-        forwards = {block: instead(block, self.entering(number, block.forward)) for number, block in enumerate(self.parts.blocks.values())}
+        forwards = {
+            block: instead(block, self.entering(number, block.forward))
+            for number, block in enumerate(self.parts.blocks.values())
+        }
         with patched(forwards), self:
             yield self
 
@@ -232,7 +311,7 @@ class Walk(TorchFunctionMode):
         """What a block of this worker gives. One that met nothing absent when it was called the first time is not watched again, which
         takes time; should it meet something after all, that is told."""
         self.inside, self.met = True, False
-        key = self.call, torch.is_grad_enabled()   # a validation may go another way
+        key = self.call, torch.is_grad_enabled()  # a validation may go another way
         quiet = key in self.parts.quiet
         try:
             with unwatched_by(self) if quiet else nullcontext():
@@ -240,8 +319,10 @@ class Walk(TorchFunctionMode):
         finally:
             self.inside = False
         if quiet and any(isinstance(leaf, Absent) for leaf in tree_leaves(out)):
-            raise Mistake(f"{self.parts.name_of(self.call)} uses something that was made before it and that it was not given, and did "
-                          f"not do so the first time: what a model that is cut into stages does must not depend on the step")
+            raise Mistake(
+                f"{self.parts.name_of(self.call)} uses something that was made before it and that it was not given, and did "
+                f"not do so the first time: what a model that is cut into stages does must not depend on the step"
+            )
         if self.parts.chain is not None and not self.met:
             self.parts.quiet.add(key)
         return out
@@ -251,9 +332,11 @@ class Walk(TorchFunctionMode):
         call, chain = self.call + 1, self.parts.chain
         name = list(self.parts.blocks)[block]
         if chain is not None and (call >= len(chain.calls) or chain.calls[call] != name):
-            raise Mistake(f"the model calls {name} now, and when one forward was looked at it called "
-                          f"{chain.calls[call] if call < len(chain.calls) else 'nothing'} there: a model that is cut into stages must call "
-                          f"its blocks in the same order every time (no layer drop, no early exit)")
+            raise Mistake(
+                f"the model calls {name} now, and when one forward was looked at it called "
+                f"{chain.calls[call] if call < len(chain.calls) else 'nothing'} there: a model that is cut into stages must call "
+                f"its blocks in the same order every time (no layer drop, no early exit)"
+            )
         self.call, self.count = call, 0
         if call == self.own.stop and len(self.own) and not self.whole:
             raise PartComputed
@@ -267,10 +350,12 @@ class Walk(TorchFunctionMode):
         ours: dict[Number, Tensor] = {**self.absents, **self.locals}
         missing = [value for value in self.takes if value.number not in ours]
         if missing:
-            raise Mistake(f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
-                          f"now: what a model that is cut into stages does must not depend on the step")
+            raise Mistake(
+                f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
+                f"now: what a model that is cut into stages does must not depend on the step"
+            )
         for value, arrived in zip(self.takes, self.bring([ours[value.number] for value in self.takes]), strict=True):
-            if value.number in self.locals:   # whoever holds what was drawn here sees what the others use
+            if value.number in self.locals:  # whoever holds what was drawn here sees what the others use
                 with torch.no_grad():
                     self.locals[value.number].copy_(arrived)
                 continue
@@ -281,8 +366,10 @@ class Walk(TorchFunctionMode):
         """What crosses the next cut."""
         missing = [value for value in self.gives if value.number not in self.values]
         if missing:
-            raise Mistake(f"{self.parts.name_of(missing[0].number[0])} did not give what it gave when one forward was looked at: what a "
-                          f"model that is cut into stages does must not depend on the step")
+            raise Mistake(
+                f"{self.parts.name_of(missing[0].number[0])} did not give what it gave when one forward was looked at: what a "
+                f"model that is cut into stages does must not depend on the step"
+            )
         return [self.values[value.number] for value in self.gives]
 
     def forget(self) -> None:
@@ -302,8 +389,15 @@ class Walk(TorchFunctionMode):
         out = self.imagined(number, inner, args, kwargs)
         given = {id(leaf) for leaf in leaves}
         made, shape = tree_flatten(out)
-        out = tree_unflatten([absent(leaf) if isinstance(leaf, Tensor) and not isinstance(leaf, Absent) and id(leaf) not in given else leaf
-                              for leaf in made], shape)
+        out = tree_unflatten(
+            [
+                absent(leaf)
+                if isinstance(leaf, Tensor) and not isinstance(leaf, Absent) and id(leaf) not in given
+                else leaf
+                for leaf in made
+            ],
+            shape,
+        )
         if self.parts.chain is not None and (recipe := recipe_of(out, leaves)) is not None:
             self.parts.recipes[key] = recipe
         return out
@@ -330,11 +424,13 @@ class ModelParts:
 
     model: nn.Module
     blocks: Mapping[str, nn.Module]
-    hollow: dict[int, Absent]                # by id of a weight, what stands for it where it is not
-    weights: dict[int, nn.Parameter]         # the other way round
+    hollow: dict[int, Absent]  # by id of a weight, what stands for it where it is not
+    weights: dict[int, nn.Parameter]  # the other way round
     chain: Chain | None = None
     recipes: dict[Any, BlockOutput] = field(default_factory=dict)
-    quiet: set[tuple[int, bool]] = field(default_factory=set)   # calls, with gradients or without, that met nothing absent
+    quiet: set[tuple[int, bool]] = field(
+        default_factory=set
+    )  # calls, with gradients or without, that met nothing absent
 
     def weight_itself(self, leaf: Any) -> Any:
         """A weight for what stands for it, where a function gives back what it is given."""
@@ -345,7 +441,7 @@ class ModelParts:
 
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool = False) -> ModelParts:
-    with without_modes():   # who counts memory does not count what has none
+    with without_modes():  # who counts memory does not count what has none
         hollow = {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()}
         return ModelParts(model, blocks, hollow, {id(hollow[id(one)]): one for one in model.parameters()})
 
@@ -358,8 +454,14 @@ class BlockOutput:
     leaves: tuple[Any, ...]
 
     def again(self, given: Sequence[Any]) -> Any:
-        made = [given[leaf.number] if isinstance(leaf, Argument) else absent(leaf.shaped, leaf.device) if isinstance(leaf, Absent) else leaf
-                for leaf in self.leaves]
+        made = [
+            given[leaf.number]
+            if isinstance(leaf, Argument)
+            else absent(leaf.shaped, leaf.device)
+            if isinstance(leaf, Absent)
+            else leaf
+            for leaf in self.leaves
+        ]
         return tree_unflatten(made, self.structure)
 
 

@@ -1,4 +1,5 @@
-"""SequencePipeline: slices of one sequence run one after the other through a causal model, so that a pipeline has pieces even of a batch of one.
+"""SequencePipeline: slices of one sequence run one after the other through a causal model, so that a pipeline has
+pieces even of a batch of one.
 
     pipeline of S stages, whole sequence      S t                        one stage works at a time
     in n slices                               sum t_i + (S - 1) max t_i  the longest slice fills and empties the pipeline
@@ -9,6 +10,7 @@ mean over tokens. How slices see each other: sliced_attention.py; which models c
 Li, Zhuang, Guo, Zhuo, Zhang, Song, Stoica: TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models, 2021,
 arXiv 2102.07988.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +31,16 @@ from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
 from shoestring.training.technique import TrainingTechnique
 
-IGNORED = -100   # a label that no loss of transformers counts
+IGNORED = -100  # a label that no loss of transformers counts
 TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True)
 class SequencePipeline(TrainingTechnique):
-    slices: int = 4      # of equal lengths,
-    lengths: str = ""    # or: tokens of every slice, such as "512,300,212"; for sequences of another length, in these proportions
+    slices: int = 4  # of equal lengths,
+    lengths: str = (
+        ""  # or: tokens of every slice, such as "512,300,212"; for sequences of another length, in these proportions
+    )
 
     order: ClassVar[int] = 2
     why: ClassVar[str] = "slices of a sequence, so that a pipeline has pieces even of one sample"
@@ -64,10 +68,18 @@ class SequencePipeline(TrainingTechnique):
         held = ledger.block_gradients
         share = ledger.pace(self.count)
         adding = (self.count - 1) * ledger.splitting.adding_seconds / max(held, 1.0)
-        blocks = tuple(block.changed(gradient=0.0, forward=share * block.forward,
-                                     backward=share * block.backward + adding * block.gradient) for block in ledger.blocks)
-        return replace(ledger, blocks=blocks, slices=self.count,
-                       standing=replace(ledger.standing, gradients=ledger.standing.gradients + held))
+        blocks = tuple(
+            block.changed(
+                gradient=0.0, forward=share * block.forward, backward=share * block.backward + adding * block.gradient
+            )
+            for block in ledger.blocks
+        )
+        return replace(
+            ledger,
+            blocks=blocks,
+            slices=self.count,
+            standing=replace(ledger.standing, gradients=ledger.standing.gradients + held),
+        )
 
     def cut(self, length: int) -> tuple[int, ...]:
         """Tokens of every slice of a sequence; one that is shorter than others before has fewer slices, if it must."""
@@ -80,7 +92,9 @@ class SequencePipeline(TrainingTechnique):
     def checked(self, run: Run, batch: Batch) -> SliceSupport:
         """What there is to know of the run's model, if a batch like this one can be cut as it is asked for."""
         if length_of(batch) < self.count:
-            raise Mistake(f"{self.count} slices of a sequence of {length_of(batch)} tokens: a slice needs a token; ask for fewer slices")
+            raise Mistake(
+                f"{self.count} slices of a sequence of {length_of(batch)} tokens: a slice needs a token; ask for fewer slices"
+            )
         return checked(run, batch)
 
     def apply(self, run: Run) -> Run:
@@ -105,7 +119,7 @@ def parsed_lengths(written: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found or min(found) < 1:
-        raise Mistake(f"SequencePipeline(lengths={written!r}): give the tokens of every slice, such as \"512,300,212\"")
+        raise Mistake(f'SequencePipeline(lengths={written!r}): give the tokens of every slice, such as "512,300,212"')
     return found
 
 
@@ -115,7 +129,7 @@ def in_proportion(asked: Sequence[int], length: int) -> tuple[int, ...]:
     >>> in_proportion((4, 2, 2), 12)
     (6, 3, 3)
     """
-    for least in (0, 1):   # the second time every slice has its token before the others are shared out
+    for least in (0, 1):  # the second time every slice has its token before the others are shared out
         ends = [(length - least * len(asked)) * span.stop // sum(asked) for span in spans_of(asked)]
         found = tuple(least + end - before for before, end in zip((0, *ends), ends, strict=False))
         if min(found) > 0:
@@ -127,16 +141,18 @@ def in_proportion(asked: Sequence[int], length: int) -> tuple[int, ...]:
 class SliceSupport:
     """What was found out about a model that can run in slices."""
 
-    shifts: bool   # it shifts the labels itself: label i + 1 is that of token i
-    own: bool      # its own loss, a mean over the labels that count, is what is trained on
+    shifts: bool  # it shifts the labels itself: label i + 1 is that of token i
+    own: bool  # its own loss, a mean over the labels that count, is what is trained on
 
 
 def checked(run: Run, batch: Batch) -> SliceSupport:
     """What there is to know of a run's model to cut its sequences; refused where they can't be cut."""
     length = length_of(batch)
     if length < LEAST:
-        raise Mistake(f"SequencePipeline: sequences of {length} tokens are too short for slices: {LEAST} or more are needed to see what the model "
-                      "does with them")
+        raise Mistake(
+            f"SequencePipeline: sequences of {length} tokens are too short for slices: {LEAST} or more are needed to see what the model "
+            "does with them"
+        )
     shifts = shifts_labels(run.model, batch)
     with_labels = shifted(batch) if shifts else batch
     why, own = refusal(run.model, run.blocks, run.evaluate, run.loss, lambda span: rows(with_labels, span), length)
@@ -149,8 +165,10 @@ def shifts_labels(model: nn.Module, batch: Batch) -> bool:
     """Whether it is a language model of transformers that shifts labels before it compares; it takes labels that are shifted, too."""
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return False
-    return any(takes_any(part) and getattr(getattr(part, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
-               for part in takes_positions(model))
+    return any(
+        takes_any(part) and getattr(getattr(part, "loss_function", None), "__name__", "") == "ForCausalLMLoss"
+        for part in takes_positions(model)
+    )
 
 
 def shifted(batch: Batch) -> Batch:
@@ -170,12 +188,16 @@ def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int
     else:
         weights, total = [float(run.weight(piece)) for piece in pieces], float(run.weight(batch))
         if abs(sum(weights) - total) > TOLERANCE * abs(total):
-            raise Mistake(f"SequencePipeline: the slices of a batch with the weight {total:g} have the weight {sum(weights):g} together: the job's "
-                          f"weight must count tokens, such as weight=lambda batch: batch[1].numel()")
-    if not total > 0 and run.link.world == 1:   # other workers' parts count, if this one's does not
+            raise Mistake(
+                f"SequencePipeline: the slices of a batch with the weight {total:g} have the weight {sum(weights):g} together: the job's "
+                f"weight must count tokens, such as weight=lambda batch: batch[1].numel()"
+            )
+    if not total > 0 and run.link.world == 1:  # other workers' parts count, if this one's does not
         raise Mistake(f"the batch has the weight {total:g}: a mean over nothing; check the job's weight")
-    return [Slice(piece, weight / (total or 1.0), partial(slicing.at, number))
-            for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True))]
+    return [
+        Slice(piece, weight / (total or 1.0), partial(slicing.at, number))
+        for number, (piece, weight) in enumerate(zip(pieces, weights, strict=True))
+    ]
 
 
 def counted(labels: Tensor) -> float:
@@ -201,15 +223,24 @@ def length_of(batch: Batch) -> int:
     lengths = {tensor.shape[1] for tensor in found}
     if len(lengths) != 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(batch)) or "no tensor at all"
-        raise Mistake(f"SequencePipeline: a batch that can't be cut along its tokens: its tensors have the shapes {shapes}; give tokens as the "
-                      f"second dimension of all that have two or more")
+        raise Mistake(
+            f"SequencePipeline: a batch that can't be cut along its tokens: its tensors have the shapes {shapes}; give tokens as the "
+            f"second dimension of all that have two or more"
+        )
     length = lengths.pop()
     square = next((tensor for tensor in found if length in tensor.shape[2:]), None)
     if square is not None and length > 1 and not square.is_floating_point():
-        raise Mistake(f"SequencePipeline: a batch that can't be cut along its tokens: a tensor of the shape {tuple(square.shape)} has them twice")
+        raise Mistake(
+            f"SequencePipeline: a batch that can't be cut along its tokens: a tensor of the shape {tuple(square.shape)} has them twice"
+        )
     return length
 
 
 def rows(batch: Batch, span: SliceSpan) -> Batch:
     """The part of a batch that a slice is."""
-    return mapped(lambda leaf: leaf[:, span.start:span.stop].contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf, batch)
+    return mapped(
+        lambda leaf: (
+            leaf[:, span.start : span.stop].contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf
+        ),
+        batch,
+    )

@@ -1,4 +1,6 @@
-"""What slices of a job's own sequences take, measured: so that `SequencePipeline` can have the lengths that are best for a pipeline of its model."""
+"""What slices of a job's own sequences take, measured: so that `SequencePipeline` can have the lengths that are best
+for a pipeline of its model."""
+
 from __future__ import annotations
 
 import time
@@ -8,11 +10,18 @@ import torch
 
 from shoestring.core.batch import Batch
 from shoestring.core.run import Run
-from shoestring.training.sequence.sequence_pipeline import SequencePipeline, SliceSupport, checked, length_of, rows, slices_of
+from shoestring.training.sequence.sequence_pipeline import (
+    SequencePipeline,
+    SliceSupport,
+    checked,
+    length_of,
+    rows,
+    slices_of,
+)
 from shoestring.training.sequence.sliced_attention import SliceSpan
 from shoestring.training.sequence.slices import best_slices, fitted
 
-ROUNDS = 3   # the least of so many counts
+ROUNDS = 3  # the least of so many counts
 
 
 def best_tokens(run: Run, batch: Batch, stages: int, granularity: int = 32) -> SequencePipeline:
@@ -28,8 +37,10 @@ def best_tokens(run: Run, batch: Batch, stages: int, granularity: int = 32) -> S
 def usual_pairs(length: int) -> list[tuple[int, int]]:
     """Lengths and contexts that a fit needs: six lengths alone, and nine after others."""
     alone = [max(length * part // 32, 1) for part in (1, 2, 4, 8, 16, 32)]
-    return [*((one, 0) for one in dict.fromkeys(alone)),
-            *((length * long // 16, length * before // 16) for long in (1, 2, 4) for before in (2, 6, 12))]
+    return [
+        *((one, 0) for one in dict.fromkeys(alone)),
+        *((length * long // 16, length * before // 16) for long in (1, 2, 4) for before in (2, 6, 12)),
+    ]
 
 
 def measured(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:

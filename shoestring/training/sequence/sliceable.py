@@ -6,6 +6,7 @@ over features, anything element by element), and positions must begin where the 
 `scaled_dot_product_attention`, which `sliced_attention.py` computes, and a loss: one number, from which nothing goes back to tokens.
 What is not known to keep tokens apart is refused, with its name and the module that it is in.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,26 +25,83 @@ from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree
 from shoestring.measure.fake import Stage
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
 
-TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))   # slices that are looked at: of different lengths, at different places
+TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # slices that are looked at: of different lengths, at different places
 LEAST = max(span.stop for span in TRIED)
 
 # Operations that keep apart what stands at different places of every dimension but those that `crossed` names. All that torch marks as
 # element by element are, too.
-APART = frozenset({
-    "clone", "_to_copy", "detach", "alias", "lift_fresh", "native_dropout", "bernoulli", "view", "_unsafe_view", "reshape",
-    "_reshape_alias", "transpose", "t", "permute", "expand", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind",
-    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "embedding", "new_empty", "new_zeros", "new_full",
-    "new_ones", "new_empty_strided", "empty", "zeros", "ones", "full", "empty_strided", "scalar_tensor", "_local_scalar_dense",
-    "nll_loss_forward", "nll_loss2d_forward", "slice", "select", "arange", "addmm", "mm", "bmm", "baddbmm", "native_layer_norm",
-    "_fused_rms_norm", "rms_norm", "_softmax", "_log_softmax", "sum", "mean", "amax", "amin", "var", "std", "linalg_vector_norm",
-    "logsumexp", "cat", "stack",
-})
+APART = frozenset(
+    {
+        "clone",
+        "_to_copy",
+        "detach",
+        "alias",
+        "lift_fresh",
+        "native_dropout",
+        "bernoulli",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "transpose",
+        "t",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "embedding",
+        "new_empty",
+        "new_zeros",
+        "new_full",
+        "new_ones",
+        "new_empty_strided",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "empty_strided",
+        "scalar_tensor",
+        "_local_scalar_dense",
+        "nll_loss_forward",
+        "nll_loss2d_forward",
+        "slice",
+        "select",
+        "arange",
+        "addmm",
+        "mm",
+        "bmm",
+        "baddbmm",
+        "native_layer_norm",
+        "_fused_rms_norm",
+        "rms_norm",
+        "_softmax",
+        "_log_softmax",
+        "sum",
+        "mean",
+        "amax",
+        "amin",
+        "var",
+        "std",
+        "linalg_vector_norm",
+        "logsumexp",
+        "cat",
+        "stack",
+    }
+)
 
 
 class TensorUse(NamedTuple):
     """A tensor that an operation took or gave."""
 
-    number: int                 # of the tensor: one and the same wherever it is used
+    number: int  # of the tensor: one and the same wherever it is used
     shape: tuple[int, ...]
     value: float | None = None  # of a lone number that is known: it depends on no weight
 
@@ -52,10 +110,10 @@ class TensorOperation(NamedTuple):
     """One operation of a forward."""
 
     func: Any
-    args: Any      # tensors as Seen
+    args: Any  # tensors as Seen
     kwargs: Any
     out: Any
-    where: str     # the module that it is in
+    where: str  # the module that it is in
 
 
 @dataclass
@@ -64,10 +122,10 @@ class Trace:
 
     span: SliceSpan
     steps: list[TensorOperation] = field(default_factory=list)
-    given: set[int] = field(default_factory=set)       # numbers of tensors that were there before: weights and the batch
-    calls: list[str] = field(default_factory=list)     # the block of every call of attention,
-    arguments: list[Any] = field(default_factory=list)   # and what it is given beside tensors
-    brought: bool = False                              # the loss is the model's own
+    given: set[int] = field(default_factory=set)  # numbers of tensors that were there before: weights and the batch
+    calls: list[str] = field(default_factory=list)  # the block of every call of attention,
+    arguments: list[Any] = field(default_factory=list)  # and what it is given beside tensors
+    brought: bool = False  # the loss is the model's own
 
 
 class Tracing(DispatchMode):
@@ -77,8 +135,8 @@ class Tracing(DispatchMode):
         super().__init__()
         self.stage, self.trace = stage, trace
         self.numbers: dict[int, int] = {}
-        self.alive: list[Tensor] = []      # keeps ids apart
-        self.inside: list[str] = []        # names of the modules that run, the outermost first
+        self.alive: list[Tensor] = []  # keeps ids apart
+        self.inside: list[str] = []  # names of the modules that run, the outermost first
 
     def seen(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -95,7 +153,9 @@ class Tracing(DispatchMode):
             return args[0].fake_device
         taken, named = tree_map(self.seen, (args, kwargs))
         out = self.stage.done(func, args, kwargs)
-        self.trace.steps.append(TensorOperation(func, taken, named, tree_map(self.seen, out), self.inside[-1] if self.inside else ""))
+        self.trace.steps.append(
+            TensorOperation(func, taken, named, tree_map(self.seen, out), self.inside[-1] if self.inside else "")
+        )
         return out
 
 
@@ -106,8 +166,16 @@ class SliceProbe(Slicing):
         super().__init__(model, blocks, (trace.span.stop,))
         self.now, self.trace, self.inside = trace.span, trace, inside
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                  is_causal: bool = False, **more: Any) -> Tensor:
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Tensor:
         why = not_causal(query, key, attn_mask, is_causal, self.now.length)
         if why:
             raise Mistake(f"attention in {self.inside[-1] if self.inside else 'the model'} {why}")
@@ -116,8 +184,14 @@ class SliceProbe(Slicing):
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def traced(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable[[nn.Module, Batch], Any],
-           loss: Callable[[Any, Batch], Tensor], piece: Batch, span: SliceSpan) -> Trace:
+def traced(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    forward: Callable[[nn.Module, Batch], Any],
+    loss: Callable[[Any, Batch], Tensor],
+    piece: Batch,
+    span: SliceSpan,
+) -> Trace:
     """What one slice of a batch, which stands at `span`, goes through. The model is not touched."""
     stage, trace = Stage(), Trace(span)
     copy = fake_copy(model, stage)
@@ -139,6 +213,7 @@ def traced(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable[
 
 def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
     """A copy of a model, fake itself or real, with weights that take no memory."""
+
     def fake(tensor: Tensor) -> Tensor:
         with stage.fake:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
@@ -151,36 +226,52 @@ class MixesTokens(Exception):
     """An operation brings tokens together; says how."""
 
 
-def refusal(model: nn.Module, blocks: Mapping[str, nn.Module], forward: Callable[[nn.Module, Batch], Any],
-            loss: Callable[[Any, Batch], Tensor], cut: Callable[[SliceSpan], Batch], length: int) -> tuple[str, bool]:
+def refusal(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    forward: Callable[[nn.Module, Batch], Any],
+    loss: Callable[[Any, Batch], Tensor],
+    cut: Callable[[SliceSpan], Batch],
+    length: int,
+) -> tuple[str, bool]:
     """Why a model can't run in slices, empty if it can; and whether the loss is the model's own. `cut`: gives a slice of a batch, whose
     sequences have so many tokens. They run as a whole too: attention that looks back so far only has a mask there."""
     if not takes_positions(model):
-        return ("no forward of the model can be told where a slice begins: give it an argument `start`, the place of its first token, "
-                "with start=0 as default (models of transformers take position_ids)"), False
+        return (
+            "no forward of the model can be told where a slice begins: give it an argument `start`, the place of its first token, "
+            "with start=0 as default (models of transformers take position_ids)"
+        ), False
     try:
         with without_modes():
-            one, two, whole = (traced(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length)))
+            one, two, whole = (
+                traced(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length))
+            )
     except Mistake as mistake:
         return str(mistake), False
     except Exception as error:
         return f"a slice of it fails: {type(error).__name__}: {error}".splitlines()[0], False
     repeated = next((name for name in dict.fromkeys(one.calls) if name and twice(one.calls, name)), "")
     if repeated:
-        return f"block {repeated} runs attention more than once in a forward, with others in between: it is used at several places", False
+        return (
+            f"block {repeated} runs attention more than once in a forward, with others in between: it is used at several places",
+            False,
+        )
     if one.calls != whole.calls:
         return f"a whole sequence calls attention {len(whole.calls)} times, and a slice {len(one.calls)} times", False
     if not one.arguments == two.arguments == whole.arguments:
         return "attention is given other arguments (a scale?) for other numbers of tokens", False
     if not one.calls:
-        return "no attention by scaled_dot_product_attention is in its forward (attn_implementation=\"sdpa\" in transformers)", False
+        return (
+            'no attention by scaled_dot_product_attention is in its forward (attn_implementation="sdpa" in transformers)',
+            False,
+        )
     return compared(one, two), one.brought
 
 
 def twice(calls: list[str], name: str) -> bool:
     """Whether a block was left and entered again."""
     first = calls.index(name)
-    return name in calls[first + calls[first:].count(name):]
+    return name in calls[first + calls[first:].count(name) :]
 
 
 def compared(one: Trace, two: Trace) -> str:
@@ -202,10 +293,12 @@ class Check:
     """What is known of the tensors of two traces, step by step."""
 
     traces: tuple[Trace, Trace]
-    data: set[int] = field(default_factory=set)            # tensors that depend on weights or on tokens, not on positions alone
-    odd: dict[int, str] = field(default_factory=dict)      # tensors that must not meet those, with the reason
-    summed: set[int] = field(default_factory=set)          # what is of all tokens at once, such as a loss
-    inside: dict[int, int] = field(default_factory=dict)   # of dimensions that tokens share with others: how many of those a token has
+    data: set[int] = field(default_factory=set)  # tensors that depend on weights or on tokens, not on positions alone
+    odd: dict[int, str] = field(default_factory=dict)  # tensors that must not meet those, with the reason
+    summed: set[int] = field(default_factory=set)  # what is of all tokens at once, such as a loss
+    inside: dict[int, int] = field(
+        default_factory=dict
+    )  # of dimensions that tokens share with others: how many of those a token has
 
     def __post_init__(self) -> None:
         self.data = set(self.traces[0].given)
@@ -261,10 +354,14 @@ class Check:
         found = [dim for dim, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
         for dim in found:
             if one.shape[dim] * lengths[1] != two.shape[dim] * lengths[0]:
-                raise MixesTokens(f"has {one.shape[dim]} places for a slice of {lengths[0]} tokens: it shifts or pads tokens, and a slice does "
-                            "not know the next one (shift labels in the data, not in the loss)")
+                raise MixesTokens(
+                    f"has {one.shape[dim]} places for a slice of {lengths[0]} tokens: it shifts or pads tokens, and a slice does "
+                    "not know the next one (shift labels in the data, not in the loss)"
+                )
         if len(found) > 1:
-            raise MixesTokens(f"is of every pair of tokens, with the shape {one.shape}: attention that is not scaled_dot_product_attention")
+            raise MixesTokens(
+                f"is of every pair of tokens, with the shape {one.shape}: attention that is not scaled_dot_product_attention"
+            )
         return found[0] if found else None
 
     @property
@@ -276,14 +373,16 @@ class Check:
         shared = made.shape[dim] // self.lengths[0]
         before = [(leaf, at) for leaf, at in takes.items() if at is not None]
         if name in VIEWS:
-            (leaf, at), = before
-            unit = self.inside.get(leaf.number, 1) * prod(leaf.shape[at + 1:])   # numbers from a token to the next one
-            found = {unit // prod(made.shape[dim + 1:])} if unit % max(prod(made.shape[dim + 1:]), 1) == 0 else set()
+            ((leaf, at),) = before
+            unit = self.inside.get(leaf.number, 1) * prod(leaf.shape[at + 1 :])  # numbers from a token to the next one
+            found = {unit // prod(made.shape[dim + 1 :])} if unit % max(prod(made.shape[dim + 1 :]), 1) == 0 else set()
         else:
             found = {self.inside.get(leaf.number, 1) for leaf, at in before if leaf.shape[at] == made.shape[dim]}
         if len(found) != 1 or (shared == 1 and found != {1}):
-            raise MixesTokens(f"takes a tensor of the shape {before[0][0].shape} apart and puts it together as {made.shape}, with tokens in "
-                        "another order (a transpose is missing?)")
+            raise MixesTokens(
+                f"takes a tensor of the shape {before[0][0].shape} apart and puts it together as {made.shape}, with tokens in "
+                "another order (a transpose is missing?)"
+            )
         if shared > 1:
             self.inside[made.number] = found.pop()
 
@@ -310,7 +409,9 @@ def check_begin(name: str, args: Any, span: SliceSpan) -> None:
     numbers = args if name == "arange" else args[2:]
     start = (numbers[0] if len(numbers) > 1 else 0) if name == "arange" else (numbers[0] if numbers else 0)
     if start != span.start:
-        raise MixesTokens(f"counts tokens from {start or 0} in a slice that begins at {span.start}: begin where `start` or position_ids say")
+        raise MixesTokens(
+            f"counts tokens from {start or 0} in a slice that begins at {span.start}: begin where `start` or position_ids say"
+        )
 
 
 def plain_in(value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The engine of `SequencePipeline`: slices of one sequence run one after the other through a causal model, exactly as the whole sequence would.
+"""The engine of `SequencePipeline`: slices of one sequence run one after the other through a causal model, exactly as
+the whole sequence would.
 
 Tokens of a causal model meet in one place only, in attention, where a token sees those before it. While a slice runs, every call of
 `scaled_dot_product_attention` is intercepted: the slice's keys and values are written behind those of the earlier slices, and its queries
@@ -11,6 +12,7 @@ and values is added when the slices that they belong to run backward.
 
 Keys and values of the whole sequence are kept once for every call of attention, until the first slice has run backward.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,7 +57,7 @@ class WholeSequence:
     def __init__(self, length: int) -> None:
         self.length = length
         self.rows: Tensor | None = None
-        self.later: Tensor | None = None   # the gradient of all rows before those of the slice that ran backward last
+        self.later: Tensor | None = None  # the gradient of all rows before those of the slice that ran backward last
 
     def put(self, own: Tensor, span: SliceSpan) -> Tensor:
         """Write a slice's rows; gives all up to them.
@@ -64,16 +66,16 @@ class WholeSequence:
         """
         if self.rows is None:
             self.rows = own.new_empty((*own.shape[:-2], self.length, own.shape[-1]))
-        self.rows.data[..., span.start:span.stop, :].copy_(own)
-        return self.rows.data[..., :span.stop, :].detach()
+        self.rows.data[..., span.start : span.stop, :].copy_(own)
+        return self.rows.data[..., : span.stop, :].detach()
 
     def gradient(self, upto: Tensor, span: SliceSpan) -> Tensor:
         """The gradient of a slice's own rows, given what its attention gave for all rows up to them."""
         total = upto if self.later is None else upto + self.later
-        self.later = total[..., :span.start, :] if span.start else None
+        self.later = total[..., : span.start, :] if span.start else None
         if not span.start:
             self.rows = None
-        return total[..., span.start:, :]
+        return total[..., span.start :, :]
 
 
 class ConcatSlices(torch.autograd.Function):
@@ -97,10 +99,12 @@ class Slicing:
         self.spans = spans_of(lengths)
         self.length = sum(lengths)
         self.now = self.spans[0]
-        self.wholes: dict[tuple[str, int], tuple[WholeSequence, WholeSequence]] = {}   # keys and values, by block and number of the call in it
+        self.wholes: dict[
+            tuple[str, int], tuple[WholeSequence, WholeSequence]
+        ] = {}  # keys and values, by block and number of the call in it
         self.masks: dict[Any, Tensor] = {}
-        self.place, self.calls = "", 0    # the block that runs, and how often it has called attention
-        self.intercepts = False           # whether such calls come here
+        self.place, self.calls = "", 0  # the block that runs, and how often it has called attention
+        self.intercepts = False  # whether such calls come here
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
@@ -120,10 +124,11 @@ class Slicing:
 
     def entered(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A block's forward, which says that it runs. Who computes a block again, in backward, calls it too."""
+
         def entering(*args: Any, **kwargs: Any) -> Any:
             before = self.place, self.calls, self.intercepts
             self.place, self.calls, self.intercepts = name, 0, True
-            try:   # torch has no such modes active while it calls a backward
+            try:  # torch has no such modes active while it calls a backward
                 with nullcontext() if before[2] else Intercepting(self.attention):
                     return forward(*args, **kwargs)
             finally:
@@ -148,21 +153,36 @@ class Slicing:
 
         return placing
 
-    def attention(self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                  is_causal: bool = False, **more: Any) -> Tensor:
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **more: Any,
+    ) -> Tensor:
         """What `scaled_dot_product_attention` would give for these rows of the whole sequence."""
-        if isinstance(query, Absent):   # another worker computes it
+        if isinstance(query, Absent):  # another worker computes it
             return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
         why = not_causal(query, key, attn_mask, is_causal, self.now.length)
         if why:
             raise Mistake(f"SequencePipeline: attention in {self.place or 'the model, outside of its blocks'} {why}")
-        known = self.wholes.setdefault((self.place, self.calls), (WholeSequence(self.length), WholeSequence(self.length)))
+        known = self.wholes.setdefault(
+            (self.place, self.calls), (WholeSequence(self.length), WholeSequence(self.length))
+        )
         self.calls += 1
-        keys, values = (ConcatSlices.apply(own, whole, self.now) for own, whole in zip((key, value), known, strict=True))  # type: ignore[no-untyped-call]
+        join = ConcatSlices.apply
+        keys, values = (join(own, whole, self.now) for own, whole in zip((key, value), known, strict=True))  # type: ignore[no-untyped-call]
         if not self.now.start:
-            return functional.scaled_dot_product_attention(query, keys, values, dropout_p=dropout_p, is_causal=True, **more)
+            return functional.scaled_dot_product_attention(
+                query, keys, values, dropout_p=dropout_p, is_causal=True, **more
+            )
         # Rows of queries in reverse: then the mask is constant along its falling diagonals, so one short vector holds all of it
-        seen = functional.scaled_dot_product_attention(query.flip(-2), keys, values, self.mask(query), dropout_p, False, **more)
+        seen = functional.scaled_dot_product_attention(
+            query.flip(-2), keys, values, self.mask(query), dropout_p, False, **more
+        )
         return seen.flip(-2)
 
     def mask(self, query: Tensor) -> Tensor:
@@ -192,11 +212,15 @@ class Intercepting(TorchFunctionMode):
 def not_causal(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, length: int) -> str:
     """Why a call of attention is not that of a slice's tokens to themselves and all before them; empty if it is."""
     if mask is not None:
-        return (f"is given a mask of the shape {tuple(mask.shape)} (for padding, a window or packed samples), and slices know causal "
-                "attention without a mask only: give batches without attention_mask")
+        return (
+            f"is given a mask of the shape {tuple(mask.shape)} (for padding, a window or packed samples), and slices know causal "
+            "attention without a mask only: give batches without attention_mask"
+        )
     if (query.shape[-2], key.shape[-2]) != (length, length):
-        return (f"has {query.shape[-2]} queries and {key.shape[-2]} keys for a slice of {length} tokens: it is not the attention of a "
-                "sequence to itself")
+        return (
+            f"has {query.shape[-2]} queries and {key.shape[-2]} keys for a slice of {length} tokens: it is not the attention of a "
+            "sequence to itself"
+        )
     if not is_causal and length > 1:
         return "is not causal: a token sees later ones, which are in slices that did not run yet"
     return ""

@@ -14,6 +14,7 @@ sum against maximum is seen, so no eps is needed.
 
 Li et al.: TeraPipe, 2021, arXiv 2102.07988: the objective and the program in section 3.3, the fit of t at its end.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ import numpy as np
 from shoestring.core.errors import Mistake
 from shoestring.training.sequence.sliced_attention import spans_of
 
-Seconds = Callable[[int, int], float]   # of a slice of so many tokens after so many
+Seconds = Callable[[int, int], float]  # of a slice of so many tokens after so many
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class SlicePlan:
     """A way to cut a sequence."""
 
     lengths: tuple[int, ...]
-    seconds: float   # of all slices through all stages
+    seconds: float  # of all slices through all stages
 
 
 def latency(lengths: tuple[int, ...], seconds: Seconds, stages: int, samples: int = 1) -> float:
@@ -50,16 +51,18 @@ def best_slices(seconds: Seconds, length: int, stages: int, granularity: int = 8
     """The slices of a sequence that take least through a pipeline; they end at multiples of `granularity` tokens. `samples` sequences of
     that length come one after the other, in the same slices."""
     if min(length, stages, granularity, samples) < 1:
-        raise Mistake(f"slices of {samples} x {length} tokens for {stages} stages, {granularity} at a time: give 1 or more of each")
+        raise Mistake(
+            f"slices of {samples} x {length} tokens for {stages} stages, {granularity} at a time: give 1 or more of each"
+        )
     ends = [*range(0, length, granularity), length]
-    times = np.full((len(ends), len(ends)), np.inf)   # of the slice from one end to another
+    times = np.full((len(ends), len(ends)), np.inf)  # of the slice from one end to another
     for first, start in enumerate(ends):
-        times[first, first + 1:] = [seconds(stop - start, start) for stop in ends[first + 1:]]
+        times[first, first + 1 :] = [seconds(stop - start, start) for stop in ends[first + 1 :]]
     if not np.isfinite(times[np.triu_indices(len(ends), 1)]).all() or (times < 0).any():
         raise Mistake("slices can't be chosen: the time of a slice must be a number, 0 or more")
     best: SlicePlan | None = None
     for cuts, total, longest in front(times):
-        if best is not None and samples * total >= best.seconds:   # with a lower limit, the sum is no smaller
+        if best is not None and samples * total >= best.seconds:  # with a lower limit, the sum is no smaller
             break
         found = samples * total + (stages - 1) * longest
         if best is None or found < best.seconds:
@@ -101,15 +104,17 @@ def least_sum(times: np.ndarray) -> tuple[list[int], float] | None:
 class FittedTimes:
     """t(length, context), fitted to a few measurements; a `Seconds`."""
 
-    alone: tuple[tuple[int, float], ...]           # (tokens, seconds) of slices without context, by rising tokens; lines in between
-    context: tuple[float, float, float, float]     # a0 to a3 of what a context adds
+    alone: tuple[
+        tuple[int, float], ...
+    ]  # (tokens, seconds) of slices without context, by rising tokens; lines in between
+    context: tuple[float, float, float, float]  # a0 to a3 of what a context adds
 
     def __call__(self, length: int, context: int) -> float:
         tokens, seconds = zip(*self.alone, strict=True)
         found = float(np.interp(length, tokens, seconds))
-        if length > tokens[-1] and len(tokens) > 1:   # the last line goes on
+        if length > tokens[-1] and len(tokens) > 1:  # the last line goes on
             found += (length - tokens[-1]) * (seconds[-1] - seconds[-2]) / (tokens[-1] - tokens[-2])
-        if length < tokens[0] and len(tokens) > 1:    # and so does the first
+        if length < tokens[0] and len(tokens) > 1:  # and so does the first
             found -= (tokens[0] - length) * max(seconds[1] - seconds[0], 0.0) / (tokens[1] - tokens[0])
         if context:
             found += max(float(np.dot(self.context, (1.0, length, context, length * context))), 0.0)
@@ -121,11 +126,13 @@ def fitted(measured: Mapping[tuple[int, int], float]) -> FittedTimes:
     alone = tuple(sorted((length, seconds) for (length, context), seconds in measured.items() if not context))
     pairs = [(length, context) for length, context in measured if context]
     if len(alone) < 2 or len(pairs) < 4:
-        raise Mistake(f"t(length, context) can't be fitted to {len(alone)} measurements without context and {len(pairs)} with one: two and "
-                      "four are needed")
+        raise Mistake(
+            f"t(length, context) can't be fitted to {len(alone)} measurements without context and {len(pairs)} with one: two and "
+            "four are needed"
+        )
     bare = FittedTimes(alone, (0.0, 0.0, 0.0, 0.0))
     rows = np.array([(1.0, length, context, length * context) for length, context in pairs])
     added = np.array([measured[pair] - bare(*pair) for pair in pairs])
-    scale = np.abs(rows).max(axis=0)   # products of tokens are millions: without it the system is badly conditioned
+    scale = np.abs(rows).max(axis=0)  # products of tokens are millions: without it the system is badly conditioned
     found = np.linalg.lstsq(rows / scale, added, rcond=None)[0] / scale
     return FittedTimes(alone, (float(found[0]), float(found[1]), float(found[2]), float(found[3])))

@@ -11,6 +11,7 @@
 Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models,
 2022, arXiv 2205.05198.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,28 +24,28 @@ from shoestring.core.link import Link
 
 
 def copied(x: Tensor, link: Link) -> Tensor:
-    return Copied.apply(x, link) if x.requires_grad else x   # type: ignore[no-untyped-call]
+    return Copied.apply(x, link) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
 def summed(x: Tensor, link: Link) -> Tensor:
     """The sum, in the tensor's own memory."""
-    return Summed.apply(x.contiguous(), link)   # type: ignore[no-any-return, no-untyped-call]
+    return Summed.apply(x.contiguous(), link)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def gathered(x: Tensor, link: Link, dim: int) -> Tensor:
-    return Gathered.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+    return Gathered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def scattered(x: Tensor, link: Link, dim: int) -> Tensor:
-    return Scattered.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+    return Scattered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def sliced(x: Tensor, link: Link, dim: int) -> Tensor:
-    return KeepOwnSlice.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+    return KeepOwnSlice.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def joined(x: Tensor, link: Link, dim: int) -> Tensor:
-    return AllGather.apply(x, link, dim)   # type: ignore[no-any-return, no-untyped-call]
+    return AllGather.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class Copied(Function):
@@ -55,7 +56,7 @@ class Copied(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient = gradients[0].contiguous()   # made by the layer's backward for nobody else, so it may become the sum
+        gradient = gradients[0].contiguous()  # made by the layer's backward for nobody else, so it may become the sum
         ctx.link.sum(gradient).wait()
         return gradient, None
 
@@ -125,7 +126,7 @@ def all_parts(part: Tensor, link: Link, dim: int) -> Tensor:
 
 def part_of_sum(whole: Tensor, link: Link, dim: int) -> Tensor:
     """This worker's part, along a dimension, of the sum of everybody's whole."""
-    rows = whole.unflatten(dim, (link.world, -1)).movedim(dim, 0).contiguous()   # (worker, ...)
+    rows = whole.unflatten(dim, (link.world, -1)).movedim(dim, 0).contiguous()  # (worker, ...)
     part = torch.empty_like(rows[0])
     link.scatter(rows.view(-1), part.view(-1)).wait()
     return part

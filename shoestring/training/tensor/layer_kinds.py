@@ -10,6 +10,7 @@ classes of the user that say so themselves:
 Weights outside of all blocks that are not recognised are held and computed by every worker alike, which is right and saves nothing;
 in a block everything large must be recognised, or the model is refused.
 """
+
 from __future__ import annotations
 
 import sys
@@ -26,22 +27,30 @@ from shoestring.core.private import own_parameters
 from shoestring.training.tensor.splits import Split
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = "tensor_parallel"   # the attribute with which a class of the user says how it is split
+OWN = "tensor_parallel"  # the attribute with which a class of the user says how it is split
 
 
 @dataclass(frozen=True)
 class SplitLayers:
     """How the layers of a module are split; all names are those of its attributes."""
 
-    columns: Mapping[str, int] = field(default_factory=dict)   # split by outputs -> equal stretches that the outputs consist of
-    rows: tuple[str, ...] = ()          # split by inputs: each takes what came of the columns, and its result is the sum over workers
-    shared: bool = False                # all columns take the module's own inputs, so one sum of gradients is enough for all of them
-    divided: tuple[str, ...] = ()       # numbers by which forward counts what it has, such as heads: each worker has a part of it
-    whole_heads: tuple[str, ...] = ()   # numbers that must be multiples of the workers, dots allowed
-    inside: tuple[str, ...] = ()        # modules between columns and rows that every worker has whole, such as norms of each head
-    embeddings: tuple[str, ...] = ()    # split by the vocabulary
-    heads: tuple[str, ...] = ()         # layers that give a number for every word of the vocabulary, and are split by it
-    others: tuple[str, ...] = ()        # other submodules that it had when its forward was read
+    columns: Mapping[str, int] = field(
+        default_factory=dict
+    )  # split by outputs -> equal stretches that the outputs consist of
+    rows: tuple[
+        str, ...
+    ] = ()  # split by inputs: each takes what came of the columns, and its result is the sum over workers
+    shared: bool = False  # all columns take the module's own inputs, so one sum of gradients is enough for all of them
+    divided: tuple[
+        str, ...
+    ] = ()  # numbers by which forward counts what it has, such as heads: each worker has a part of it
+    whole_heads: tuple[str, ...] = ()  # numbers that must be multiples of the workers, dots allowed
+    inside: tuple[
+        str, ...
+    ] = ()  # modules between columns and rows that every worker has whole, such as norms of each head
+    embeddings: tuple[str, ...] = ()  # split by the vocabulary
+    heads: tuple[str, ...] = ()  # layers that give a number for every word of the vocabulary, and are split by it
+    others: tuple[str, ...] = ()  # other submodules that it had when its forward was read
 
 
 GPT = "shoestring.jobs.gpt"
@@ -52,27 +61,38 @@ def llama_like(name: str, inside: tuple[str, ...] = ()) -> dict[tuple[str, str],
     where = f"transformers.models.{name.lower()}.modeling_{name.lower()}"
     heads = ("config.num_attention_heads", "config.num_key_value_heads")
     return {
-        (where, f"{name}Attention"): SplitLayers({"q_proj": 1, "k_proj": 1, "v_proj": 1}, ("o_proj",), shared=True, whole_heads=heads,
-                                            inside=inside),
-        (where, f"{name}MLP"): SplitLayers({"gate_proj": 1, "up_proj": 1}, ("down_proj",), shared=True, others=("act_fn",)),
+        (where, f"{name}Attention"): SplitLayers(
+            {"q_proj": 1, "k_proj": 1, "v_proj": 1}, ("o_proj",), shared=True, whole_heads=heads, inside=inside
+        ),
+        (where, f"{name}MLP"): SplitLayers(
+            {"gate_proj": 1, "up_proj": 1}, ("down_proj",), shared=True, others=("act_fn",)
+        ),
         (where, f"{name}Model"): SplitLayers(embeddings=("embed_tokens",), others=("layers", "norm", "rotary_emb")),
         (where, f"{name}ForCausalLM"): SplitLayers(heads=("lm_head",), others=("model",)),
     }
 
 
 KNOWN: dict[tuple[str, str], SplitLayers] = {
-    (GPT, "Layer"): SplitLayers({"queries_keys_values": 3, "up": 1}, ("mix", "down"), divided=("heads",), others=("before", "between")),
+    (GPT, "Layer"): SplitLayers(
+        {"queries_keys_values": 3, "up": 1}, ("mix", "down"), divided=("heads",), others=("before", "between")
+    ),
     (GPT, "Gpt"): SplitLayers(embeddings=("bytes",), heads=("head",), others=("places", "layers", "last")),
-    (GPT2, "GPT2Attention"): SplitLayers({"c_attn": 3}, ("c_proj",), divided=("num_heads", "split_size"),
-                                    others=("attn_dropout", "resid_dropout")),
+    (GPT2, "GPT2Attention"): SplitLayers(
+        {"c_attn": 3}, ("c_proj",), divided=("num_heads", "split_size"), others=("attn_dropout", "resid_dropout")
+    ),
     (GPT2, "GPT2MLP"): SplitLayers({"c_fc": 1}, ("c_proj",), others=("act", "dropout")),
     (GPT2, "GPT2Model"): SplitLayers(embeddings=("wte",), others=("wpe", "drop", "h", "ln_f")),
     (GPT2, "GPT2LMHeadModel"): SplitLayers(heads=("lm_head",), others=("transformer",)),
-    **llama_like("Llama"), **llama_like("Mistral"), **llama_like("Qwen2"), **llama_like("Qwen3", inside=("q_norm", "k_norm")),
+    **llama_like("Llama"),
+    **llama_like("Mistral"),
+    **llama_like("Qwen2"),
+    **llama_like("Qwen3", inside=("q_norm", "k_norm")),
 }
 NAMES = "the built-in gpt; GPT-2, Llama, Mistral, Qwen2 and Qwen3 of transformers"
-ADVICE = (f"known are {NAMES}; say of a class of your own how it is split (tensor_parallel = Layers(...), shoestring/parallel/"
-          f"recognised.py), or use another technique")
+ADVICE = (
+    f"known are {NAMES}; say of a class of your own how it is split (tensor_parallel = Layers(...), shoestring/parallel/"
+    f"recognised.py), or use another technique"
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +101,7 @@ class Recognised:
 
     modules: Mapping[nn.Module, SplitLayers]
     splits: Mapping[nn.Parameter, Split]
-    whole_inside: tuple[nn.Parameter, ...]   # held whole by everybody, though each uses them for its own heads only
+    whole_inside: tuple[nn.Parameter, ...]  # held whole by everybody, though each uses them for its own heads only
     names: Mapping[nn.Module, str]
 
 
@@ -96,13 +116,17 @@ def where(kind: type) -> str:
 def layers_of(module: nn.Module) -> SplitLayers | None:
     """How a module is split; None: nobody says."""
     kind = type(module)
-    own = vars(kind).get(OWN)   # a subclass may compute something else: it must say so itself
+    own = vars(kind).get(OWN)  # a subclass may compute something else: it must say so itself
     if own is not None:
         if not isinstance(own, SplitLayers):
-            raise Mistake(f"{kind.__name__}.{OWN} is {own!r}: give a Layers(...) of shoestring.training.tensor.layer_kinds")
+            raise Mistake(
+                f"{kind.__name__}.{OWN} is {own!r}: give a Layers(...) of shoestring.training.tensor.layer_kinds"
+            )
         return own
     found = KNOWN.get((where(kind), kind.__name__))
-    return found if found is not None and {name for name, _ in module.named_children()} == set(submodules(found)) else None
+    return (
+        found if found is not None and {name for name, _ in module.named_children()} == set(submodules(found)) else None
+    )
 
 
 def submodules(layers: SplitLayers) -> Iterator[str]:
@@ -120,15 +144,24 @@ def recognised(model: nn.Module, blocks: Mapping[str, nn.Module], ways: int) -> 
         check_heads(module, layers, names[module], ways)
         for layer, weight, split in split_weights(module, layers, names[module], ways):
             if splits.setdefault(weight, split) != split:
-                raise Mistake(f"TensorParallel: the weight of {layer} is used twice, and would have to be split in two ways: {ADVICE}")
-    inside = tuple(weight for module, layers in modules.items() for name in layers.inside for weight in child(module, name).parameters())
+                raise Mistake(
+                    f"TensorParallel: the weight of {layer} is used twice, and would have to be split in two ways: {ADVICE}"
+                )
+    inside = tuple(
+        weight
+        for module, layers in modules.items()
+        for name in layers.inside
+        for weight in child(module, name).parameters()
+    )
     result = Recognised(modules, splits, inside, names)
     check_blocks(blocks, result)
     check_owners(model, result)
     return result
 
 
-def split_weights(module: nn.Module, layers: SplitLayers, name: str, ways: int) -> Iterator[tuple[str, nn.Parameter, Split]]:
+def split_weights(
+    module: nn.Module, layers: SplitLayers, name: str, ways: int
+) -> Iterator[tuple[str, nn.Parameter, Split]]:
     """Every weight of a module that is split, with the name of its layer."""
     for layer, stretches in layers.columns.items():
         one = child(module, layer)
@@ -148,7 +181,9 @@ def split_weights(module: nn.Module, layers: SplitLayers, name: str, ways: int) 
     for layer in layers.heads:
         one = child(module, layer)
         if outputs(one, f"{name}.{layer}") < ways:
-            raise Mistake(f"TensorParallel: {name}.{layer} has {weight_of(one).shape[0]} words for {ways} workers: use fewer ways")
+            raise Mistake(
+                f"TensorParallel: {name}.{layer} has {weight_of(one).shape[0]} words for {ways} workers: use fewer ways"
+            )
         yield f"{name}.{layer}", weight_of(one), Split(1 if transposed(one) else 0)
         if one.bias is not None:
             yield f"{name}.{layer}", bias_of(one), Split(0)
@@ -177,8 +212,10 @@ def outputs(layer: nn.Module, name: str) -> int:
     """How many outputs a layer has, if it is one that we can compute."""
     kind = type(layer)
     if kind is not nn.Linear and (kind.__module__, kind.__name__) != ("transformers.pytorch_utils", "Conv1D"):
-        raise Mistake(f"TensorParallel: {name} is a {kind.__name__}, where an nn.Linear is expected (or a Conv1D of transformers): what "
-                      f"else it computes is not known; leave TensorParallel out, or that layer as it was")
+        raise Mistake(
+            f"TensorParallel: {name} is a {kind.__name__}, where an nn.Linear is expected (or a Conv1D of transformers): what "
+            f"else it computes is not known; leave TensorParallel out, or that layer as it was"
+        )
     return int(weight_of(layer).shape[1 if transposed(layer) else 0])
 
 
@@ -187,21 +224,27 @@ def check_embedding(layer: nn.Module, name: str) -> None:
         raise Mistake(f"TensorParallel: {name} is a {type(layer).__name__}, where an nn.Embedding is expected")
     for setting in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(layer, setting):
-            raise Mistake(f"TensorParallel: {name} has {setting}={getattr(layer, setting)}, which needs all words on one worker: make it "
-                          f"without, or leave TensorParallel out")
+            raise Mistake(
+                f"TensorParallel: {name} has {setting}={getattr(layer, setting)}, which needs all words on one worker: make it "
+                f"without, or leave TensorParallel out"
+            )
 
 
 def check_even(size: int, ways: int, name: str, what: str) -> None:
     if size % ways:
-        raise Mistake(f"TensorParallel(ways={ways}): {name} has {size} {what}, which can't be divided by {ways}: give ways that divide it")
+        raise Mistake(
+            f"TensorParallel(ways={ways}): {name} has {size} {what}, which can't be divided by {ways}: give ways that divide it"
+        )
 
 
 def check_heads(module: nn.Module, layers: SplitLayers, name: str, ways: int) -> None:
     for attribute in (*layers.divided, *layers.whole_heads):
         count: Any = reduce(getattr, attribute.split("."), module)
         if count % ways:
-            raise Mistake(f"TensorParallel(ways={ways}): {name} has {attribute.rpartition('.')[2]} = {count}, which can't be divided by "
-                          f"{ways}: give ways that divide it")
+            raise Mistake(
+                f"TensorParallel(ways={ways}): {name} has {attribute.rpartition('.')[2]} = {count}, which can't be divided by "
+                f"{ways}: give ways that divide it"
+            )
 
 
 def check_blocks(blocks: Mapping[str, nn.Module], found: Recognised) -> None:
@@ -211,16 +254,23 @@ def check_blocks(blocks: Mapping[str, nn.Module], found: Recognised) -> None:
             for weight in module.parameters(recurse=False):
                 if weight.dim() > 1 and weight not in found.splits:
                     place = f"{name}.{part}".rstrip(".")
-                    raise Mistake(f"TensorParallel does not know {place} ({type(module).__name__}, in a {type(block).__name__}), so "
-                                  f"it can't be split: {ADVICE}")
+                    raise Mistake(
+                        f"TensorParallel does not know {place} ({type(module).__name__}, in a {type(block).__name__}), so "
+                        f"it can't be split: {ADVICE}"
+                    )
 
 
 def check_owners(model: nn.Module, found: Recognised) -> None:
     """A weight that is split is used by layers that know of it only."""
-    split = {child(module, layer) for module, layers in found.modules.items()
-             for layer in (*layers.columns, *layers.rows, *layers.embeddings, *layers.heads)}
+    split = {
+        child(module, layer)
+        for module, layers in found.modules.items()
+        for layer in (*layers.columns, *layers.rows, *layers.embeddings, *layers.heads)
+    }
     for module in model.modules():
         for weight in own_parameters(module).values():
             if weight is not None and weight in found.splits and module not in split:
-                raise Mistake(f"TensorParallel: {found.names[module]} ({type(module).__name__}) shares a weight with a layer that would be "
-                              f"split, and is not known itself: {ADVICE}")
+                raise Mistake(
+                    f"TensorParallel: {found.names[module]} ({type(module).__name__}) shares a weight with a layer that would be "
+                    f"split, and is not known itself: {ADVICE}"
+                )

@@ -4,6 +4,7 @@ While a forward or a backward runs, layers that are split by their outputs take 
 inputs add up what comes out, and what a module counts (its heads) is what this worker has of it. Afterwards the model is as it was, but
 that the weights are parts; `usable` and the end of the run put whole ones in their place.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -26,8 +27,8 @@ from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, 
 from shoestring.training.tensor.split_vocabulary import SplitLogits, embedded
 from shoestring.training.tensor.splits import Split, SplitTensor
 
-WORTH_TELLING = 0.1   # of all weights, that no layer which is split has
-SEQUENCE = 1   # the dimension of tokens, in what goes from block to block: (sample, token, width)
+WORTH_TELLING = 0.1  # of all weights, that no layer which is split has
+SEQUENCE = 1  # the dimension of tokens, in what goes from block to block: (sample, token, width)
 Forward = Callable[..., Any]
 
 
@@ -38,15 +39,20 @@ class TensorParts(RunState):
         self.run, self.link, self.sequence = run, link, sequence
         self.found = recognised(run.model, run.blocks, link.world)
         self.splits = dict(self.found.splits)
-        self.shapes = {weight: weight.shape for weight in self.splits}   # of the whole weights
+        self.shapes = {weight: weight.shape for weight in self.splits}  # of the whole weights
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
-        self.names = {weight: name for name, weight in reversed(list(run.model.named_parameters(remove_duplicate=False)))}
+        self.names = {
+            weight: name for name, weight in reversed(list(run.model.named_parameters(remove_duplicate=False)))
+        }
         self.draws = Draws(run, link)
         self.entered = self.in_layer = False
         blocks = {weight for block in run.blocks.values() for weight in block.parameters()} if sequence else set()
         # Held whole by all, but each sees a part of what they are used for: their gradients are to be added up
-        self.partial = [weight for weight in self.names if weight not in self.splits
-                        and (weight in blocks or weight in set(self.found.whole_inside))]
+        self.partial = [
+            weight
+            for weight in self.names
+            if weight not in self.splits and (weight in blocks or weight in set(self.found.whole_inside))
+        ]
         with torch.no_grad():
             for weight, split in self.splits.items():
                 weight.data = split.own(weight.data, link)
@@ -99,9 +105,15 @@ class TensorParts(RunState):
         def forward(*args: Any, **kwargs: Any) -> Any:
             if not self.sequence:
                 self.draws.part(module)
-            tokens = next(one for one in (*args, *kwargs.values()) if isinstance(one, Tensor))   # then masks and positions, of all tokens
-            args, kwargs = tree_map(lambda one: self.entrance(one) if one is tokens else copied(one, self.link)
-                                    if isinstance(one, Tensor) else one, (args, kwargs))
+            tokens = next(
+                one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)
+            )  # then masks and positions, of all tokens
+            args, kwargs = tree_map(
+                lambda one: (
+                    self.entrance(one) if one is tokens else copied(one, self.link) if isinstance(one, Tensor) else one
+                ),
+                (args, kwargs),
+            )
             return inner(*args, **kwargs)
 
         return forward
@@ -159,8 +171,10 @@ class TensorParts(RunState):
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             if first:
                 if x.shape[SEQUENCE] % self.link.world:
-                    raise Mistake(f"TensorParallel(sequence=True): {x.shape[SEQUENCE]} tokens can't be divided by {self.link.world} "
-                                  f"workers: give sequences of a multiple of {self.link.world}, or sequence=False")
+                    raise Mistake(
+                        f"TensorParallel(sequence=True): {x.shape[SEQUENCE]} tokens can't be divided by {self.link.world} "
+                        f"workers: give sequences of a multiple of {self.link.world}, or sequence=False"
+                    )
                 x = sliced(x, self.link, SEQUENCE)
             self.draws.part(block)
             found = inner(x, *args, **kwargs)
@@ -176,6 +190,7 @@ class TensorParts(RunState):
     @contextmanager
     def adding_up(self) -> Iterator[None]:
         """While inside, gradients of weights that all hold whole, and use for a part each, become their sum."""
+
         def total(gradient: Tensor) -> Tensor:
             whole = gradient.contiguous().clone()
             self.link.sum(whole.view(-1)).wait()
@@ -200,7 +215,9 @@ class TensorParts(RunState):
         """In a rehearsal, a part of a weight that is used as if it were the whole is found."""
         if not self.link.imagined or self.link.world == 1:
             return nullcontext()
-        places: dict[int, list[tuple[int, int, str]]] = {}   # of storages, which may hold several weights: (begin, end, name)
+        places: dict[
+            int, list[tuple[int, int, str]]
+        ] = {}  # of storages, which may hold several weights: (begin, end, name)
         for weight in self.splits:
             begin = int(weight.storage_offset())
             places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
@@ -241,21 +258,38 @@ class TensorParts(RunState):
     # What survives a restart: the same as in one process, so that any number of workers can go on from it
 
     def tensors(self) -> dict[nn.Parameter, SplitTensor]:
-        return {weight: SplitTensor(weight, split, self.shapes[weight], self.link, weight) for weight, split in self.splits.items()}
+        return {
+            weight: SplitTensor(weight, split, self.shapes[weight], self.link, weight)
+            for weight, split in self.splits.items()
+        }
 
     @property
     def kept(self) -> dict[str, SplitTensor]:
         tensors = self.tensors()
-        return {name: tensors[weight] for name, weight in self.run.model.named_parameters(remove_duplicate=False) if weight in tensors}
+        return {
+            name: tensors[weight]
+            for name, weight in self.run.model.named_parameters(remove_duplicate=False)
+            if weight in tensors
+        }
 
     def whole_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
         """The optimizer's state as if weights were whole, of that of their parts; it is gathered when it is written."""
-        return {**state, "state": {number: {key: self.widened(self.weights()[number], value) for key, value in found.items()}
-                                   for number, found in state["state"].items()}}
+        return {
+            **state,
+            "state": {
+                number: {key: self.widened(self.weights()[number], value) for key, value in found.items()}
+                for number, found in state["state"].items()
+            },
+        }
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any] | None:
-        return {**whole, "state": {number: {key: self.narrowed(self.weights()[number], value) for key, value in found.items()}
-                                   for number, found in whole["state"].items()}}
+        return {
+            **whole,
+            "state": {
+                number: {key: self.narrowed(self.weights()[number], value) for key, value in found.items()}
+                for number, found in whole["state"].items()
+            },
+        }
 
     def weights(self) -> list[nn.Parameter]:
         return [weight for members in self.groups for weight in members]
@@ -268,7 +302,11 @@ class TensorParts(RunState):
 
     def narrowed(self, weight: nn.Parameter, value: Any) -> Any:
         split: Split | None = self.splits.get(weight)
-        return value if split is None or getattr(value, "shape", None) != self.shapes[weight] else split.own(value, self.link)
+        return (
+            value
+            if split is None or getattr(value, "shape", None) != self.shapes[weight]
+            else split.own(value, self.link)
+        )
 
 
 def product(layer: nn.Module, x: Tensor, bias: Any) -> Tensor:
@@ -294,9 +332,9 @@ class Draws:
 
     def __init__(self, run: Run, link: Link) -> None:
         self.link, self.model = link, run.model
-        self.before: list[Tensor] | None = None   # the states outside, while inside,
-        self.module: nn.Module | None = None      # of this module
-        self.columns: set[str] = set()            # that were called there
+        self.before: list[Tensor] | None = None  # the states outside, while inside,
+        self.module: nn.Module | None = None  # of this module
+        self.columns: set[str] = set()  # that were called there
 
     def part(self, module: nn.Module, column: str = "") -> None:
         """From here on every worker draws its own numbers."""
@@ -308,7 +346,10 @@ class Draws:
         self.module, self.columns = module, {column}
         with without_modes(), unseen_functions():
             number = int(torch.empty((), dtype=torch.int64).random_())
-            self.before = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+            self.before = [
+                torch.get_rng_state(),
+                *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ()),
+            ]
             torch.manual_seed(hash((number, self.link.rank)) % 2**63)
 
     def rejoin(self) -> None:

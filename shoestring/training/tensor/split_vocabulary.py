@@ -9,6 +9,7 @@ factors), and `cross_entropy` of it is computed in parts. Of a token with logits
 Anything else that a loss or a metric does with it gets the whole, gathered from all workers, with the right gradients: slower, never wrong.
 Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -31,8 +32,11 @@ def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor
     own = ids - begin
     outside = (own < 0) | (own >= end - begin)
     padding = layer.padding_idx
-    found = functional.embedding(own.masked_fill(outside, 0), layer.weight,
-                                 padding - begin if padding is not None and begin <= padding < end else None)
+    found = functional.embedding(
+        own.masked_fill(outside, 0),
+        layer.weight,
+        padding - begin if padding is not None and begin <= padding < end else None,
+    )
     return found.masked_fill_(outside.unsqueeze(-1), 0.0)
 
 
@@ -45,14 +49,16 @@ def check_range(ids: Tensor, words: int, ignored: int | None = None) -> None:
         if ignored is not None:
             wrong &= ids != ignored
         if wrong.any():
-            raise IndexError(f"{int(ids[wrong][0])} is out of range: the vocabulary has {words} words, from 0 to {words - 1}")
+            raise IndexError(
+                f"{int(ids[wrong][0])} is out of range: the vocabulary has {words} words, from 0 to {words - 1}"
+            )
 
 
 class SplitLogits(Tensor):
     """Numbers for all words, of which this worker has `own`, those of its words. To torch it is a tensor without memory."""
 
     own: Tensor
-    outline: Tensor   # a tensor of the whole shape, without memory
+    outline: Tensor  # a tensor of the whole shape, without memory
     link: Link
 
     @staticmethod
@@ -69,7 +75,7 @@ class SplitLogits(Tensor):
 
     def whole(self) -> Tensor:
         """All numbers, gathered from all workers."""
-        return GatherLogits.apply(self.own, self.words, self.link)   # type: ignore[no-any-return, no-untyped-call]
+        return GatherLogits.apply(self.own, self.words, self.link)  # type: ignore[no-any-return, no-untyped-call]
 
     def like(self, own: Tensor) -> SplitLogits:
         return SplitLogits.of(own, self.words, self.link)
@@ -87,38 +93,103 @@ class SplitLogits(Tensor):
             if name in ("__repr__", "__str__", "__format__"):
                 return f"SplitLogits({tuple(logits.outline.shape)}, of which this worker has {tuple(logits.own.shape)})"
             if name in CHANGES or (name.endswith("_") and not name.endswith("__")):
-                raise Mistake(f"the model or the loss calls {name} on what the head gives, which TensorParallel splits by the vocabulary: "
-                              f"nothing can be changed or watched there in place; write it without (logits = logits / 2, not /=)")
+                raise Mistake(
+                    f"the model or the loss calls {name} on what the head gives, which TensorParallel splits by the vocabulary: "
+                    f"nothing can be changed or watched there in place; write it without (logits = logits / 2, not /=)"
+                )
             if func is functional.cross_entropy and (found := split_cross_entropy(*args, **kwargs)) is not None:
                 return found
-            if func in CASTS or (func in FACTORS and all(isinstance(one, (int, float)) for one in (*args[1:], *kwargs.values()))):
+            if func in CASTS or (
+                func in FACTORS and all(isinstance(one, (int, float)) for one in (*args[1:], *kwargs.values()))
+            ):
                 return logits.like(func(logits.own, *args[1:], **kwargs))
             if func in RESHAPES and (shape := kept_shape(logits, func, args[1:], kwargs)) is not None:
                 return logits.like(logits.own.reshape((*shape[:-1], logits.own.shape[-1])))
             if func is Tensor.__getitem__ and spares_words(args[1], logits.outline.dim()):
                 return logits.like(func(logits.own, args[1]))
         if isinstance(kwargs.get("out"), SplitLogits):
-            raise Mistake("the model or the loss writes into what the head gives, which TensorParallel splits by the vocabulary: write it "
-                          "without out=")
+            raise Mistake(
+                "the model or the loss writes into what the head gives, which TensorParallel splits by the vocabulary: write it "
+                "without out="
+            )
         args, kwargs = tree_map(lambda one: one.whole() if isinstance(one, SplitLogits) else one, (args, kwargs))
         return func(*args, **kwargs)
 
 
-ANY: Any = Tensor   # whose attributes are asked for as objects
+ANY: Any = Tensor  # whose attributes are asked for as objects
 
 # What is asked of the whole shape, what of this worker's numbers, and what leaves the last dimension alone
-SHAPES: set[Any] = {ANY.shape.__get__, ANY.ndim.__get__, ANY.dtype.__get__, ANY.size, ANY.dim, ANY.ndimension, ANY.numel, ANY.nelement,
-                    ANY.__len__, ANY.is_floating_point, ANY.is_complex, torch.is_floating_point, torch.is_complex, torch.numel}
-FACTS: set[Any] = {ANY.device.__get__, ANY.requires_grad.__get__, ANY.is_leaf.__get__, ANY.grad_fn.__get__, ANY.layout.__get__,
-                   ANY.is_cuda.__get__, ANY.is_sparse.__get__, ANY.is_meta.__get__, ANY.is_quantized.__get__, ANY.get_device,
-                   ANY.untyped_storage}
-CHANGES = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ifloordiv__", "__imod__", "__ipow__",
-           "register_hook", "retain_grad", "__set__"}
-CASTS: set[Any] = {Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16, Tensor.to, Tensor.clone, Tensor.contiguous, Tensor.detach,
-                   Tensor.cpu, torch.clone, torch.detach, Tensor.__neg__, Tensor.neg}
+SHAPES: set[Any] = {
+    ANY.shape.__get__,
+    ANY.ndim.__get__,
+    ANY.dtype.__get__,
+    ANY.size,
+    ANY.dim,
+    ANY.ndimension,
+    ANY.numel,
+    ANY.nelement,
+    ANY.__len__,
+    ANY.is_floating_point,
+    ANY.is_complex,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}
+FACTS: set[Any] = {
+    ANY.device.__get__,
+    ANY.requires_grad.__get__,
+    ANY.is_leaf.__get__,
+    ANY.grad_fn.__get__,
+    ANY.layout.__get__,
+    ANY.is_cuda.__get__,
+    ANY.is_sparse.__get__,
+    ANY.is_meta.__get__,
+    ANY.is_quantized.__get__,
+    ANY.get_device,
+    ANY.untyped_storage,
+}
+CHANGES = {
+    "__setitem__",
+    "__iadd__",
+    "__isub__",
+    "__imul__",
+    "__itruediv__",
+    "__idiv__",
+    "__ifloordiv__",
+    "__imod__",
+    "__ipow__",
+    "register_hook",
+    "retain_grad",
+    "__set__",
+}
+CASTS: set[Any] = {
+    Tensor.float,
+    Tensor.double,
+    Tensor.half,
+    Tensor.bfloat16,
+    Tensor.to,
+    Tensor.clone,
+    Tensor.contiguous,
+    Tensor.detach,
+    Tensor.cpu,
+    torch.clone,
+    torch.detach,
+    Tensor.__neg__,
+    Tensor.neg,
+}
 FACTORS: set[Any] = {Tensor.mul, Tensor.div, Tensor.__mul__, Tensor.__rmul__, Tensor.__truediv__, torch.mul, torch.div}
-RESHAPES: set[Any] = {Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.unflatten, Tensor.squeeze, Tensor.unsqueeze, torch.reshape,
-                      torch.flatten, torch.squeeze, torch.unsqueeze}
+RESHAPES: set[Any] = {
+    Tensor.view,
+    Tensor.reshape,
+    Tensor.flatten,
+    Tensor.unflatten,
+    Tensor.squeeze,
+    Tensor.unsqueeze,
+    torch.reshape,
+    torch.flatten,
+    torch.squeeze,
+    torch.unsqueeze,
+}
 
 
 def kept_shape(logits: SplitLogits, func: Any, args: Any, kwargs: Any) -> torch.Size | None:
@@ -150,11 +221,30 @@ def taken(item: Any) -> int:
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
 
 
-def split_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = None, size_average: Any = None, ignore_index: int = -100,
-                        reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor | None:
+def split_cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
     """`functional.cross_entropy` of logits that are split; None where it asks for more than their parts tell."""
-    plain = weight is None and size_average is None and reduce is None and not label_smoothing and not target.is_floating_point()
-    if not isinstance(input, SplitLogits) or not plain or input.outline.dim() > 2 or reduction not in ("none", "sum", "mean"):
+    plain = (
+        weight is None
+        and size_average is None
+        and reduce is None
+        and not label_smoothing
+        and not target.is_floating_point()
+    )
+    if (
+        not isinstance(input, SplitLogits)
+        or not plain
+        or input.outline.dim() > 2
+        or reduction not in ("none", "sum", "mean")
+    ):
         return None
     expected = input.outline.shape[:-1]
     if target.shape != expected:
@@ -162,16 +252,19 @@ def split_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None = N
     check_range(target, input.words, ignore_index)
     own, targets = input.own.reshape(-1, input.own.shape[-1]), target.reshape(-1)
     begin, _ = bounds(input.words, input.link.rank, input.link.world)
-    losses = TokenLosses.apply(own.float() if own.dtype in (torch.float16, torch.bfloat16) else own,   # type: ignore[no-untyped-call]
-                               targets - begin, input.link)
+    losses = TokenLosses.apply(
+        own.float() if own.dtype in (torch.float16, torch.bfloat16) else own,  # type: ignore[no-untyped-call]
+        targets - begin,
+        input.link,
+    )
     ignored = targets == ignore_index
     losses = losses.masked_fill(ignored, 0.0).view(target.shape)
     if not torch.is_autocast_enabled(own.device.type):
         losses = losses.to(own.dtype)
     if reduction == "none":
-        return losses   # type: ignore[no-any-return]
+        return losses  # type: ignore[no-any-return]
     total = losses.sum()
-    return total if reduction == "sum" else total / (~ignored).sum()   # type: ignore[no-any-return]
+    return total if reduction == "sum" else total / (~ignored).sum()  # type: ignore[no-any-return]
 
 
 class TokenLosses(Function):
@@ -184,16 +277,18 @@ class TokenLosses(Function):
         most = rows.max(0).values
         outside = (target < 0) | (target >= logits.shape[1])
         place = target.masked_fill(outside, 0).unsqueeze(1)
-        sums = torch.stack([(logits - most.unsqueeze(1)).exp_().sum(1), logits.gather(1, place).squeeze(1).masked_fill_(outside, 0.0)])
+        sums = torch.stack(
+            [(logits - most.unsqueeze(1)).exp_().sum(1), logits.gather(1, place).squeeze(1).masked_fill_(outside, 0.0)]
+        )
         link.sum(sums).wait()
-        whole = sums[0].log().add_(most)   # the logarithm of the sum over all words
+        whole = sums[0].log().add_(most)  # the logarithm of the sum over all words
         ctx.save_for_backward(logits, whole, place, outside)
         return whole - sums[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         logits, whole, place, outside = ctx.saved_tensors
-        found = (logits - whole.unsqueeze(1)).exp_()   # the softmax
+        found = (logits - whole.unsqueeze(1)).exp_()  # the softmax
         found.scatter_add_(1, place, (outside.to(found.dtype) - 1.0).unsqueeze(1))
         return found.mul_(gradients[0].unsqueeze(1)), None, None
 
@@ -209,7 +304,7 @@ class GatherLogits(Function):
         even = functional.pad(own, (0, most - own.shape[-1])).contiguous()
         rows = own.new_empty((link.world, *even.shape))
         link.gather(even.view(-1), rows.view(-1)).wait()
-        return torch.cat([row[..., :end - begin] for row, (begin, end) in zip(rows, parts, strict=True)], -1)
+        return torch.cat([row[..., : end - begin] for row, (begin, end) in zip(rows, parts, strict=True)], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

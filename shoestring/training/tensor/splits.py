@@ -4,6 +4,7 @@ A weight is split along one dimension. It may consist of several equal stretches
 each of them is divided, so that every worker has its heads of all three. What can't be divided evenly (a vocabulary) gives the
 first workers one more.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from shoestring.core.link import Link
 from shoestring.core.run import StoredTensor
 
-CHUNK = 1 << 22   # bytes that are gathered at once for a checkpoint
+CHUNK = 1 << 22  # bytes that are gathered at once for a checkpoint
 
 
 def bounds(size: int, place: int, ways: int) -> tuple[int, int]:
@@ -54,7 +55,9 @@ class Split:
 class SplitTensor:
     """A tensor of a weight's shape of which every worker of a line holds its part. All of them must ask for it."""
 
-    def __init__(self, parameter: nn.Parameter, split: Split, shape: torch.Size, link: Link, part: Tensor | StoredTensor) -> None:
+    def __init__(
+        self, parameter: nn.Parameter, split: Split, shape: torch.Size, link: Link, part: Tensor | StoredTensor
+    ) -> None:
         self.parameter, self.split, self.shape, self.link, self.part = parameter, split, shape, link, part
         self.dtype = part.dtype
         self.gathered = False
@@ -77,10 +80,12 @@ class SplitTensor:
         done, end = 0, begin + len(rows)
         for start, stop in self.split.spans(self.shape[self.split.dim], self.link.rank, self.link.world):
             if self.split.dim:
-                rows.narrow(self.split.dim, start, stop - start).copy_(own[begin:end].narrow(self.split.dim, done, stop - start))
+                rows.narrow(self.split.dim, start, stop - start).copy_(
+                    own[begin:end].narrow(self.split.dim, done, stop - start)
+                )
             elif max(start, begin) < min(stop, end):
                 first, last = max(start, begin), min(stop, end)
-                rows[first - begin:last - begin] = own[done + first - start:done + last - start]
+                rows[first - begin : last - begin] = own[done + first - start : done + last - start]
             done += stop - start
 
     def take(self, whole: Tensor) -> None:
@@ -91,4 +96,8 @@ class SplitTensor:
 
 def whole_of(part: Tensor | StoredTensor) -> Tensor:
     """A tensor, wherever it is, in memory."""
-    return part.detach() if isinstance(part, Tensor) else torch.cat([piece.clone() for piece in part.pieces()]).view(part.shape)
+    return (
+        part.detach()
+        if isinstance(part, Tensor)
+        else torch.cat([piece.clone() for piece in part.pieces()]).view(part.shape)
+    )

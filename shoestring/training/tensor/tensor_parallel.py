@@ -11,6 +11,7 @@ Only modules that are known are split (training/tensor/layer_kinds.py): others a
 Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models,
 2022, arXiv 2205.05198.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,18 +33,18 @@ from shoestring.training.technique import TrainingTechnique
 from shoestring.training.tensor.layer_kinds import recognised
 from shoestring.training.tensor.split_layers import TensorParts
 
-MOST = 8       # ways that are tried: more than a machine has devices are seldom worth it
-BETWEEN = 5    # tensors of the size of a block's output that it keeps outside of split layers: two norms' inputs and results, the output
-GATHERED = 2   # of those, what layers that are split by outputs take in and keep, which is whole wherever it was put together from
-WORK = ("forward", "backward", "flops", "backward_flops")   # of a block: as much as there are samples
+MOST = 8  # ways that are tried: more than a machine has devices are seldom worth it
+BETWEEN = 5  # tensors of the size of a block's output that it keeps outside of split layers: two norms' inputs and results, the output
+GATHERED = 2  # of those, what layers that are split by outputs take in and keep, which is whole wherever it was put together from
+WORK = ("forward", "backward", "flops", "backward_flops")  # of a block: as much as there are samples
 
 
 @dataclass(frozen=True)
 class TensorParallel(TrainingTechnique):
-    ways: int = 2            # workers that share every split layer
-    sequence: bool = False   # what lies between split layers is split too, along the sequence
+    ways: int = 2  # workers that share every split layer
+    sequence: bool = False  # what lies between split layers is split too, along the sequence
 
-    order: ClassVar[int] = 8   # before all that look at the size of weights
+    order: ClassVar[int] = 8  # before all that look at the size of weights
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "tensor"
     divides: ClassVar[StepDivision] = StepDivision.IN_PARTS
@@ -51,7 +52,9 @@ class TensorParallel(TrainingTechnique):
 
     def __post_init__(self) -> None:
         if isinstance(self.ways, bool) or not isinstance(self.ways, int) or self.ways < 2:
-            raise Mistake(f"TensorParallel(ways={self.ways!r}): give the number of workers that share a layer, 2 or more")
+            raise Mistake(
+                f"TensorParallel(ways={self.ways!r}): give the number of workers that share a layer, 2 or more"
+            )
 
     @property
     def across(self) -> int:
@@ -73,9 +76,13 @@ class TensorParallel(TrainingTechnique):
             return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
             return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
-        if (reason := super().refusal(ledger)):
+        if reason := super().refusal(ledger):
             return reason
-        reasons = (trait.removeprefix(known) for trait in ledger.findings.traits if trait.startswith(known := unsplit(self.ways)))
+        reasons = (
+            trait.removeprefix(known)
+            for trait in ledger.findings.traits
+            if trait.startswith(known := unsplit(self.ways))
+        )
         return next(reasons, "") or unaddable(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
@@ -89,15 +96,29 @@ class TensorParallel(TrainingTechnique):
             outside = min(BETWEEN * block.output, block.kept) if block.inside else 0.0
             gathered = GATHERED / BETWEEN * outside
             whole = gathered + (outside - gathered) / ways if self.sequence else outside
-            blocks.append(block.changed(
-                kept=whole + (block.kept - outside) / ways, rise=whole + (block.rise - min(outside, block.rise)) / ways,
-                spike=block.spike / ways + block.output, gradient=block.gradient / ways, forward=block.forward / ways,
-                backward=block.backward / ways, flops=block.flops / ways, backward_flops=block.backward_flops / ways))
+            blocks.append(
+                block.changed(
+                    kept=whole + (block.kept - outside) / ways,
+                    rise=whole + (block.rise - min(outside, block.rise)) / ways,
+                    spike=block.spike / ways + block.output,
+                    gradient=block.gradient / ways,
+                    forward=block.forward / ways,
+                    backward=block.backward / ways,
+                    flops=block.flops / ways,
+                    backward_flops=block.backward_flops / ways,
+                )
+            )
             sums += 4 * block.output if block.inside else 0.0
-        sums += (3 if self.sequence else 2) * max((block.output for block in parted.inside), default=0.0)   # vocabulary and ends
+        sums += (3 if self.sequence else 2) * max(
+            (block.output for block in parted.inside), default=0.0
+        )  # vocabulary and ends
         standing, update = parted.standing, parted.update
-        standing = replace(standing, parameters=standing.parameters / ways, optimizer=standing.optimizer / ways,
-                           gradients=standing.gradients / ways)
+        standing = replace(
+            standing,
+            parameters=standing.parameters / ways,
+            optimizer=standing.optimizer / ways,
+            gradients=standing.gradients / ways,
+        )
         update = replace(update, seconds=update.seconds / ways, rise=update.rise / ways)
         found = replace(parted, blocks=tuple(blocks), standing=standing, update=update)
         return with_traffic(found, parted.pieces * 2 * (ways - 1) / ways * sums, parted.pieces * 4.0 * len(blocks))
@@ -116,7 +137,7 @@ class TensorParallel(TrainingTechnique):
                 return run.loss(output, batch)
 
         def backward(now: Run, value: Tensor) -> None:
-            with parts.inside(), parts.adding_up():   # blocks may be computed again there
+            with parts.inside(), parts.adding_up():  # blocks may be computed again there
                 run.backward(now, value)
 
         def summed(number: Tensor) -> None:
@@ -133,15 +154,25 @@ class TensorParallel(TrainingTechnique):
             with parts.inside(), run.together() if run.together is not None else run.usable():
                 yield
 
-        return replace(run, forward=forward, loss=loss, backward=backward, summed=summed, usable=usable,
-                       share=lambda weight: parts.share(weight) * run.share(weight),
-                       together=together, state={**run.state, "tensor parts": parts})
+        return replace(
+            run,
+            forward=forward,
+            loss=loss,
+            backward=backward,
+            summed=summed,
+            usable=usable,
+            share=lambda weight: parts.share(weight) * run.share(weight),
+            together=together,
+            state={**run.state, "tensor parts": parts},
+        )
 
 
 def check(run: Run, link: Link, ways: int) -> None:
     """Refuse what can't be split, before anything is changed."""
     if link.world != ways:
-        raise Mistake(f"TensorParallel(ways={ways}): there are {link.world} workers along tensor: give --devices a multiple of {ways}")
+        raise Mistake(
+            f"TensorParallel(ways={ways}): there are {link.world} workers along tensor: give --devices a multiple of {ways}"
+        )
 
 
 def unsplit(ways: int) -> str:

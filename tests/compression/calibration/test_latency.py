@@ -1,4 +1,5 @@
 """Latencies by a clock and a scheduler that are handed in: what others do to a machine is taken off, and told."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,26 +26,29 @@ class Machine:
             self.now += seconds + late
             self.ran += seconds
             self.waited += late
+
         return work
 
     def timed(self, *seconds: float) -> list[Latency]:
-        return timed_in_turns([self.call(one) for one in seconds], 0.02, lambda: self.now, lambda: Effort(self.ran, self.waited))
+        return timed_in_turns(
+            [self.call(one) for one in seconds], 0.02, lambda: self.now, lambda: Effort(self.ran, self.waited)
+        )
 
 
 def test_on_a_quiet_machine_every_call_counts() -> None:
-    found, = Machine(lambda call: 0.0).timed(0.001)
+    (found,) = Machine(lambda call: 0.0).timed(0.001)
     assert (found.p50, found.p99, found.busy) == pytest.approx((0.001, 0.001, 0.0)) and not found.warning
 
 
 def test_calls_that_waited_for_a_core_are_not_counted() -> None:
     """An answer of 0.12 ms on a machine where most calls wait 4 ms is one of 0.12 ms, by the median and by 99 of 100."""
-    found, = Machine(lambda call: 0.004 if call % 4 else 0.0).timed(0.00012)
+    (found,) = Machine(lambda call: 0.004 if call % 4 else 0.0).timed(0.00012)
     assert (found.p50, found.p99) == pytest.approx((0.00012, 0.00012)) and found.busy > 0.5
     assert "busy" in found.warning and not found.is_estimate
 
 
 def test_where_every_call_waits_the_waiting_is_taken_off_and_told() -> None:
-    found, = Machine(lambda call: 0.15).timed(0.05)
+    (found,) = Machine(lambda call: 0.15).timed(0.05)
     assert (found.p50, found.p99, found.busy) == pytest.approx((0.05, 0.05, 1.0))
     assert found.is_estimate and "estimates" in found.warning
 

@@ -1,4 +1,5 @@
 """Metrics are told with what they are a mean of, and decide on as many samples as there are for that."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -50,7 +51,9 @@ class Louder(nn.Module):
 
 
 def job_of(**more: Any) -> Job:
-    return Job(**{"model": sure, "data": lambda: labelled(0), "held_out": lambda: labelled(1), "metrics": accuracy, **more})
+    return Job(
+        **{"model": sure, "data": lambda: labelled(0), "held_out": lambda: labelled(1), "metrics": accuracy, **more}
+    )
 
 
 def test_the_error_of_a_mean_over_samples_is_that_of_samples() -> None:
@@ -91,11 +94,20 @@ def test_a_loss_that_the_model_brings_is_one_for_the_batch() -> None:
 def test_intervals_hold_as_often_as_they_say() -> None:
     torch.manual_seed(0)
     for share, count in ((0.9, 60), (0.98, 200)):
-        inside = [low <= share <= high for low, high in (
-            of_rows([(1.0, float(one)) for one in torch.rand(count) < share], "samples").interval or (0, 0) for _ in range(500))]
+        inside = [
+            low <= share <= high
+            for low, high in (
+                of_rows([(1.0, float(one)) for one in torch.rand(count) < share], "samples").interval or (0, 0)
+                for _ in range(500)
+            )
+        ]
         assert 0.92 <= fmean(inside) <= 0.99
-    normal = [low <= 0 <= high for low, high in (
-        of_rows([(1.0, float(one)) for one in torch.randn(5)], "batches").interval or (0, 0) for _ in range(500))]
+    normal = [
+        low <= 0 <= high
+        for low, high in (
+            of_rows([(1.0, float(one)) for one in torch.randn(5)], "batches").interval or (0, 0) for _ in range(500)
+        )
+    ]
     assert 0.92 <= fmean(normal) <= 0.98
 
 
@@ -107,7 +119,10 @@ def test_half_of_the_held_out_samples_decide_about_a_metric() -> None:
 
 
 def test_a_change_is_measured_side_by_side() -> None:
-    before, after = [(1.0, float(number % 10 > 0)) for number in range(100)], [(1.0, float(number % 10 > 1)) for number in range(100)]
+    before, after = (
+        [(1.0, float(number % 10 > 0)) for number in range(100)],
+        [(1.0, float(number % 10 > 1)) for number in range(100)],
+    )
     everywhere = of_rows([(1.0, float(number % 20 > 0)) for number in range(1000)], "samples")
     found = moved_by(everywhere, of_rows(before, "samples"), of_rows(after, "samples"))
     assert found.value == pytest.approx(0.85) and found.standard_error == pytest.approx(0.0302, abs=1e-3)
@@ -152,6 +167,8 @@ def test_a_job_that_validates_by_itself_has_no_predicted_metric(tmp_path: Path) 
 
 def test_floors_know_both_sides() -> None:
     found = MetricValue(0.9, 100, "samples", 0.01, (0.88, 0.92))
-    assert floor("a>=0.91").undecided(found) and floor("a<=0.89").undecided(found) and not floor("a>=0.8").undecided(found)
+    assert (
+        floor("a>=0.91").undecided(found) and floor("a<=0.89").undecided(found) and not floor("a>=0.8").undecided(found)
+    )
     assert floor("a>=0.895").keeps_surely(found, 0.4) and not floor("a>=0.895").keeps_surely(found, 1)
     assert floor("a<=0.905").keeps_surely(found, 0.4) and not floor("a<=0.905").keeps_surely(found, 1)

@@ -1,4 +1,5 @@
 """Second moments and their factors, panel by panel in a file, against the same in one matrix."""
+
 from __future__ import annotations
 
 import pytest
@@ -15,7 +16,11 @@ from shoestring.compression.techniques.quantize import USUAL
 
 def inputs(count: int, columns: int) -> Tensor:
     generator = torch.Generator().manual_seed(columns)
-    return torch.randn(count, columns, generator=generator) @ torch.randn(columns, columns, generator=generator) / columns ** 0.5
+    return (
+        torch.randn(count, columns, generator=generator)
+        @ torch.randn(columns, columns, generator=generator)
+        / columns**0.5
+    )
 
 
 @pytest.mark.parametrize("columns", [5, 256, 600])
@@ -31,7 +36,7 @@ def test_a_moment_in_panels_is_the_whole_one(columns: int) -> None:
 
 
 def test_a_factor_in_panels_is_the_cholesky_factor_and_is_made_once() -> None:
-    x = inputs(200, 600)   # of rank 200
+    x = inputs(200, 600)  # of rank 200
     moment = SecondMoment.of(x.T @ x)
     factor = moment.factor()
     assert factor is not None and moment.factor() is factor
@@ -40,7 +45,7 @@ def test_a_factor_in_panels_is_the_cholesky_factor_and_is_made_once() -> None:
     found = torch.zeros(600, 600, dtype=torch.float64)
     for number, begin in enumerate(range(0, 600, 256)):
         panel = factor.unit_panel(number)
-        found[begin:begin + len(panel), :panel.shape[1]] = panel * factor.diagonal[:panel.shape[1]]
+        found[begin : begin + len(panel), : panel.shape[1]] = panel * factor.diagonal[: panel.shape[1]]
     assert factor.damping == pytest.approx(DAMPING * float((x.T @ x).diagonal().mean()))
     assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-3 * float(wanted.abs().max()))
 
@@ -53,8 +58,12 @@ def test_what_was_tried_of_weights_does_not_stay_in_memory() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 16))
     batches = [torch.randn(16, 64) for _ in range(2)]
-    study = Calibration(model, lambda model, batch: model(batch), batches[:1], batches[1:], (OutputMeasure("output", "cosine"),))
-    labels = [(weight.name, label) for weight in study.weights if weight.is_matrix for label in study.grids(weight, USUAL)]
+    study = Calibration(
+        model, lambda model, batch: model(batch), batches[:1], batches[1:], (OutputMeasure("output", "cosine"),)
+    )
+    labels = [
+        (weight.name, label) for weight in study.weights if weight.is_matrix for label in study.grids(weight, USUAL)
+    ]
     assert labels and all(study.ways[key].parts is not None for key in labels)
     first, again = (study.ways[labels[0]].form for _ in range(2))
     assert first is not again and torch.equal(first.dense(), again.dense())

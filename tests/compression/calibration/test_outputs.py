@@ -1,4 +1,5 @@
 """All outputs count, each by what suits it, and the worst leads."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -27,9 +28,12 @@ def made(seed: int, *sizes: int) -> Tensor:
 
 def job_of(make: Callable[[], nn.Module], x: tuple[int, ...], loss: Loss, metrics: Any = None, count: int = 8) -> Job:
     """x and labels from 0 to 3, in batches of 16."""
+
     def data(seed: int) -> list[Any]:
-        return [(made(seed + number, 16, *x), torch.randint(0, 4, (16,), generator=torch.Generator().manual_seed(number)))
-                for number in range(count)]
+        return [
+            (made(seed + number, 16, *x), torch.randint(0, 4, (16,), generator=torch.Generator().manual_seed(number)))
+            for number in range(count)
+        ]
 
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -38,7 +42,9 @@ def job_of(make: Callable[[], nn.Module], x: tuple[int, ...], loss: Loss, metric
     return Job(model=model, data=lambda: data(0), held_out=lambda: data(1000), loss=loss, metrics=metrics)
 
 
-def kind(make: Callable[[], nn.Module], x: tuple[int, ...], loss: Loss, metrics: Any = None) -> dict[str, tuple[str, int]]:
+def kind(
+    make: Callable[[], nn.Module], x: tuple[int, ...], loss: Loss, metrics: Any = None
+) -> dict[str, tuple[str, int]]:
     job = job_of(make, x, loss, metrics)
     model = job.model().eval().requires_grad_(False)
     return {one.name: (one.measure, one.axis) for one in measures_of(job, model, job.data()[:4])[0]}
@@ -63,30 +69,83 @@ def detected(output: Any, batch: Any) -> Tensor:
 
 KINDS: dict[str, tuple[Any, tuple[str, int]]] = {
     "cross entropy": ((lambda: nn.Linear(8, 4), (8,), lambda o, b: functional.cross_entropy(o, b[1])), ("kl", -1)),
-    "a module's": ((lambda: nn.Linear(8, 4), (8,), lambda o, b: nn.NLLLoss()(functional.log_softmax(o, 1), b[1])), ("kl", -1)),
-    "pictures": ((lambda: nn.Conv2d(3, 6, 1), (3, 6, 6), lambda o, b: functional.cross_entropy(o, o.argmax(1))), ("kl", -3)),
-    "pictures as rows": ((lambda: nn.Conv2d(3, 6, 1), (3, 6, 6), lambda o, b: functional.cross_entropy(
-        o.permute(0, 2, 3, 1).reshape(-1, 6), o.argmax(1).reshape(-1))), ("kl", -3)),
-    "the next word": ((lambda: nn.Linear(8, 6), (6, 8), lambda o, b: functional.cross_entropy(
-        o[:, :-1].double().transpose(1, 2), o[:, 1:].argmax(-1))), ("kl", -1)),
-    "one logit": ((lambda: nn.Linear(8, 1), (8,), lambda o, b: functional.binary_cross_entropy_with_logits(
-        o[:, 0], (b[1] > 1).float())), ("binary", -1)),
+    "a module's": (
+        (lambda: nn.Linear(8, 4), (8,), lambda o, b: nn.NLLLoss()(functional.log_softmax(o, 1), b[1])),
+        ("kl", -1),
+    ),
+    "pictures": (
+        (lambda: nn.Conv2d(3, 6, 1), (3, 6, 6), lambda o, b: functional.cross_entropy(o, o.argmax(1))),
+        ("kl", -3),
+    ),
+    "pictures as rows": (
+        (
+            lambda: nn.Conv2d(3, 6, 1),
+            (3, 6, 6),
+            lambda o, b: functional.cross_entropy(o.permute(0, 2, 3, 1).reshape(-1, 6), o.argmax(1).reshape(-1)),
+        ),
+        ("kl", -3),
+    ),
+    "the next word": (
+        (
+            lambda: nn.Linear(8, 6),
+            (6, 8),
+            lambda o, b: functional.cross_entropy(o[:, :-1].double().transpose(1, 2), o[:, 1:].argmax(-1)),
+        ),
+        ("kl", -1),
+    ),
+    "one logit": (
+        (
+            lambda: nn.Linear(8, 1),
+            (8,),
+            lambda o, b: functional.binary_cross_entropy_with_logits(o[:, 0], (b[1] > 1).float()),
+        ),
+        ("binary", -1),
+    ),
     "one logit, by hand": ((lambda: nn.Linear(8, 1), (8,), lambda o, b: -o.sigmoid().log().mean()), ("binary", -1)),
     "regression": ((lambda: nn.Linear(8, 3), (8,), lambda o, b: nn.MSELoss()(o, o.detach() + 1)), ("r2", -1)),
     "regression, by hand": ((lambda: nn.Linear(8, 3), (8,), lambda o, b: ((o - 1) ** 2).mean()), ("r2", -1)),
-    "boxes and classes in one": ((lambda: nn.Linear(8, 8), (8,), lambda o, b: functional.cross_entropy(o[:, :4], b[1])
-                                  + functional.l1_loss(o[:, 4:], torch.zeros(len(o), 4))), ("r2", -1)),
-    "contrast": ((lambda: nn.Linear(8, 6), (8,), lambda o, b: functional.cross_entropy(
-        functional.normalize(o, dim=-1) @ functional.normalize(o, dim=-1).T, torch.arange(len(o)))), ("cosine", -1)),
-    "similarities without a norm": ((lambda: nn.Linear(8, 6), (8,), lambda o, b: functional.cross_entropy(
-        o @ o.T, torch.arange(len(o)))), ("cosine", -1)),
-    "the metrics tell": ((lambda: nn.Linear(8, 4), (8,), lambda o, b: o.sum(), lambda o, b: {
-        "accuracy": (o.argmax(1) == b[1]).float().mean()}), ("kl", -1)),
+    "boxes and classes in one": (
+        (
+            lambda: nn.Linear(8, 8),
+            (8,),
+            lambda o, b: (
+                functional.cross_entropy(o[:, :4], b[1]) + functional.l1_loss(o[:, 4:], torch.zeros(len(o), 4))
+            ),
+        ),
+        ("r2", -1),
+    ),
+    "contrast": (
+        (
+            lambda: nn.Linear(8, 6),
+            (8,),
+            lambda o, b: functional.cross_entropy(
+                functional.normalize(o, dim=-1) @ functional.normalize(o, dim=-1).T, torch.arange(len(o))
+            ),
+        ),
+        ("cosine", -1),
+    ),
+    "similarities without a norm": (
+        (lambda: nn.Linear(8, 6), (8,), lambda o, b: functional.cross_entropy(o @ o.T, torch.arange(len(o)))),
+        ("cosine", -1),
+    ),
+    "the metrics tell": (
+        (
+            lambda: nn.Linear(8, 4),
+            (8,),
+            lambda o, b: o.sum(),
+            lambda o, b: {"accuracy": (o.argmax(1) == b[1]).float().mean()},
+        ),
+        ("kl", -1),
+    ),
     "nothing tells, single numbers": ((lambda: nn.Linear(8, 1), (8,), lambda o, b: o.sum()), ("r2", -1)),
-    "nothing tells, an offset": ((lambda: nn.Sequential(nn.Linear(8, 6), Far()), (8,), lambda o, b: o.sum()), ("r2", -1)),
+    "nothing tells, an offset": (
+        (lambda: nn.Sequential(nn.Linear(8, 6), Far()), (8,), lambda o, b: o.sum()),
+        ("r2", -1),
+    ),
     "nothing tells, vectors": ((lambda: nn.Linear(8, 6), (8,), lambda o, b: o.sum()), ("cosine", -1)),
     "a loss that fails": ((lambda: nn.Linear(8, 6), (8,), lambda o, b: b["labels"]), ("cosine", -1)),
-    "probabilities": ((lambda: nn.Sequential(nn.Linear(8, 6), nn.Softmax(-1)), (8,), lambda o, b: o.sum()), ("kl", -1))}
+    "probabilities": ((lambda: nn.Sequential(nn.Linear(8, 6), nn.Softmax(-1)), (8,), lambda o, b: o.sum()), ("kl", -1)),
+}
 
 
 class Far(nn.Module):
@@ -112,7 +171,9 @@ def test_every_output_has_its_own_figure_and_the_worst_leads(tmp_path: Path) -> 
     r2 = 1 - float((((found - wanted) ** 2).mean(0) / wanted.var(0)).mean())
     assert told["boxes"]["mean"]["measured"] == pytest.approx(r2, abs=0.3 * (1 - r2)) and r2 < 0.999
     mean = small.report["fidelity"]["mean"]["measured"]
-    assert mean == min(one["mean"]["measured"] for one in told.values()) and small.report["fidelity"]["output"] == "boxes"
+    assert (
+        mean == min(one["mean"]["measured"] for one in told.values()) and small.report["fidelity"]["output"] == "boxes"
+    )
 
 
 def test_bits_go_where_the_worst_output_needs_them(tmp_path: Path) -> None:
@@ -173,7 +234,12 @@ class Pair(NamedTuple):
 
 def test_names_of_outputs_follow_their_containers_and_states_are_no_outputs() -> None:
     one = torch.zeros(2, 3)
-    assert [name for name, _ in named_tensors([one, Pair(one, one), {"a": (one,)}])] == ["0", "1.mean", "1.spread", "2.a.0"]
+    assert [name for name, _ in named_tensors([one, Pair(one, one), {"a": (one,)}])] == [
+        "0",
+        "1.mean",
+        "1.spread",
+        "2.a.0",
+    ]
     given = Given(one, (one, one), torch.tensor(1.0))
     assert compared_names(given) == ("logits",) and compared_names({"loss": torch.tensor(1.0)}) == ("loss",)
     assert compared_names(given, ["past_key_values"]) == ("past_key_values.0", "past_key_values.1")
@@ -184,7 +250,9 @@ def test_names_of_outputs_follow_their_containers_and_states_are_no_outputs() ->
 def test_an_axis_and_a_measure_can_be_asked_for_and_are_checked(tmp_path: Path) -> None:
     job = job_of(lambda: nn.Conv2d(3, 4, 1), (3, 4, 4), lambda o, b: o.sum())
     model = job.model()
-    assert [(one.measure, one.axis) for one in measures_of(job, model, job.data()[:1], measure="kl", axis=2)[0]] == [("kl", 2)]
+    assert [(one.measure, one.axis) for one in measures_of(job, model, job.data()[:1], measure="kl", axis=2)[0]] == [
+        ("kl", 2)
+    ]
     with pytest.raises(Mistake, match="--axis 4: the output output has 4 dimensions"):
         measures_of(job, model, job.data()[:1], axis=4)
     single = job_of(lambda: nn.Linear(3, 1), (3,), lambda o, b: o.sum())

@@ -1,4 +1,5 @@
 """Second moments are known of what is computed, whatever class or function computes it."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -19,7 +20,10 @@ class Turned(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(layer.weight.detach().T.contiguous()), nn.Parameter(layer.bias.detach().clone())
+        self.weight, self.bias = (
+            nn.Parameter(layer.weight.detach().T.contiguous()),
+            nn.Parameter(layer.bias.detach().clone()),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.addmm(self.bias, x, self.weight)
@@ -38,19 +42,37 @@ def data(seed: int) -> list[Any]:
 
 
 def test_the_same_weights_the_other_way_round_get_the_same_bits_and_the_same_damage(tmp_path: Path) -> None:
-    reports = [shoestring.compress(Job(model=lambda turned=turned: layers(turned), data=lambda: data(0), held_out=lambda: data(1),  # type: ignore[misc]
-                                       loss=lambda output, batch: output.sum()), tmp_path / str(turned), use=["Quantize(bits=3)"],
-                                   samples=64).report for turned in (False, True)]
+    reports = [
+        shoestring.compress(
+            Job(
+                model=lambda turned=turned: layers(turned),
+                data=lambda: data(0),
+                held_out=lambda: data(1),  # type: ignore[misc]
+                loss=lambda output, batch: output.sum(),
+            ),
+            tmp_path / str(turned),
+            use=["Quantize(bits=3)"],
+            samples=64,
+        ).report
+        for turned in (False, True)
+    ]
     bits = [[layer["bits"] for layer in one["layers"]] for one in reports]
     means = [1 - one["fidelity"]["mean"]["measured"] for one in reports]
     assert bits[0] == bits[1] and means[1] == pytest.approx(means[0], rel=0.02)
 
 
 MODELS: dict[str, tuple[Any, Tensor]] = {
-    "attention": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1), torch.randn(4, 5, 16)),
+    "attention": (
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1),
+        torch.randn(4, 5, 16),
+    ),
     "lstm": (lambda: nn.LSTM(8, 12, 2, bidirectional=True, batch_first=True), torch.randn(4, 5, 8)),
     "gru": (lambda: nn.GRU(8, 12, batch_first=True), torch.randn(4, 5, 8)),
-    "convolutions": (lambda: nn.Sequential(nn.Conv1d(4, 6, 3, padding="same"), nn.ConvTranspose1d(6, 3, 3)), torch.randn(2, 4, 10))}
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv1d(4, 6, 3, padding="same"), nn.ConvTranspose1d(6, 3, 3)),
+        torch.randn(2, 4, 10),
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,5 @@
 """`shoestring distill` as a user meets it: it trains, goes on after kill -9 with the same bits, and refuses what can't be."""
+
 from __future__ import annotations
 
 import json
@@ -51,8 +52,12 @@ def big(place: Path) -> Path:
 
 
 def asked(place: Path, teachers: list[str], **more: Any) -> dict[str, Any]:
-    return {"student": str(place / "net.py"), "student_flags": json.dumps({"width": 12, "blocks": 2}), "teacher": json.dumps(teachers),
-            **more}
+    return {
+        "student": str(place / "net.py"),
+        "student_flags": json.dumps({"width": 12, "blocks": 2}),
+        "teacher": json.dumps(teachers),
+        **more,
+    }
 
 
 def learned(place: Path, folder: Path, flags: dict[str, Any], look: Any = None) -> str:
@@ -66,14 +71,23 @@ def test_a_run_is_pinned_to_its_best_weights_and_loads_them(big: Path) -> None:
     found = read(written)
     assert Path(found.weights).name.startswith("best-") and found.digest and read(pinned(written)) == found
     teacher = opener(written)()
-    right = [float((teacher.model.eval()(x).argmax(1) == y).float().mean()) for x, y in loaded_job(big.parent / "net.py", {}).data()]
-    assert sum(right) / len(right) > 0.6   # of five classes
+    right = [
+        float((teacher.model.eval()(x).argmax(1) == y).float().mean())
+        for x, y in loaded_job(big.parent / "net.py", {}).data()
+    ]
+    assert sum(right) / len(right) > 0.6  # of five classes
 
 
 @pytest.mark.parametrize("more", [{}, {"passes": 2, "noise": "0.1", "unlabelled": "net.py"}], ids=["plain", "noisy"])
-def test_killed_and_gone_on_a_student_has_the_same_bits(more: dict[str, Any], place: Path, big: Path, tmp_path: Path) -> None:
-    flags = asked(place, [pinned(f"{place / 'net.py'}@{big}")], steps=14, **{key: str(place / "net.py") if key == "unlabelled" else value
-                                                          for key, value in more.items()})
+def test_killed_and_gone_on_a_student_has_the_same_bits(
+    more: dict[str, Any], place: Path, big: Path, tmp_path: Path
+) -> None:
+    flags = asked(
+        place,
+        [pinned(f"{place / 'net.py'}@{big}")],
+        steps=14,
+        **{key: str(place / "net.py") if key == "unlabelled" else value for key, value in more.items()},
+    )
     expected = learned(place, tmp_path / "whole", flags)
     pid = 0
 
@@ -87,7 +101,7 @@ def test_killed_and_gone_on_a_student_has_the_same_bits(more: dict[str, Any], pl
     with pytest.raises(Crashed):
         learned(place, tmp_path / "killed", flags, look)
     assert learned(place, tmp_path / "killed", flags) == expected
-    assert {one: one.read_bytes() for one in before} == before   # the teacher's weights are as they were
+    assert {one: one.read_bytes() for one in before} == before  # the teacher's weights are as they were
 
 
 def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -> None:
@@ -96,7 +110,7 @@ def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -
     written = pinned(f"{place / 'net.py'}@{big}")
     job = loaded_job(FILE, {"student": str(place / "net.py"), "teacher": json.dumps([written]), "layers": "every=2"})
     student, teacher = fresh_model(job), opener(written)().model
-    assert len(student) == 4 and torch.equal(student[2][0].weight, teacher[3][0].weight)   # type: ignore[arg-type,index,union-attr]
+    assert len(student) == 4 and torch.equal(student[2][0].weight, teacher[3][0].weight)  # type: ignore[arg-type,index,union-attr]
     assert taken_from(written).endswith("weights.safetensors")
 
 
@@ -121,29 +135,50 @@ def test_a_teacher_that_changed_or_lost_its_checkpoint_is_refused(place: Path, b
     with pytest.raises(Mistake, match="is not there any more"):
         opener(f"{place / 'net.py'}@{big}/checkpoints/step-00000001")()
     with pytest.raises(Mistake, match="is not the job file"):
-        loaded_job(FILE, {"student": f"{place / 'net.py'}#00000000", "teacher": json.dumps([f"{place / 'net.py'}@{big}"])})
+        loaded_job(
+            FILE, {"student": f"{place / 'net.py'}#00000000", "teacher": json.dumps([f"{place / 'net.py'}@{big}"])}
+        )
 
 
 def test_what_is_no_teacher_is_refused(place: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     Folder(tmp_path / "begun").path.mkdir()
     Folder(tmp_path / "begun").begin(request_for(place / "net.py", {}, None, None, False, None), NET.encode())
-    for teacher, said in ((tmp_path / "nowhere", "neither a file"), (tmp_path / "empty", "no run of shoestring"),
-                          (f"{place / 'net.py'}@{tmp_path / 'begun'}", "no good checkpoint"),
-                          (tmp_path / "begun", "only if you name it"), (f"{place / 'net.py'}@none.safetensors", "there is no file"),
-                          (f"{place / 'net.py'} --depth 3", "no option"), ("", "give a job file")):
+    for teacher, said in (
+        (tmp_path / "nowhere", "neither a file"),
+        (tmp_path / "empty", "no run of shoestring"),
+        (f"{place / 'net.py'}@{tmp_path / 'begun'}", "no good checkpoint"),
+        (tmp_path / "begun", "only if you name it"),
+        (f"{place / 'net.py'}@none.safetensors", "there is no file"),
+        (f"{place / 'net.py'} --depth 3", "no option"),
+        ("", "give a job file"),
+    ):
         with pytest.raises(Mistake, match=said):
             pinned(str(teacher))
     assert not saved(Folder(tmp_path / "begun").checkpoints)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    ((), "without a teacher"), (("--teacher", "nowhere"), "neither a file"), (("--teacher", "net.py", "--depth", "3"), "no option"),
-    (("--teacher", "net.py", "--temperature", "hot"), "takes a number"), (("--teacher", "net.py", "--peers", "2"), "give one --teacher"),
-    (("--peers", "2", "--layers", "every=2"), "leave them out"), (("--teacher", "net.py", "--layers", "every=2"), "names no weights"),
-    (("--teacher", "net.py", "--noise", "loud"), "standard deviation")])
-def test_a_command_that_can_not_be_is_refused(words: tuple[str, ...], said: str, place: Path, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((), "without a teacher"),
+        (("--teacher", "nowhere"), "neither a file"),
+        (("--teacher", "net.py", "--depth", "3"), "no option"),
+        (("--teacher", "net.py", "--temperature", "hot"), "takes a number"),
+        (("--teacher", "net.py", "--peers", "2"), "give one --teacher"),
+        (("--peers", "2", "--layers", "every=2"), "leave them out"),
+        (("--teacher", "net.py", "--layers", "every=2"), "names no weights"),
+        (("--teacher", "net.py", "--noise", "loud"), "standard deviation"),
+    ],
+)
+def test_a_command_that_can_not_be_is_refused(
+    words: tuple[str, ...],
+    said: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     monkeypatch.chdir(place)
     assert main.run(["distill", "net.py", *words, "--run", str(tmp_path / "run")]) == 2
     assert said in capsys.readouterr().err
@@ -155,22 +190,60 @@ def test_the_commands_flags_are_those_of_the_job() -> None:
 
 
 @pytest.mark.slow
-def test_a_teacher_is_trained_and_a_student_learns_from_it(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                                           capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_teacher_is_trained_and_a_student_learns_from_it(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     net = str(place / "net.py")
     assert main.run(["train", net, "--run", "big", "--json"]) == 0
     capsys.readouterr()
-    words = ["distill", net, "--teacher", f"{net}@big", "--width", "12", "--blocks=2", "--student-alpha", "0.7", "--alpha", "0.2",
-             "--steps", "60", "--run", "small", "--json"]
+    words = [
+        "distill",
+        net,
+        "--teacher",
+        f"{net}@big",
+        "--width",
+        "12",
+        "--blocks=2",
+        "--student-alpha",
+        "0.7",
+        "--alpha",
+        "0.2",
+        "--steps",
+        "60",
+        "--run",
+        "small",
+        "--json",
+    ]
     assert main.run(words) == 0
     told = capsys.readouterr()
     report = json.loads(told.out)
     assert "--alpha is a flag of distill" in told.err
     request = Folder(Path("small")).request()
-    assert request is not None and json.loads(request.flags["student_flags"]) == {"width": 12, "blocks": 2, "alpha": 0.7}
+    assert request is not None and json.loads(request.flags["student_flags"]) == {
+        "width": 12,
+        "blocks": 2,
+        "alpha": 0.7,
+    }
     assert request.flags["alpha"] == 0.2 and report["losses"][-1] < 0.7 * report["losses"][0]
-    assert main.run(["distill", net, "--teacher", f"{net}@big", "--width", "12", "--blocks=2", "--alpha", "0.3", "--run", "small"]) == 2
+    assert (
+        main.run(
+            [
+                "distill",
+                net,
+                "--teacher",
+                f"{net}@big",
+                "--width",
+                "12",
+                "--blocks=2",
+                "--alpha",
+                "0.3",
+                "--run",
+                "small",
+            ]
+        )
+        == 2
+    )
     assert "--alpha changed" in capsys.readouterr().err
     assert main.run(["distill", net, "--teacher", f"{net}@big", "--classes", "4", "--run", "odd"]) == 2
     assert "(32, 4) and (32, 5)" in capsys.readouterr().err
@@ -178,7 +251,22 @@ def test_a_teacher_is_trained_and_a_student_learns_from_it(place: Path, tmp_path
     from safetensors.torch import load_file
 
     loaded_job(net, {}).model().load_state_dict(load_file("peers/peer.safetensors"))
-    assert main.run(["distill", net, "--teacher", f"{net}@small --width 12 --blocks=2", "--teacher",
-                     f"{net}@peers/peer.safetensors", "--steps", "4", "--run", "third"]) == 0   # two stages
+    assert (
+        main.run(
+            [
+                "distill",
+                net,
+                "--teacher",
+                f"{net}@small --width 12 --blocks=2",
+                "--teacher",
+                f"{net}@peers/peer.safetensors",
+                "--steps",
+                "4",
+                "--run",
+                "third",
+            ]
+        )
+        == 0
+    )  # two stages
     assert main.run(["export", "small", "--to", "safetensors", "--out", "small.safetensors"]) == 0
     loaded_job(net, {"width": 12, "blocks": 2}).model().load_state_dict(load_file("small.safetensors"))

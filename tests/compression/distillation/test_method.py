@@ -1,4 +1,5 @@
 """Jobs whose loss knows a teacher: what they minimise, that planning sees the same step, and that they go on where they were."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -48,7 +49,10 @@ def test_a_taught_student_says_what_its_teacher_says() -> None:
     job = distilled(small_job(), taught_by(teacher), alpha=1.0)
     student, losses = trained(job, 80)
     untrained = fresh_model(job)
-    agree = [float((model(BATCH[0]).argmax(1) == teacher(BATCH[0]).argmax(1)).float().mean()) for model in (untrained, student)]
+    agree = [
+        float((model(BATCH[0]).argmax(1) == teacher(BATCH[0]).argmax(1)).float().mean())
+        for model in (untrained, student)
+    ]
     assert losses[-1] < losses[0] / 2 and agree[1] > agree[0] + 0.2
 
 
@@ -65,9 +69,12 @@ JOBS: dict[str, Callable[[], Job]] = {
     "dropout ensemble": lambda: distilled(small_job(), taught_by(mlp(drop=0.3), passes=3)),
     "hidden states": lambda: distilled(small_job(), taught_by(mlp(16)), objective="kl + 0.5*hidden(1=1) + hidden(3=4)"),
     "peers": lambda: codistilled(small_job(), 3),
-    "unlabelled": lambda: distilled(small_job(), taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2,
-                                    noise=gaussian(0.1)),
-    "held out": lambda: distilled(small_job(held_out=lambda: batches(2), metrics=lambda out, batch: {"n": out.mean()}), taught_by(mlp())),
+    "unlabelled": lambda: distilled(
+        small_job(), taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2, noise=gaussian(0.1)
+    ),
+    "held out": lambda: distilled(
+        small_job(held_out=lambda: batches(2), metrics=lambda out, batch: {"n": out.mean()}), taught_by(mlp())
+    ),
     "healing": lambda: healing_job(small_job(), mlp, mlp_factory, steps=5),
 }
 
@@ -105,10 +112,12 @@ def test_hidden_states_of_another_width_are_projected_and_the_projection_learns(
     job = JOBS["hidden states"]()
     model, losses = trained(job, 30)
     began = fresh_model(job)
-    assert isinstance(model, nn.Sequential) and model(BATCH[0]).shape == (16, 5)   # a Sequential stays one
+    assert isinstance(model, nn.Sequential) and model(BATCH[0]).shape == (16, 5)  # a Sequential stays one
     shapes = {name: tuple(value.shape) for name, value in model.named_parameters() if name.startswith(PROJECTION)}
     assert shapes == {f"{PROJECTION}0": (8, 16), f"{PROJECTION}1": (8, 16)}
-    assert losses[-1] < losses[0] and not torch.equal(getattr(model, f"{PROJECTION}0"), getattr(began, f"{PROJECTION}0"))
+    assert losses[-1] < losses[0] and not torch.equal(
+        getattr(model, f"{PROJECTION}0"), getattr(began, f"{PROJECTION}0")
+    )
 
 
 def test_hidden_states_of_the_same_width_need_no_projection() -> None:
@@ -119,7 +128,7 @@ def test_hidden_states_of_the_same_width_need_no_projection() -> None:
 def test_hidden_states_without_a_gradient_are_refused() -> None:
     job = distilled(small_job(), taught_by(mlp(8)), objective="hidden(1=1)")
     model = job.model()
-    model[0].requires_grad_(False)   # type: ignore[index]
+    model[0].requires_grad_(False)  # type: ignore[index]
     with pytest.raises(Mistake, match="no gradient"):
         job.loss(job.forward(model, BATCH), BATCH)
 
@@ -133,7 +142,7 @@ def test_the_teacher_sees_what_the_student_sees_without_noise() -> None:
     noisy = job.forward(model.train(), BATCH)
     job.loss(noisy, BATCH)
     assert torch.equal(seen[0], BATCH[0]) and not torch.equal(noisy, model(BATCH[0]))
-    assert torch.equal(job.forward(model.eval(), BATCH), model(BATCH[0]))   # judged without noise
+    assert torch.equal(job.forward(model.eval(), BATCH), model(BATCH[0]))  # judged without noise
 
 
 def test_peers_learn_from_each_other_and_the_first_is_taken_out() -> None:
@@ -142,9 +151,20 @@ def test_peers_learn_from_each_other_and_the_first_is_taken_out() -> None:
     assert isinstance(model, Peers)
     each = [peer(BATCH[0]) for peer in model.peers]
     assert not torch.equal(each[0], each[1])
-    expected = sum(0.4 * functional.cross_entropy(z, BATCH[1]) + 0.6 * 4 * functional.kl_div(
-        (z / 2).log_softmax(-1), torch.stack([(o.detach() / 2).softmax(-1) for o in each if o is not z]).mean(0), reduction="batchmean")
-        for z in each) / 3
+    expected = (
+        sum(
+            0.4 * functional.cross_entropy(z, BATCH[1])
+            + 0.6
+            * 4
+            * functional.kl_div(
+                (z / 2).log_softmax(-1),
+                torch.stack([(o.detach() / 2).softmax(-1) for o in each if o is not z]).mean(0),
+                reduction="batchmean",
+            )
+            for z in each
+        )
+        / 3
+    )
     assert torch.allclose(job.loss(job.forward(model, BATCH), BATCH), torch.as_tensor(expected), atol=1e-6)
     alone = mlp_factory()
     alone.load_state_dict(first_peer(model.state_dict()))
@@ -157,7 +177,7 @@ def test_peers_are_an_ensemble_of_teachers() -> None:
     job = codistilled(small_job(), 3)
     model = fresh_model(job)
     said = Teachers((lambda: LoadedTeacher(model, job.forward),)).say(BATCH)
-    assert len(said.outputs) == 3 and torch.equal(said.outputs[1], model.peers[1](BATCH[0]))   # type: ignore[index,union-attr]
+    assert len(said.outputs) == 3 and torch.equal(said.outputs[1], model.peers[1](BATCH[0]))  # type: ignore[index,union-attr]
 
 
 def test_unlabelled_batches_take_turns_and_go_on_where_they_were() -> None:
@@ -181,7 +201,9 @@ def test_unlabelled_batches_take_turns_and_go_on_where_they_were() -> None:
 
 
 def test_an_unlabelled_batch_has_no_own_loss() -> None:
-    job = distilled(small_job(loss=lambda out, batch: out.sum() * float("nan")), taught_by(mlp()), alpha=0.5, unlabelled=small_job())
+    job = distilled(
+        small_job(loss=lambda out, batch: out.sum() * float("nan")), taught_by(mlp()), alpha=0.5, unlabelled=small_job()
+    )
     out = mlp_factory()(BATCH[0])
     assert torch.isfinite(job.loss(out, Unlabelled(BATCH))) and torch.isnan(job.loss(out, BATCH))
 
@@ -196,35 +218,47 @@ def test_healing_brings_a_damaged_model_back_without_labels() -> None:
                 one.add_(0.1 * torch.randn_like(one))
         return model
 
-    original = small_job(data=lambda: [{"input": x} for x, _ in batches()], forward=lambda model, batch: (model(batch["input"]), "more"))
+    original = small_job(
+        data=lambda: [{"input": x} for x, _ in batches()], forward=lambda model, batch: (model(batch["input"]), "more")
+    )
     job = healing_job(original, lambda: teacher, damaged, lr=1e-2, steps=100)
     began = fresh_model(job)
     healed, _ = trained(job, 100)
     with torch.no_grad():
         off = [float((model(BATCH[0]) - teacher(BATCH[0])).square().mean()) for model in (began, healed)]
     assert off[1] < off[0] / 5
-    looks = count()   # a look at this clock is a second after the last: three steps take a second
+    looks = count()  # a look at this clock is a second after the last: three steps take a second
     assert healing_job(original, lambda: teacher, damaged, seconds=50.0, clock=lambda: float(next(looks))).steps == 150
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"temperature": 0.0}, "--temperature"), ({"alpha": 0.0}, "--alpha"), ({"alpha": 1.1}, "--alpha"), ({"objective": "no"}, "unknown"),
-    ({"unlabelled": small_job(), "ratio": 0}, "--ratio")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 0.0}, "--temperature"),
+        ({"alpha": 0.0}, "--alpha"),
+        ({"alpha": 1.1}, "--alpha"),
+        ({"objective": "no"}, "unknown"),
+        ({"unlabelled": small_job(), "ratio": 0}, "--ratio"),
+    ],
+)
 def test_a_lesson_that_can_not_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         distilled(small_job(), taught_by(mlp()), **changes)
 
 
 def test_peers_and_healing_that_can_not_be_are_refused() -> None:
-    for changes, said in (({"peers": 1}, "2 or more"), ({"peers": 2, "objective": "hidden(1=1)"}, "leave hidden"),
-                          ({"peers": 2, "alpha": 1.0}, "labels")):
+    for changes, said in (
+        ({"peers": 1}, "2 or more"),
+        ({"peers": 2, "objective": "hidden(1=1)"}, "leave hidden"),
+        ({"peers": 2, "alpha": 1.0}, "labels"),
+    ):
         with pytest.raises(Mistake, match=said):
-            codistilled(small_job(), **changes)   # type: ignore[arg-type]
+            codistilled(small_job(), **changes)  # type: ignore[arg-type]
     with pytest.raises(Mistake, match="same model"):
         codistilled(replace(small_job(), weights="a.safetensors"), 2)
     for how in ({}, {"steps": 3, "seconds": 2.0}, {"steps": 3, "lr": 0.0}):
         with pytest.raises(Mistake, match="healing with"):
-            healing_job(small_job(), mlp, mlp_factory, **how)   # type: ignore[arg-type]
+            healing_job(small_job(), mlp, mlp_factory, **how)  # type: ignore[arg-type]
 
 
 def test_a_student_with_other_classes_is_refused_with_both_shapes() -> None:
@@ -244,5 +278,5 @@ def test_the_defaults_are_those_that_the_benchmark_chose_and_help_on_digits() ->
     chosen = script.best_setting(tasks)
     assert (knobs["temperature"].default, knobs["alpha"].default) == chosen
     students = tasks["digits, 600 steps"]["students"]
-    gains = script.gains(students)[len(students) // 2:, script.SETTINGS.index(chosen)]
+    gains = script.gains(students)[len(students) // 2 :, script.SETTINGS.index(chosen)]
     assert float(gains.mean()) > 0, "on splits that the choice never saw"

@@ -1,4 +1,5 @@
 """Students made of a model that is there: the blocks that are kept have their weights, and the rest counts them right."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -23,15 +24,17 @@ from shoestring.runs.tensors import write_tensors
 
 
 def deep(blocks: int = 5) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(3, 8), *(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(blocks)), nn.Linear(8, 2))
+    return nn.Sequential(
+        nn.Linear(3, 8), *(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(blocks)), nn.Linear(8, 2)
+    )
 
 
 def test_every_second_block_is_kept_with_its_weights() -> None:
     teacher = deep()
     student = every_second(teacher)
-    assert len(student) == 5 and len(teacher) == 7   # type: ignore[arg-type]
+    assert len(student) == 5 and len(teacher) == 7  # type: ignore[arg-type]
     for mine, theirs in ((0, 0), (1, 1), (2, 3), (3, 5), (4, 6)):
-        assert all(map(torch.equal, student[mine].parameters(), teacher[theirs].parameters()))   # type: ignore[index]
+        assert all(map(torch.equal, student[mine].parameters(), teacher[theirs].parameters()))  # type: ignore[index]
     assert student(torch.randn(4, 3)).shape == (4, 2)
 
 
@@ -42,9 +45,9 @@ def test_weights_of_a_teachers_file_go_to_the_blocks_that_are_kept(tmp_path: Pat
     kept = KeptBlocks(numbers=(0, 4))
     job = Job(model=lambda: fewer_layers(deep(), kept), data=list, weights=layers_of(deep(), kept, str(file)))
     student = valued(job.model(), job)
-    assert len(student) == 4   # type: ignore[arg-type]
+    assert len(student) == 4  # type: ignore[arg-type]
     for mine, theirs in ((0, 0), (1, 1), (2, 5), (3, 6)):
-        assert all(map(torch.equal, student[mine].parameters(), teacher[theirs].parameters()))   # type: ignore[index]
+        assert all(map(torch.equal, student[mine].parameters(), teacher[theirs].parameters()))  # type: ignore[index]
 
 
 @pytest.mark.slow
@@ -52,35 +55,45 @@ def test_weights_of_a_teachers_file_go_to_the_blocks_that_are_kept(tmp_path: Pat
 def test_layers_of_transformers_are_kept_and_counted(kind: str) -> None:
     import transformers
 
-    small = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 50}
+    small = {
+        "hidden_size": 16,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "vocab_size": 50,
+    }
     if kind == "bert":
         model: nn.Module = transformers.BertForSequenceClassification(transformers.BertConfig(**small))
     elif kind == "llama":
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, num_key_value_heads=2, tie_word_embeddings=True))
+        model = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**small, num_key_value_heads=2, tie_word_embeddings=True)
+        )
     else:
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=4, n_head=2, vocab_size=50))
     student = every_second(model).eval()
     _, names = repeated_blocks(model)
     place, left = repeated_blocks(student)
     assert (len(names), len(left)) == (4, 2)
-    assert getattr(student.config, "n_layer" if kind == "gpt2" else "num_hidden_layers") == 2   # type: ignore[arg-type]
-    assert [getattr(one, "layer_idx", number) for number, one in enumerate(student.get_submodule(place).children())] == [0, 1]
+    assert getattr(student.config, "n_layer" if kind == "gpt2" else "num_hidden_layers") == 2  # type: ignore[arg-type]
+    assert [
+        getattr(one, "layer_idx", number) for number, one in enumerate(student.get_submodule(place).children())
+    ] == [0, 1]
     ids = torch.randint(50, (2, 7))
     assert torch.isfinite(student(ids).logits).all()
-    if kind != "bert":   # with a cache, whose places the layers' numbers are
-        grown = student.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)   # type: ignore[operator]
+    if kind != "bert":  # with a cache, whose places the layers' numbers are
+        grown = student.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0)  # type: ignore[operator]
         plain = ids
         for _ in range(grown.shape[1] - ids.shape[1]):
             plain = torch.cat([plain, student(plain).logits[:, -1:].argmax(-1)], 1)
         assert torch.equal(grown, plain)
     if kind == "llama":
-        assert student.get_input_embeddings().weight is student.get_output_embeddings().weight   # type: ignore[operator]
+        assert student.get_input_embeddings().weight is student.get_output_embeddings().weight  # type: ignore[operator]
 
 
 def test_a_narrower_mlp_keeps_the_neurons_that_matter() -> None:
     teacher = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     with torch.no_grad():
-        teacher[2].weight[:, ::2] = 0   # type: ignore[index,operator]
+        teacher[2].weight[:, ::2] = 0  # type: ignore[index,operator]
     student = narrower(teacher, 0.5)
     x = torch.randn(5, 3)
     assert student[0].out_features == 4 and torch.allclose(student(x), teacher(x), atol=1e-6)

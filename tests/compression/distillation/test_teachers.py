@@ -1,4 +1,5 @@
 """Teachers say what they would say in evaluation, and nothing about them changes."""
+
 from __future__ import annotations
 
 import pytest
@@ -31,11 +32,13 @@ def test_several_are_the_mean_of_their_probabilities() -> None:
 
 def test_passes_of_a_dropout_ensemble_differ_by_dropout_alone() -> None:
     teacher = nn.Sequential(nn.Linear(12, 64), nn.BatchNorm1d(64), nn.Dropout(0.5), nn.Linear(64, 5))
-    running = teacher[1].running_mean.clone()   # type: ignore[operator,union-attr]
+    running = teacher[1].running_mean.clone()  # type: ignore[operator,union-attr]
     said = taught_by(teacher, passes=200).say(BATCH).outputs
     assert len(said) == 200 and not torch.equal(said[0], said[1])
-    assert torch.equal(running, teacher[1].running_mean) and not any(module.training for module in teacher.modules())   # type: ignore[arg-type]
-    assert torch.allclose(torch.stack(said).mean(0), teacher(BATCH[0]), atol=0.25)   # a linear last layer: the mean is without dropout
+    assert torch.equal(running, teacher[1].running_mean) and not any(module.training for module in teacher.modules())  # type: ignore[arg-type]
+    assert torch.allclose(
+        torch.stack(said).mean(0), teacher(BATCH[0]), atol=0.25
+    )  # a linear last layer: the mean is without dropout
 
 
 def test_dropout_inside_an_encoder_layer_and_a_recurrent_net_is_on() -> None:
@@ -72,7 +75,7 @@ def test_a_teacher_is_opened_once_when_it_is_asked_and_draws_nothing() -> None:
 
     def opened() -> LoadedTeacher:
         calls.append(1)
-        return LoadedTeacher(nn.Linear(12, 5))   # draws its weights
+        return LoadedTeacher(nn.Linear(12, 5))  # draws its weights
 
     teachers = Teachers((opened,))
     assert not calls

@@ -1,4 +1,5 @@
 """Small jobs and models to distil."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -34,7 +35,9 @@ def job(width: int = 48, blocks: int = 4, drop: float = 0.1, alpha: float = 0.5,
 
 def mlp(width: int = 16, classes: int = 5, seed: int = 0, drop: float = 0.0) -> nn.Sequential:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Dropout(drop), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
+    return nn.Sequential(
+        nn.Linear(12, width), nn.ReLU(), nn.Dropout(drop), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
+    )
 
 
 def batches(count: int = 8, size: int = 16) -> list[tuple[Tensor, Tensor]]:
@@ -44,7 +47,12 @@ def batches(count: int = 8, size: int = 16) -> list[tuple[Tensor, Tensor]]:
 
 
 def small_job(**changes: Any) -> Job:
-    usual: dict[str, Any] = {"model": mlp_factory, "data": batches, "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2), "steps": 8}
+    usual: dict[str, Any] = {
+        "model": mlp_factory,
+        "data": batches,
+        "optimizer": lambda p: torch.optim.AdamW(p, lr=1e-2),
+        "steps": 8,
+    }
     return Job(**(usual | changes))
 
 

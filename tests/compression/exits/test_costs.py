@@ -1,4 +1,5 @@
 """Costs of the parts of a model with exits, by a clock that counts work: every module takes a fixed time and some more for each row."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from shoestring.compression.exits import Cascade, EarlyExit, PartSeconds, gather
 from tests.compression.exits.toys import chain, heads_of
 
 ROWS = 32
-WORK = tuple[float, float]   # seconds of a call however many rows it has, and of each row
+WORK = tuple[float, float]  # seconds of a call however many rows it has, and of each row
 
 
 class WorkClock:
@@ -26,6 +27,7 @@ class WorkClock:
     def counting(self, fixed: float, each: float) -> Any:
         def count(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             self.now += fixed + each * len(output)
+
         return count
 
     def __call__(self) -> float:
@@ -40,8 +42,19 @@ def test_each_part_and_each_head_costs_its_own_work() -> None:
     early = EarlyExit(chain(), heads_of((1, 3), 8, 3)).eval()
     stem, *blocks, tail = early.model
     first, second = early.heads.values()
-    costs = costs_of(early, {stem: (1.0, 0.5), blocks[0]: (2.0, 1.0), blocks[1]: (0.0, 3.0), blocks[2]: (4.0, 0.0), blocks[3]: (8.0, 0.25),
-                             tail: (0.0, 0.125), first: (16.0, 0.5), second: (32.0, 2.0)})
+    costs = costs_of(
+        early,
+        {
+            stem: (1.0, 0.5),
+            blocks[0]: (2.0, 1.0),
+            blocks[1]: (0.0, 3.0),
+            blocks[2]: (4.0, 0.0),
+            blocks[3]: (8.0, 0.25),
+            tail: (0.0, 0.125),
+            first: (16.0, 0.5),
+            second: (32.0, 2.0),
+        },
+    )
     assert costs.parts == pytest.approx((1.5, 3.0, 0.375)) and costs.heads == pytest.approx((0.5, 2.0))
     assert costs.fixed == pytest.approx((3.0 / ROWS, 4.0 / ROWS, 8.0 / ROWS)) and costs.batch == ROWS
     assert costs.leaving == pytest.approx((16.0 + 32.0) / ROWS)
@@ -85,7 +98,7 @@ def test_what_an_answer_takes_beyond_its_parts_is_the_cost_of_leaving() -> None:
         work.now += 64.0
         return answer(*args, **kwargs)
 
-    early.answer = slower   # type: ignore[method-assign]
+    early.answer = slower  # type: ignore[method-assign]
     assert seconds_by_part(early, (torch.randn(ROWS, 5),), rounds=2, clock=work).leaving == pytest.approx(64.0 / ROWS)
 
 
@@ -97,14 +110,14 @@ def test_a_machine_that_slows_down_makes_no_exit_dearer_than_the_model() -> None
 
     def slower(*args: Any, **kwargs: Any) -> Any:
         nonlocal slowness
-        if len(args[0]) == ROWS // 4:   # a new round begins
+        if len(args[0]) == ROWS // 4:  # a new round begins
             slowness *= 1.5
         return answer(*args, **kwargs)
 
     def slowed(*_: Any) -> None:
         work.now += (slowness - 1) * ROWS
 
-    early.all_exits = slower   # type: ignore[method-assign]
+    early.all_exits = slower  # type: ignore[method-assign]
     early.model[0].register_forward_hook(slowed)
     assert seconds_by_part(early, (torch.randn(ROWS, 5),), rounds=9, clock=work).leaving == pytest.approx(0.0)
 

@@ -1,4 +1,5 @@
 """Parity, where the right amount of computation is known (Graves 2016, section 3.1)."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -28,11 +29,22 @@ class Parity(nn.Module):
 def test_steps_grow_with_how_much_there_is_to_count() -> None:
     random = torch.Generator().manual_seed(1)
     lengths = torch.randint(1, BITS + 1, (128 * 100,), generator=random)
-    bits = (torch.randint(0, 2, (len(lengths), BITS), generator=random) * 2.0 - 1) * (torch.arange(BITS) < lengths[:, None])
+    bits = (torch.randint(0, 2, (len(lengths), BITS), generator=random) * 2.0 - 1) * (
+        torch.arange(BITS) < lengths[:, None]
+    )
     odd = ((bits == 1).sum(1) % 2).float()
-    job = ponder_job(Job(model=Parity, data=lambda: TensorDataset(bits, odd), batch=128, steps=1200, clip=1.0,
-                         loss=lambda output, batch: nn.functional.binary_cross_entropy_with_logits(output, batch[1]),
-                         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=5e-3)), 0.06)
+    job = ponder_job(
+        Job(
+            model=Parity,
+            data=lambda: TensorDataset(bits, odd),
+            batch=128,
+            steps=1200,
+            clip=1.0,
+            loss=lambda output, batch: nn.functional.binary_cross_entropy_with_logits(output, batch[1]),
+            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=5e-3),
+        ),
+        0.06,
+    )
     torch.manual_seed(0)
     model = job.model()
     for _ in shoestring.train(job, (), model):

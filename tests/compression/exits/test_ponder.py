@@ -1,4 +1,5 @@
 """Adaptive computation time: formulas against plain loops, and computing less gives the same."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -15,8 +16,8 @@ from shoestring.core.job import Job
 def halted(probabilities: list[float], most: int, epsilon: float = 0.01) -> tuple[int, float, list[float]]:
     """N, R and p of one item, by Graves's definition."""
     steps = next((n for n in range(1, most + 1) if sum(probabilities[:n]) >= 1 - epsilon), most)
-    remainder = 1 - sum(probabilities[:steps - 1])
-    return steps, remainder, [*probabilities[:steps - 1], remainder]
+    remainder = 1 - sum(probabilities[: steps - 1])
+    return steps, remainder, [*probabilities[: steps - 1], remainder]
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
@@ -36,7 +37,9 @@ def test_one_row_of_a_recurrent_network_by_hand(cell: str) -> None:
             states.append(now)
             probabilities.append(float(torch.sigmoid(net.halting(now[0]))))
         steps, remainder, weights = halted(probabilities, 7)
-        state = tuple(sum(weight * one[part] for weight, one in zip(weights, states, strict=False)) for part in range(len(state)))
+        state = tuple(
+            sum(weight * one[part] for weight, one in zip(weights, states, strict=False)) for part in range(len(state))
+        )
         outputs.append(state[0])
         ponder += (steps + remainder) / 4
     found = net(x)
@@ -61,11 +64,14 @@ def test_a_recurrent_network_that_leaves_halted_rows_out_gives_the_same(cell: st
     dense, compact = net(x, lengths, compact=False), net(x, lengths)
     assert len(compact.steps.unique()) > 3
     check_same(dense, compact)
-    for number in range(12):   # and what a row gets alone, without its padding
-        alone = net(x[number:number + 1, : int(lengths[number])])
+    for number in range(12):  # and what a row gets alone, without its padding
+        alone = net(x[number : number + 1, : int(lengths[number])])
         torch.testing.assert_close(compact.value[number, : int(lengths[number])], alone.value[0], rtol=0, atol=1e-6)
         torch.testing.assert_close(compact.ponder[number], alone.ponder[0], rtol=0, atol=1e-5)
-        assert not compact.value[number, int(lengths[number]):].any() and not compact.steps[number, int(lengths[number]):].any()
+        assert (
+            not compact.value[number, int(lengths[number]) :].any()
+            and not compact.steps[number, int(lengths[number]) :].any()
+        )
 
 
 def check_same(dense: Pondered, compact: Pondered) -> None:
@@ -86,8 +92,15 @@ def test_the_cell_sees_the_rows_that_run() -> None:
 
 
 def residual(channels: int, inner: int, kernel: int = 3) -> nn.Sequential:
-    return nn.Sequential(nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, inner, kernel, padding=kernel // 2, bias=False),
-                         nn.BatchNorm2d(inner), nn.Tanh(), nn.Dropout(0.1), nn.Conv2d(inner, channels, 3, padding=2, dilation=2))
+    return nn.Sequential(
+        nn.BatchNorm2d(channels),
+        nn.ReLU(),
+        nn.Conv2d(channels, inner, kernel, padding=kernel // 2, bias=False),
+        nn.BatchNorm2d(inner),
+        nn.Tanh(),
+        nn.Dropout(0.1),
+        nn.Conv2d(inner, channels, 3, padding=2, dilation=2),
+    )
 
 
 @torch.no_grad()
@@ -95,7 +108,7 @@ def adaptive_units(seed: int, **options: Any) -> AdaptiveUnits:
     torch.manual_seed(seed)
     net = AdaptiveUnits([residual(4, 6), residual(4, 5, 1), residual(4, 6), residual(4, 3, 5)], 4, bias=-0.5, **options)
     spread(net, 0.7)
-    net(torch.randn(16, 4, 6, 7))   # statistics
+    net(torch.randn(16, 4, 6, 7))  # statistics
     return net.eval()
 
 
@@ -107,7 +120,7 @@ def test_maps_computed_where_positions_run_are_the_same(gathered_below: float) -
     dense, compact = net(x, compact=False), net(x)
     assert len(compact.steps.unique()) == 4
     check_same(dense, compact)
-    check_same(net(x[2:3]), Pondered(compact.value[2:3], compact.ponder[2:3], compact.steps[2:3]))   # a row alone
+    check_same(net(x[2:3]), Pondered(compact.value[2:3], compact.ponder[2:3], compact.steps[2:3]))  # a row alone
 
 
 @torch.no_grad()
@@ -135,15 +148,18 @@ def test_positions_of_a_map_by_hand() -> None:
 
 
 def test_branches_that_cannot_be_computed_by_position_are_refused() -> None:
-    for branch, said in ((nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1)), "with Conv2d"),
-                         (nn.Sequential(nn.ReLU()), "without a convolution"), (nn.Conv2d(4, 4, 1), "a Conv2d"),
-                         (nn.Sequential(nn.Conv2d(4, 4, 3)), "with Conv2d"),
-                         (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)), "with GroupNorm"),
-                         (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")), "with Conv2d"),
-                         (nn.Sequential(nn.Conv2d(4, 5, 1)), "from 4 to 5 channels"),
-                         (nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)), "running statistics")):
+    for branch, said in (
+        (nn.Sequential(nn.Conv2d(4, 4, 3, stride=2, padding=1)), "with Conv2d"),
+        (nn.Sequential(nn.ReLU()), "without a convolution"),
+        (nn.Conv2d(4, 4, 1), "a Conv2d"),
+        (nn.Sequential(nn.Conv2d(4, 4, 3)), "with Conv2d"),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)), "with GroupNorm"),
+        (nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")), "with Conv2d"),
+        (nn.Sequential(nn.Conv2d(4, 5, 1)), "from 4 to 5 channels"),
+        (nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4, track_running_stats=False)), "running statistics"),
+    ):
         with pytest.raises(Mistake, match=said):
-            AdaptiveUnits([branch], 4)   # type: ignore[list-item]
+            AdaptiveUnits([branch], 4)  # type: ignore[list-item]
 
 
 def tokens(seed: int, **options: Any) -> AdaptiveTokens:
@@ -164,8 +180,8 @@ def test_tokens_that_halted_are_not_computed_and_all_is_the_same() -> None:
     assert sum(seen) == int(compact.steps.sum()) and len(compact.steps.unique()) >= 4
     dense = net(x, padding, compact=False)
     check_same(dense, compact)
-    for number, length in enumerate(lengths.tolist()):   # a row alone, without its padding
-        alone = net(x[number:number + 1, :length])
+    for number, length in enumerate(lengths.tolist()):  # a row alone, without its padding
+        alone = net(x[number : number + 1, :length])
         torch.testing.assert_close(compact.value[number, :length], alone.value[0], rtol=0, atol=1e-6)
         assert torch.equal(compact.steps[number, :length], alone.steps[0]) and not compact.steps[number, length:].any()
         torch.testing.assert_close(compact.ponder[number], alone.ponder[0], rtol=0, atol=1e-5)
@@ -179,7 +195,11 @@ def test_tokens_by_hand() -> None:
     running = [True] * 5
     for number in range(6):
         given = [one + net.step_embedding[number] if runs else one for one, runs in zip(state, running, strict=True)]
-        keys, values = torch.stack([net.key_value(net.first_norm(one)) for one in given]).unflatten(1, (2, 2, 4)).permute(1, 2, 0, 3)
+        keys, values = (
+            torch.stack([net.key_value(net.first_norm(one)) for one in given])
+            .unflatten(1, (2, 2, 4))
+            .permute(1, 2, 0, 3)
+        )
         for token in [token for token in range(5) if running[token]]:
             asks = net.query(net.first_norm(given[token])).view(2, 1, 4)
             found = torch.softmax(asks @ keys.transpose(1, 2) / 2, 2) @ values
@@ -194,8 +214,15 @@ def test_tokens_by_hand() -> None:
     torch.testing.assert_close(found.value[0], torch.stack(out), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: AdaptiveRecurrent(3, 4, max_steps=0), lambda: AdaptiveRecurrent(3, 4, "cnn"),
-                                  lambda: AdaptiveTokens(7, 2), lambda: AdaptiveTokens(8, 2, epsilon=1.0)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AdaptiveRecurrent(3, 4, max_steps=0),
+        lambda: AdaptiveRecurrent(3, 4, "cnn"),
+        lambda: AdaptiveTokens(7, 2),
+        lambda: AdaptiveTokens(8, 2, epsilon=1.0),
+    ],
+)
 def test_limits_that_make_no_sense_are_refused(make: Any) -> None:
     with pytest.raises(Mistake):
         make()
@@ -213,8 +240,12 @@ class Counting(nn.Module):
 def test_the_ponder_cost_travels_with_the_output_and_the_jobs_own_loss_sees_the_value() -> None:
     torch.manual_seed(0)
     batch = (torch.randn(6, 3, 2), torch.randint(0, 3, (6,)))
-    job = Job(model=Counting, data=lambda: [batch], held_out=lambda: [batch],
-              metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()})
+    job = Job(
+        model=Counting,
+        data=lambda: [batch],
+        held_out=lambda: [batch],
+        metrics=lambda output, batch: {"accuracy": (output.argmax(1) == batch[1]).float().mean()},
+    )
     pondering, model = ponder_job(job, 0.5), Counting()
     output = model(batch[0])
     assert torch.allclose(pondering.loss(output, batch), job.loss(output.value, batch) + 0.5 * output.ponder.mean())

@@ -1,4 +1,5 @@
 """Thresholds from evidence."""
+
 from __future__ import annotations
 
 import itertools
@@ -50,7 +51,9 @@ def test_the_cost_is_near_that_of_all_pairs_of_thresholds(seed: int) -> None:
     evidence = simulated(25, seed)
     found = calibrate(evidence, 0.05)
     choices = [[*evidence.confidence[:, exit].tolist(), math.inf] for exit in range(2)]
-    best = min(point.cost for pair in itertools.product(*choices) if (point := operate(evidence, pair)).loss <= 0.05 + 1e-12)
+    best = min(
+        point.cost for pair in itertools.product(*choices) if (point := operate(evidence, pair)).loss <= 0.05 + 1e-12
+    )
     assert found.point.loss <= 0.05 + 1e-12
     assert found.point.cost <= 1.05 * best
 
@@ -66,7 +69,7 @@ def test_one_exit_has_its_exact_optimum(seed: int) -> None:
 def test_rows_that_tie_leave_together() -> None:
     sure = torch.tensor([0.9] * 5 + [0.5] * 5)[:, None]
     right = torch.ones(10, 2)
-    right[4, 0] = 0   # one of those that tie
+    right[4, 0] = 0  # one of those that tie
     evidence = ExitEvidence(sure, right, (1.0, 9.0), (0.0,))
     assert calibrate(evidence, 0.05).point.thresholds == (math.inf,), "half of the five can't leave"
     assert calibrate(evidence, 0.1).point.shares == (1.0, 0.0)
@@ -88,10 +91,15 @@ def test_the_frontier_has_no_point_that_another_beats_and_begins_with_no_loss_re
     assert points[-1].loss <= 0 and len(points) > 5
 
 
-@pytest.mark.parametrize("sure, parts, said", [(torch.tensor([[math.nan]]), (1.0, 1.0), "exits \\[0\\] are not numbers"),
-                                               (torch.tensor([[0.5]]), (1.0,), "a part more than heads"),
-                                               (torch.tensor([[0.5]]), (math.inf, 1.0), "finite"),
-                                               (torch.tensor([[0.5, 0.5]]), (1.0, 1.0), "give")])
+@pytest.mark.parametrize(
+    "sure, parts, said",
+    [
+        (torch.tensor([[math.nan]]), (1.0, 1.0), "exits \\[0\\] are not numbers"),
+        (torch.tensor([[0.5]]), (1.0,), "a part more than heads"),
+        (torch.tensor([[0.5]]), (math.inf, 1.0), "finite"),
+        (torch.tensor([[0.5, 0.5]]), (1.0, 1.0), "give"),
+    ],
+)
 def test_broken_evidence_is_refused(sure: torch.Tensor, parts: tuple[float, ...], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         ExitEvidence(sure, torch.ones(1, 2), parts, (0.1,))
@@ -102,7 +110,9 @@ def test_calibration_refuses_what_it_cannot_promise() -> None:
     with pytest.raises(Mistake, match="limit"):
         calibrate(evidence, -0.1)
     with pytest.raises(Mistake, match="right or wrong"):
-        calibrate(ExitEvidence(evidence.confidence, evidence.right * 0.5, evidence.parts, evidence.heads), 0.1, delta=0.1)
+        calibrate(
+            ExitEvidence(evidence.confidence, evidence.right * 0.5, evidence.parts, evidence.heads), 0.1, delta=0.1
+        )
     with pytest.raises(Mistake, match="for 2 exits"):
         operate(evidence, (0.5,))
 
@@ -130,7 +140,7 @@ def kept_promises(times: int, delta: float | None, limit: float = 0.03) -> tuple
 def test_with_delta_the_promise_is_kept_and_without_it_is_not_one() -> None:
     broken, speed = kept_promises(40, 0.1)
     plain, faster = kept_promises(40, None)
-    assert broken <= 7        # P(Binomial(40, 0.1) > 7) = 4.2 %; the seeds are fixed
+    assert broken <= 7  # P(Binomial(40, 0.1) > 7) = 4.2 %; the seeds are fixed
     assert plain > broken and faster > speed > 1.0
 
 
@@ -154,8 +164,10 @@ def test_what_a_batch_costs_however_few_rows_are_left_is_counted() -> None:
     alone = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,)), (0.5,))
     assert alone.cost == 1.25 and alone.speedup == 1.6
     together = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (0.5,))
-    reached = 1 - 0.75**8   # that one of eight rows goes on
-    assert together.cost == pytest.approx(1.25 + 1 + reached + 0.5) and together.speedup == pytest.approx(4 / together.cost)
+    reached = 1 - 0.75**8  # that one of eight rows goes on
+    assert together.cost == pytest.approx(1.25 + 1 + reached + 0.5) and together.speedup == pytest.approx(
+        4 / together.cost
+    )
     unused = operate(ExitEvidence(sure, right, (1.0, 1.0), (0.0,), fixed=(1.0, 1.0), leaving=0.5, batch=8), (math.inf,))
     assert unused.speedup == 1
 

@@ -1,4 +1,5 @@
 """Models with chains of blocks, as people write them."""
+
 from __future__ import annotations
 
 import torch

@@ -1,4 +1,5 @@
 """Factorized layers: values, names, sizes, and what is left alone."""
+
 from __future__ import annotations
 
 import copy
@@ -11,7 +12,15 @@ from torch import Tensor, nn
 
 from shoestring.compression.factorization.chains import LowRankLinear, TrainEmbedding
 from shoestring.compression.factorization.choose import edits_for, factorization_for
-from shoestring.compression.factorization.edits import LowRankEdit, TensorTrainEdit, TuckerEdit, as_json, edited, fitted, from_json
+from shoestring.compression.factorization.edits import (
+    LowRankEdit,
+    TensorTrainEdit,
+    TuckerEdit,
+    as_json,
+    edited,
+    fitted,
+    from_json,
+)
 from shoestring.compression.factorization.ranks import (
     three_covering,
     three_factors,
@@ -38,6 +47,7 @@ def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 # values
 
+
 def test_the_error_of_a_rank_is_what_the_spectrum_says() -> None:
     weight = drawn(20, 30)
     left, right = low_rank(weight, 7)
@@ -55,7 +65,7 @@ def test_in_the_metric_of_inputs_no_factors_are_better(monkeypatch: pytest.Monke
         return float((inputs @ (weight - pair[0] @ pair[1]).T).square().sum())
 
     assert damage(ours) < 0.5 * damage(plain)
-    least = float(torch.linalg.svdvals(inputs @ weight.T)[5:].square().sum())   # of any outputs of rank 5
+    least = float(torch.linalg.svdvals(inputs @ weight.T)[5:].square().sum())  # of any outputs of rank 5
     assert least <= damage(ours) < 1.01 * least
 
 
@@ -108,16 +118,27 @@ def test_factors_cover_a_number_closely(count: int) -> None:
 
 # edits
 
+
 def conv_net() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(16, 24, (3, 5), padding="same", dilation=2),
-                         nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1, padding_mode="reflect", bias=False), nn.Conv2d(24, 32, 1, stride=2),
-                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)).eval()
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, (3, 5), padding="same", dilation=2),
+        nn.ReLU(),
+        nn.Conv2d(24, 24, 3, padding=1, padding_mode="reflect", bias=False),
+        nn.Conv2d(24, 32, 1, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ).eval()
 
 
 CASES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "mlp": (nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 10, bias=False)), (4, 20)), "conv": (conv_net(), (2, 3, 17, 16)),
-    "one layer": (nn.Linear(20, 30), (4, 20))}
+    "mlp": (nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 10, bias=False)), (4, 20)),
+    "conv": (conv_net(), (2, 3, 17, 16)),
+    "one layer": (nn.Linear(20, 30), (4, 20)),
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -135,10 +156,17 @@ def test_full_ranks_compute_the_same_and_a_share_is_never_exceeded(case: str) ->
         fresh = edited(copy.deepcopy(model).to("meta"), from_json(json.loads(json.dumps(as_json(edits)))))
         assert shapes(fresh) == shapes(smaller)
         assert smaller(inputs).shape == model(inputs).shape
-    full = [LowRankEdit(edit.module, min(model.get_submodule(edit.module).weight.shape[:2])) if isinstance(edit, LowRankEdit) else
-            TuckerEdit(edit.module, tuple(model.get_submodule(edit.module).weight.shape[:2])) for edit in edits]   # type: ignore[arg-type]
+    full = [
+        LowRankEdit(edit.module, min(model.get_submodule(edit.module).weight.shape[:2]))
+        if isinstance(edit, LowRankEdit)
+        else TuckerEdit(edit.module, tuple(model.get_submodule(edit.module).weight.shape[:2]))
+        for edit in edits
+    ]  # type: ignore[arg-type]
     assert torch.allclose(fitted(model, full)(inputs), model(inputs), atol=1e-4)
-    assert all(torch.equal(one, two) for one, two in zip(model.state_dict().values(), before.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
+    )
 
 
 def test_whoever_reads_the_weight_gets_the_product() -> None:
@@ -162,7 +190,7 @@ def test_attention_goes_on_to_work_and_its_inner_weight_is_told(batch_first: boo
     smaller = fitted(model, found.edits)
     with torch.no_grad():
         fast = smaller(inputs)
-    smaller.train()   # without torch's fast path
+    smaller.train()  # without torch's fast path
     assert torch.allclose(fast, smaller(inputs), atol=1e-5)
     full = fitted(model, [LowRankEdit(edit.module, 16) for edit in found.edits])
     assert torch.allclose(full(inputs), model(inputs), atol=1e-4)
@@ -172,15 +200,25 @@ def bert() -> Any:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    return BertModel(BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)).eval()
+    return BertModel(
+        BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    ).eval()
 
 
 def llama() -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-                                        tie_word_embeddings=True)).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=60,
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            tie_word_embeddings=True,
+        )
+    ).eval()
 
 
 def gpt2() -> Any:
@@ -235,9 +273,17 @@ def test_what_is_left_alone_is_told() -> None:
     tied["out"].weight = tied["words"].weight
     found = factorization_for(tied, share=0.5, kinds=("linear", "embedding"))
     assert [edit.module for edit in found.edits] == ["fc"] and sum("shared" in text for text in found.told) == 2
-    many = nn.ModuleDict({"odd": Odd(16, 16), "grouped": nn.Conv2d(8, 8, 3, groups=2), "small": nn.Linear(16, 1), "fc": nn.Linear(16, 16),
-                          "normed": nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)), "lazy": nn.LazyLinear(3),
-                          "limited": nn.Embedding(50, 16, max_norm=1.0)})
+    many = nn.ModuleDict(
+        {
+            "odd": Odd(16, 16),
+            "grouped": nn.Conv2d(8, 8, 3, groups=2),
+            "small": nn.Linear(16, 1),
+            "fc": nn.Linear(16, 16),
+            "normed": nn.utils.parametrizations.weight_norm(nn.Linear(16, 16)),
+            "lazy": nn.LazyLinear(3),
+            "limited": nn.Embedding(50, 16, max_norm=1.0),
+        }
+    )
     found = factorization_for(many, share=0.5, kinds=("linear", "convolution", "embedding"))
     assert [edit.module for edit in found.edits] == ["fc"]
     for word in ("way of its own", "groups", "not enough for rank 1", "parametrized", "norms"):
@@ -248,8 +294,19 @@ def test_what_is_left_alone_is_told() -> None:
     assert [edit.module for edit in found.edits] == ["two"] and "does not run" in found.told[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"share": 0.5, "rank": 3}, {"share": 1.0}, {"share": 0.0}, {"rank": 0},
-                                      {"share": 0.5, "kinds": ("norms",)}, {"share": 0.001}, {"share": 0.5, "kinds": ("embedding",)}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"share": 0.5, "rank": 3},
+        {"share": 1.0},
+        {"share": 0.0},
+        {"rank": 0},
+        {"share": 0.5, "kinds": ("norms",)},
+        {"share": 0.001},
+        {"share": 0.5, "kinds": ("embedding",)},
+    ],
+)
 def test_what_makes_no_factorization_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(Mistake):
         edits_for(nn.Sequential(nn.Linear(8, 8)), **settings)
@@ -257,7 +314,12 @@ def test_what_makes_no_factorization_is_refused(settings: dict[str, Any]) -> Non
 
 def test_edits_of_another_model_are_refused() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Embedding(50, 8))
-    for edit in (LowRankEdit("5", 2), LowRankEdit("1", 2), TuckerEdit("0", (2, 2)), TensorTrainEdit("1", (2, 2, 2), (2, 2, 2), (2, 2))):
+    for edit in (
+        LowRankEdit("5", 2),
+        LowRankEdit("1", 2),
+        TuckerEdit("0", (2, 2)),
+        TensorTrainEdit("1", (2, 2, 2), (2, 2, 2), (2, 2)),
+    ):
         with pytest.raises(Mistake, match="another model"):
             edited(model, [edit])
     with pytest.raises(Mistake, match="no numbers"):

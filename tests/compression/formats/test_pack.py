@@ -1,4 +1,5 @@
 """A folder that is not what was written is refused, whatever is wrong with it."""
+
 from __future__ import annotations
 
 import json
@@ -53,7 +54,9 @@ def test_it_loads_and_is_an_ordinary_module(folder: Path) -> None:
     again = loaded(folder)
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(words), answer)
-    assert torch.equal(decoded(model)(words), answer) and model.head.weight is model.table.weight and not forms_of(model)
+    assert (
+        torch.equal(decoded(model)(words), answer) and model.head.weight is model.table.weight and not forms_of(model)
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "manifest.json"])
@@ -87,10 +90,12 @@ def test_a_file_that_is_missing_cut_or_no_file_is_refused(folder: Path, name: st
 
 def lie(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
     """Change a manifest and seal it again: only its contents are wrong."""
+
     def done(folder: Path) -> None:
         about, _ = unsealed((folder / "manifest.json").read_bytes())
         change(about)
         (folder / "manifest.json").write_bytes(sealed(about))
+
     return done
 
 
@@ -128,7 +133,7 @@ def test_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(Mistake, match="does not say how its model is made"):
         shoestring.load(folder)
     with pytest.raises(Mistake, match="not a module"):
-        shoestring.load(folder, model=lambda: 3)   # type: ignore[arg-type, return-value]
+        shoestring.load(folder, model=lambda: 3)  # type: ignore[arg-type, return-value]
 
 
 def test_a_folder_that_is_there_is_not_overwritten(made: Path) -> None:
@@ -138,9 +143,11 @@ def test_a_folder_that_is_there_is_not_overwritten(made: Path) -> None:
     assert sorted((one.name, one.stat().st_size) for one in made.iterdir()) == before
 
 
-def test_of_two_who_write_the_same_folder_one_is_told(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_who_write_the_same_folder_one_is_told(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def slowly(*given: Any) -> int:
-        shutil.copytree(made, tmp_path / "small")   # meanwhile somebody else has written it
+        shutil.copytree(made, tmp_path / "small")  # meanwhile somebody else has written it
         return write_tensors(*given)
 
     monkeypatch.setattr("shoestring.compression.formats.pack.write_tensors", slowly)

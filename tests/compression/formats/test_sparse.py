@@ -1,4 +1,5 @@
 """Sparse storage: a bitmap or a seed, and any form of what is left."""
+
 from __future__ import annotations
 
 import copy
@@ -28,13 +29,17 @@ Inner = Callable[[Tensor], WeightFormat]
 
 
 def gridded(values: Tensor) -> WeightFormat:
-    one, = rounded(values[None], [GridSetting(4, 16)])
+    (one,) = rounded(values[None], [GridSetting(4, 16)])
     return GridFormat.of(one.codes, one.scales, one.zeros, 4, 16, tuple(values.shape), values.dtype)
 
 
 INNERS: dict[str, Inner] = {
-    "plain": PlainFormat.of, "half": lambda values: PlainFormat.of(values, "float16"), "grid": gridded,
-    "codebook": lambda values: fitted_codebook(values, 4, 8), "product": lambda values: fitted_product(values, VectorCoding(2, 3, rounds=0))}
+    "plain": PlainFormat.of,
+    "half": lambda values: PlainFormat.of(values, "float16"),
+    "grid": gridded,
+    "codebook": lambda values: fitted_codebook(values, 4, 8),
+    "product": lambda values: fitted_product(values, VectorCoding(2, 3, rounds=0)),
+}
 SHAPES = [(17,), (8, 12), (1, 9), (9, 1), (6, 3, 3, 3)]
 
 
@@ -55,7 +60,11 @@ def checked(form: SparseFormat, weight: Tensor) -> None:
     tensors = load(save({name: one.contiguous() for name, one in form.tensors().items()}))
     assert form.stored_bytes == sum(one.numel() * one.element_size() for one in tensors.values())
     again = SparseFormat(tuple(weight.shape), weight.dtype, json.loads(json.dumps(form.settings)), tensors)
-    assert torch.equal(again.dense(), form.dense()) and form.dense().shape == weight.shape and form.dense().dtype == weight.dtype
+    assert (
+        torch.equal(again.dense(), form.dense())
+        and form.dense().shape == weight.shape
+        and form.dense().dtype == weight.dtype
+    )
     assert bool((form.dense()[weight == 0] == 0).all())
 
 
@@ -73,11 +82,20 @@ def test_what_is_left_is_stored_in_any_form(inner: str, shape: tuple[int, ...]) 
 @pytest.mark.parametrize("seeded", [False, True])
 def test_nothing_and_everything_can_be_left(seeded: bool) -> None:
     for weight, kept in ((torch.zeros(5, 7), 0), (torch.ones(5, 7), 35)):
-        form = SparseFormat.of_seed(weight, PlainFormat.of, kept, 3) if seeded else SparseFormat.of(weight, PlainFormat.of)
+        form = (
+            SparseFormat.of_seed(weight, PlainFormat.of, kept, 3) if seeded else SparseFormat.of(weight, PlainFormat.of)
+        )
         checked(form, weight)
         assert torch.equal(form.dense(), weight) and form.settings["kept"] == kept
-    empty = GridFormat((0,), torch.float32, {"bits": 4, "group": 16}, {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in
-                                                               GridFormat.layout((0,), torch.float32, {"bits": 4, "group": 16}).items()})
+    empty = GridFormat(
+        (0,),
+        torch.float32,
+        {"bits": 4, "group": 16},
+        {
+            name: torch.zeros(part.shape, dtype=part.dtype)
+            for name, part in GridFormat.layout((0,), torch.float32, {"bits": 4, "group": 16}).items()
+        },
+    )
     checked(SparseFormat.of(torch.zeros(5, 7), lambda values: empty), torch.zeros(5, 7))
 
 
@@ -106,7 +124,13 @@ def test_a_seed_that_lies_is_refused() -> None:
 
 def test_a_file_that_does_not_fit_is_refused() -> None:
     form = SparseFormat.of(cut(8, 8), PlainFormat.of)
-    for change in ({"kept": form.settings["kept"] + 1}, {"kept": -1}, {"kept": 65}, {"inner": "nothing"}, {"inner": "sparse"}):
+    for change in (
+        {"kept": form.settings["kept"] + 1},
+        {"kept": -1},
+        {"kept": 65},
+        {"inner": "nothing"},
+        {"inner": "sparse"},
+    ):
         with pytest.raises(ValueError, match=r"sparse|kept"):
             SparseFormat((8, 8), torch.float32, {**form.settings, **change}, form.tensors())
     with pytest.raises(ValueError, match="mask"):
@@ -131,4 +155,6 @@ def test_a_model_computes_from_it_and_can_be_copied() -> None:
 
 def test_rows_are_looked_up() -> None:
     weight = cut(9, 4)
-    assert torch.equal(SparseFormat.of(weight, PlainFormat.of).rows(torch.tensor([[1, 8]])), weight[torch.tensor([[1, 8]])])
+    assert torch.equal(
+        SparseFormat.of(weight, PlainFormat.of).rows(torch.tensor([[1, 8]])), weight[torch.tensor([[1, 8]])]
+    )

@@ -1,4 +1,5 @@
 """Convolutions in int8: onnxruntime computes nearly the same from a quarter of the bytes, or they stay in float32 and that is told."""
+
 from __future__ import annotations
 
 import json
@@ -34,8 +35,14 @@ class SkippingBytes(nn.Module):
 
 
 def depthwise() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 128, 1), nn.Conv2d(128, 128, 3, padding=1, groups=128, bias=False), nn.BatchNorm2d(128), nn.ReLU6(),
-                         nn.Conv2d(128, 64, 1), nn.ConvTranspose2d(64, 16, 2, stride=2))
+    return nn.Sequential(
+        nn.Conv2d(3, 128, 1),
+        nn.Conv2d(128, 128, 3, padding=1, groups=128, bias=False),
+        nn.BatchNorm2d(128),
+        nn.ReLU6(),
+        nn.Conv2d(128, 64, 1),
+        nn.ConvTranspose2d(64, 16, 2, stride=2),
+    )
 
 
 def deep() -> nn.Module:
@@ -53,23 +60,50 @@ def lively(model: nn.Module) -> nn.Module:
 
 def int8_file(model: nn.Module, batch: Tensor, folder: Path, **more: Any) -> tuple[Exported, list[str]]:
     calibration = [torch.randn(batch.shape, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    found = exported(model, lambda model, batch: model(batch), batch, folder / "model.onnx", fast=True, calibration=calibration, **more)
+    found = exported(
+        model,
+        lambda model, batch: model(batch),
+        batch,
+        folder / "model.onnx",
+        fast=True,
+        calibration=calibration,
+        **more,
+    )
     return found, [node.op_type for node in onnx.load(found.path).graph.node]
 
 
-@pytest.mark.parametrize(("make", "shape", "computed", "stored"), [
-    (SkippingBytes, (4, 3, 12, 12), 4, 0),
-    (depthwise, (4, 3, 8, 8), 1, 2),
-    (deep, (2, 2, 6, 6, 6), 2, 0),
-    (lambda: nn.Sequential(nn.Conv1d(16, 32, 5, padding=2), nn.ReLU(), nn.Conv1d(32, 32, 3, groups=2)), (4, 16, 20), 1, 1)],
-    ids=["skips", "depthwise", "three dimensions", "one dimension"])
-def test_the_file_is_close_and_a_quarter_of_the_size(tmp_path: Path, make: Any, shape: tuple[int, ...], computed: int, stored: int) -> None:
+@pytest.mark.parametrize(
+    ("make", "shape", "computed", "stored"),
+    [
+        (SkippingBytes, (4, 3, 12, 12), 4, 0),
+        (depthwise, (4, 3, 8, 8), 1, 2),
+        (deep, (2, 2, 6, 6, 6), 2, 0),
+        (
+            lambda: nn.Sequential(nn.Conv1d(16, 32, 5, padding=2), nn.ReLU(), nn.Conv1d(32, 32, 3, groups=2)),
+            (4, 16, 20),
+            1,
+            1,
+        ),
+    ],
+    ids=["skips", "depthwise", "three dimensions", "one dimension"],
+)
+def test_the_file_is_close_and_a_quarter_of_the_size(
+    tmp_path: Path, make: Any, shape: tuple[int, ...], computed: int, stored: int
+) -> None:
     torch.manual_seed(0)
     model = lively(make())
     found, kinds = int8_file(model, torch.randn(shape), tmp_path)
-    assert kinds.count("QLinearConv") == computed and kinds.count("Cast") == stored and "BatchNormalization" not in kinds
-    assert found.largest_difference < 0.04, "of the output's norm, by onnxruntime, on samples that calibration has not seen"
-    convolved = sum(one.weight.nbytes for one in model.modules() if isinstance(one, nn.modules.conv._ConvNd) and one.weight.numel() >= 1024)
+    assert (
+        kinds.count("QLinearConv") == computed and kinds.count("Cast") == stored and "BatchNormalization" not in kinds
+    )
+    assert found.largest_difference < 0.04, (
+        "of the output's norm, by onnxruntime, on samples that calibration has not seen"
+    )
+    convolved = sum(
+        one.weight.nbytes
+        for one in model.modules()
+        if isinstance(one, nn.modules.conv._ConvNd) and one.weight.numel() >= 1024
+    )
     total = sum(one.nbytes for one in model.state_dict().values())
     assert found.bytes < total - 0.7 * convolved + 6000
     assert any("convolutions computed in int8" in note for note in found.notes)
@@ -105,7 +139,11 @@ def test_versions_are_tried_until_one_is_enough_else_the_first_stays(tmp_path: P
         return len(tried) == 3
 
     found, kinds = int8_file(model, x, tmp_path / "third", enough=third)
-    assert len(tried) == len(Convolutions) and found.bytes == tried[2] > 3 * tried[0] and not {"QLinearConv", "Cast"} & set(kinds)
+    assert (
+        len(tried) == len(Convolutions)
+        and found.bytes == tried[2] > 3 * tried[0]
+        and not {"QLinearConv", "Cast"} & set(kinds)
+    )
     found, kinds = int8_file(model, x, tmp_path / "none", enough=lambda path: False)
     assert kinds.count("QLinearConv") == 4 and found.bytes == tried[0]
 
@@ -124,12 +162,28 @@ def job():
 
 @pytest.mark.parametrize(("keep", "kind"), [("0.99", "QLinearConv"), ("0.9999995", "Cast")])
 def test_the_command_measures_the_file_and_keeps_the_fidelity_that_was_asked_for(
-        tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: str, kind: str) -> None:
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], keep: str, kind: str
+) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    words = ["compress", str(tmp_path / "job.py"), "--keep", keep, "--use", "Half()", "--to", "onnx-int8", "--out", str(tmp_path / "small"),
-             "--json"]
+    words = [
+        "compress",
+        str(tmp_path / "job.py"),
+        "--keep",
+        keep,
+        "--use",
+        "Half()",
+        "--to",
+        "onnx-int8",
+        "--out",
+        str(tmp_path / "small"),
+        "--json",
+    ]
     assert run(words) == 0
     report = json.loads(capsys.readouterr().out)
     kinds = [node.op_type for node in onnx.load(tmp_path / "small" / "model.onnx").graph.node]
-    assert report["onnx"]["fidelity"]["mean"] >= float(keep) and kind in kinds and ("QLinearConv" in kinds) == (kind == "QLinearConv")
+    assert (
+        report["onnx"]["fidelity"]["mean"] >= float(keep)
+        and kind in kinds
+        and ("QLinearConv" in kinds) == (kind == "QLinearConv")
+    )
     assert kind == "QLinearConv" or any("as close as was asked for" in note for note in report["onnx"]["notes"])

@@ -54,7 +54,9 @@ def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tens
     for nodes, more, wanted in ((turned, [], x @ stored.dense().T), (gemm, ["b"], x @ stored.dense().T + bias)):
         graph = graph_of(nodes, [("x", TensorProto.FLOAT), *((name, TensorProto.FLOAT) for name in more)], (3, 20))
         emit(graph, "w", stored)
-        found = session(graph.proto().SerializeToString()).run(None, {"x": x.numpy(), **({"b": bias.numpy()} if more else {})})[0]
+        found = session(graph.proto().SerializeToString()).run(
+            None, {"x": x.numpy(), **({"b": bias.numpy()} if more else {})}
+        )[0]
         assert np.allclose(found, wanted.numpy(), atol=1e-4 * float(wanted.abs().max()))
 
 

@@ -69,12 +69,15 @@ def mlp() -> nn.Module:
 def dense_floats(model: onnx.ModelProto, least: int) -> list[str]:
     """Constants in float32 with so many numbers."""
     return [
-        one.name for one in model.graph.initializer if one.data_type == onnx.TensorProto.FLOAT and torch.Size(one.dims).numel() >= least
+        one.name
+        for one in model.graph.initializer
+        if one.data_type == onnx.TensorProto.FLOAT and torch.Size(one.dims).numel() >= least
     ]
 
 
 @pytest.mark.parametrize(
-    ("bits", "group"), [(4, 16), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 32), (3, 24), (6, 100), (2, 16)))]
+    ("bits", "group"),
+    [(4, 16), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((8, 32), (3, 24), (6, 100), (2, 16)))],
 )
 def test_a_grid_stays_packed_in_the_file(tmp_path: Path, bits: int, group: int) -> None:
     model = packed(mlp(), lambda weight: gridded(weight, bits, group))
@@ -118,7 +121,12 @@ class Tied(nn.Module):
 )
 def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tensor], WeightFormat]) -> None:
     model = placed(
-        Tied(), {"table.weight": form(torch.zeros(40, 32)) if form(torch.zeros(40, 32)).kind != "plain" else form(torch.randn(40, 32))}
+        Tied(),
+        {
+            "table.weight": form(torch.zeros(40, 32))
+            if form(torch.zeros(40, 32)).kind != "plain"
+            else form(torch.randn(40, 32))
+        },
     )
     found, graph = written(model, {"ids": torch.randint(0, 40, (2, 5)), "factor": 0.5}, tmp_path)
     assert [one.name for one in graph.graph.output] == ["logits", "states_0"]
@@ -130,7 +138,11 @@ def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tens
 class Skips(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.first, self.norm, self.second = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.Conv2d(8, 8, 3, padding=1, groups=2),
+        )
         self.last = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -179,11 +191,14 @@ def test_what_torch_cannot_export_is_refused_with_the_reason(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_computes_something_else_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_computes_something_else_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = packed(mlp(), lambda weight: gridded(weight, 4, 16))
     stored = gridded(torch.zeros(64, 32), 4, 16)
     monkeypatch.setattr(
-        "shoestring.compression.onnx.export.forms_of", lambda _: {"0.weight": stored, "2.weight": gridded(torch.zeros(24, 64), 3, 16)}
+        "shoestring.compression.onnx.export.forms_of",
+        lambda _: {"0.weight": stored, "2.weight": gridded(torch.zeros(24, 64), 3, 16)},
     )
     with pytest.raises(Mistake, match="differs from the model's"):
         exported(model, called, torch.randn(3, 32), tmp_path / "model.onnx")
@@ -195,7 +210,13 @@ def test_a_file_that_computes_something_else_is_not_left_behind(tmp_path: Path, 
 @pytest.mark.parametrize("fast", [False, True])
 def test_transformers_from_configs(tmp_path: Path, kind: str, fast: bool) -> None:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 128,
+    }
     model = (
         transformers.BertModel(transformers.BertConfig(**sizes))
         if kind == "bert"

@@ -66,14 +66,22 @@ def test_int8_is_close_and_the_residual_stays_out_of_the_fused_norm() -> None:
 def test_an_outlier_is_smoothed_away_by_a_second_norm() -> None:
     model, (fast, _) = normed(60.0), accelerated(normed(60.0), [feed(0)])
     assert [node.op_type for node in fast.graph.node].count("LayerNormalization") == 1, "the first had no other user"
-    harsh, _ = accelerated(normed(60.0), [{name: value * 0 for name, value in feed(0).items()}])  # calibration that shows nothing
+    harsh, _ = accelerated(
+        normed(60.0), [{name: value * 0 for name, value in feed(0).items()}]
+    )  # calibration that shows nothing
     assert relative(model, fast) < 0.5 * relative(model, harsh)
 
 
 def test_processors_that_overflow_get_seven_bits() -> None:
     model, (fast, _) = normed(1.0), accelerated(normed(1.0), [feed(0)], wide=False)
-    codes = [numpy_helper.to_array(one) for one in fast.graph.initializer if one.data_type == TensorProto.INT8 and len(one.dims) == 2]
-    assert len(codes) == 2 and max(np.abs(one.astype(int)).max() for one in codes) <= 63 and relative(model, fast) < 0.04
+    codes = [
+        numpy_helper.to_array(one)
+        for one in fast.graph.initializer
+        if one.data_type == TensorProto.INT8 and len(one.dims) == 2
+    ]
+    assert (
+        len(codes) == 2 and max(np.abs(one.astype(int)).max() for one in codes) <= 63 and relative(model, fast) < 0.04
+    )
 
 
 def test_rounding_with_the_moment_of_the_inputs_is_better_than_to_the_nearest() -> None:

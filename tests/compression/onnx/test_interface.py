@@ -1,4 +1,5 @@
 """An ONNX file takes what the forward reads, by its names, and gives answers; no labels, no loss."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -55,12 +56,16 @@ class Recurrent(nn.Module):
 def sides(path: Path) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Inputs and outputs by name, with their sizes."""
     graph = onnx.load(path).graph
-    inputs, outputs = ({one.name: [size.dim_param or size.dim_value for size in one.type.tensor_type.shape.dim] for one in some}
-                       for some in (graph.input, graph.output))
+    inputs, outputs = (
+        {one.name: [size.dim_param or size.dim_value for size in one.type.tensor_type.shape.dim] for one in some}
+        for some in (graph.input, graph.output)
+    )
     return inputs, outputs
 
 
-def checked(model: nn.Module, batch: Any, folder: Path, feed: dict[str, Tensor], forward: Callable[..., Any] = default_forward) -> Any:
+def checked(
+    model: nn.Module, batch: Any, folder: Path, feed: dict[str, Tensor], forward: Callable[..., Any] = default_forward
+) -> Any:
     """Export, and run in plain onnxruntime with nothing but this."""
     exported(model, forward, batch, folder / "model.onnx")
     runner = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
@@ -74,7 +79,10 @@ def checked(model: nn.Module, batch: Any, folder: Path, feed: dict[str, Tensor],
 
 def test_a_pair_of_inputs_and_labels_gives_one_input_by_the_name_that_forward_has(tmp_path: Path) -> None:
     batch = torch.randn(4, 6), torch.randint(0, 3, (4,))
-    assert checked(Net(nn.Linear(6, 3)), batch, tmp_path, {"x": torch.randn(7, 6)}) == ({"x": ["batch", 6]}, {"output": ["batch", 3]})
+    assert checked(Net(nn.Linear(6, 3)), batch, tmp_path, {"x": torch.randn(7, 6)}) == (
+        {"x": ["batch", 6]},
+        {"output": ["batch", 3]},
+    )
 
 
 def test_a_dict_with_labels_gives_no_labels_and_no_loss(tmp_path: Path) -> None:
@@ -103,34 +111,62 @@ def test_transformers_take_what_they_are_documented_to_take(kind: str, tmp_path:
         "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES)),
         "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, num_key_value_heads=1)),
         "gpt2": lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=32)),
+            transformers.GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=2, n_positions=32)
+        ),
     }[kind]().eval()
     ids = torch.randint(0, 40, (3, 6))
     mask = torch.ones_like(ids)
     batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 1, 1]) if kind == "bert" else ids}
     feed = {"input_ids": torch.randint(0, 40, (2, 5)), "attention_mask": torch.tensor([[1] * 5, [1, 1, 1, 1, 0]])}
-    inputs, outputs = checked(model, batch, tmp_path, feed, lambda model, batch: {"logits": model(**batch).logits} | (
-        {"loss": model(**batch).loss} if "labels" in batch else {}))
+    inputs, outputs = checked(
+        model,
+        batch,
+        tmp_path,
+        feed,
+        lambda model, batch: (
+            {"logits": model(**batch).logits} | ({"loss": model(**batch).loss} if "labels" in batch else {})
+        ),
+    )
     assert inputs == {"input_ids": ["batch", "length"], "attention_mask": ["batch", "length"]}
     assert outputs == {"logits": ["batch", 2] if kind == "bert" else ["batch", "length", 40]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("model", "batch", "feed", "inputs"), [
-    (Net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval(),
-     (torch.randn(4, 3, 6, 6), torch.zeros(4)), {"x": torch.randn(2, 3, 6, 6)}, {"x": ["batch", 3, 6, 6]}),
-    (Recurrent(), {"tokens": torch.randint(0, 40, (3, 6))}, {"tokens": torch.randint(0, 40, (2, 6))}, {"tokens": ["batch", 6]}),
-], ids=["cnn", "lstm"])
-def test_images_and_sequences(model: nn.Module, batch: Any, feed: dict[str, Tensor], inputs: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "batch", "feed", "inputs"),
+    [
+        (
+            Net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3)).eval(),
+            (torch.randn(4, 3, 6, 6), torch.zeros(4)),
+            {"x": torch.randn(2, 3, 6, 6)},
+            {"x": ["batch", 3, 6, 6]},
+        ),
+        (
+            Recurrent(),
+            {"tokens": torch.randint(0, 40, (3, 6))},
+            {"tokens": torch.randint(0, 40, (2, 6))},
+            {"tokens": ["batch", 6]},
+        ),
+    ],
+    ids=["cnn", "lstm"],
+)
+def test_images_and_sequences(
+    model: nn.Module, batch: Any, feed: dict[str, Tensor], inputs: Any, tmp_path: Path
+) -> None:
     assert checked(model, batch, tmp_path, feed) == (inputs, {"output": ["batch", 3]})
 
 
 def test_names_that_are_not_the_models_own_are_the_batchs() -> None:
     x, y = torch.randn(2, 6), torch.randn(2, 6)
-    assert interface_of(Net(nn.Linear(6, 3)), lambda model, batch: model(batch["a"] / 2), {"a": x, "b": y}).names == ("a", "b")
+    assert interface_of(Net(nn.Linear(6, 3)), lambda model, batch: model(batch["a"] / 2), {"a": x, "b": y}).names == (
+        "a",
+        "b",
+    )
     twice = interface_of(Net(nn.Linear(6, 3)), lambda model, batch: model(batch[0]) - model(batch[1]), (x, y))
     assert twice.names == ("input_0", "input_1"), "one model for two inputs: the name that its forward has is of both"
-    assert interface_of(Net(nn.Linear(6, 3)), default_forward, (x, x)).names == ("x", "input_1"), "a tensor that is there twice"
+    assert interface_of(Net(nn.Linear(6, 3)), default_forward, (x, x)).names == ("x", "input_1"), (
+        "a tensor that is there twice"
+    )
 
 
 def test_a_forward_that_gives_only_a_loss_is_refused() -> None:

@@ -1,4 +1,5 @@
 """Models to cut: what each is, how it is run on inputs of some size, and what is asked of it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from shoestring.jobs.digits import Residual
 
 class Case(NamedTuple):
     make: Callable[[], nn.Module]
-    run: Callable[[nn.Module, int], Tensor]   # (model, size of the batch) -> output
+    run: Callable[[nn.Module, int], Tensor]  # (model, size of the batch) -> output
     shares: dict[str, float]
 
 
@@ -46,9 +47,13 @@ class OwnAttention(nn.Module):
         self.all, self.out = nn.Linear(24, 72), nn.Linear(24, 24)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (one.view(*x.shape[:2], self.parts, self.width // self.parts).transpose(1, 2)
-                   for one in self.all(x).split(self.width, -1))
-        return x + self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], self.width))
+        q, k, v = (
+            one.view(*x.shape[:2], self.parts, self.width // self.parts).transpose(1, 2)
+            for one in self.all(x).split(self.width, -1)
+        )
+        return x + self.out(
+            functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], self.width)
+        )
 
 
 class Grouped(nn.Module):
@@ -56,7 +61,9 @@ class Grouped(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU6(inplace=True))
+        self.first = nn.Sequential(
+            nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU6(inplace=True)
+        )
         self.depthwise = nn.Sequential(nn.Conv2d(12, 12, 3, padding=1, groups=12), nn.BatchNorm2d(12), nn.SiLU())
         self.grouped = nn.Conv2d(12, 24, 3, padding=1, groups=3)
         self.last = nn.Linear(24 * 16, 5)
@@ -70,7 +77,11 @@ class Grouped(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.layers, self.out = nn.Embedding(50, 12), nn.LSTM(12, 10, 2, batch_first=True), nn.Linear(10, 50)
+        self.embedding, self.layers, self.out = (
+            nn.Embedding(50, 12),
+            nn.LSTM(12, 10, 2, batch_first=True),
+            nn.Linear(10, 50),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layers(self.embedding(x))[0])
@@ -94,59 +105,97 @@ class Tied(nn.Module):
 
 
 def digits() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), *(Residual(8) for _ in range(4)), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
-                         nn.Linear(8, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        *(Residual(8) for _ in range(4)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
 
 
 def bert() -> nn.Module:
     from transformers import BertConfig, BertModel
-    return BertModel(BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, intermediate_size=40))
+
+    return BertModel(
+        BertConfig(vocab_size=50, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, intermediate_size=40)
+    )
 
 
 def llama(key_heads: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
-    return LlamaForCausalLM(LlamaConfig(vocab_size=50, hidden_size=24, num_hidden_layers=4, num_attention_heads=8, head_dim=6,
-                                        intermediate_size=40, num_key_value_heads=key_heads, tie_word_embeddings=True))
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=50,
+            hidden_size=24,
+            num_hidden_layers=4,
+            num_attention_heads=8,
+            head_dim=6,
+            intermediate_size=40,
+            num_key_value_heads=key_heads,
+            tie_word_embeddings=True,
+        )
+    )
 
 
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
-    return GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=1))
+
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=50, n_embd=24, n_layer=2, n_head=4, n_positions=16, bos_token_id=1, eos_token_id=1)
+    )
 
 
 def bottleneck() -> nn.Module:
     from transformers import ResNetConfig, ResNetModel
+
     return ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[16, 32], depths=[2, 2], layer_type="bottleneck"))
 
 
 def t5() -> nn.Module:
     from transformers import T5Config, T5EncoderModel
+
     return T5EncoderModel(T5Config(vocab_size=50, d_model=24, d_kv=6, d_ff=40, num_layers=2, num_heads=4))
 
 
 def logits(model: nn.Module, batch: int) -> Tensor:
-    return model(tokens(batch)).logits   # type: ignore[no-any-return]
+    return model(tokens(batch)).logits  # type: ignore[no-any-return]
 
 
 def hidden(model: nn.Module, batch: int) -> Tensor:
-    return model(tokens(batch)).last_hidden_state   # type: ignore[no-any-return]
+    return model(tokens(batch)).last_hidden_state  # type: ignore[no-any-return]
 
 
 BOTH = {"heads": 0.5, "neurons": 0.5}
 CASES: dict[str, Case] = {
-    "mlp": Case(lambda: nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 3)),
-                lambda model, batch: model(draw(batch, 24)), {"neurons": 0.5}),
+    "mlp": Case(
+        lambda: nn.Sequential(nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 12), nn.GELU(), nn.Linear(12, 3)),
+        lambda model, batch: model(draw(batch, 24)),
+        {"neurons": 0.5},
+    ),
     "digits": Case(digits, lambda model, batch: model(draw(batch, 1, 8, 8)), {"channels": 0.5, "layers": 0.5}),
-    "group norm": Case(lambda: nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.ReLU(), nn.ConvTranspose2d(12, 2, 3)),
-                       lambda model, batch: model(draw(batch, 3, 8, 8)), {"channels": 0.5}),
+    "group norm": Case(
+        lambda: nn.Sequential(nn.Conv2d(3, 12, 3), nn.GroupNorm(4, 12), nn.ReLU(), nn.ConvTranspose2d(12, 2, 3)),
+        lambda model, batch: model(draw(batch, 3, 8, 8)),
+        {"channels": 0.5},
+    ),
     "grouped": Case(Grouped, lambda model, batch: model(draw(batch, 3, 8, 8)), {"channels": 0.5}),
-    "bottleneck": Case(bottleneck, lambda model, batch: model(draw(batch, 3, 16, 16)).last_hidden_state, {"channels": 0.5}),
+    "bottleneck": Case(
+        bottleneck, lambda model, batch: model(draw(batch, 3, 16, 16)).last_hidden_state, {"channels": 0.5}
+    ),
     "attention": Case(Attending, lambda model, batch: model(draw(batch, 5, 24)), {"heads": 0.5}),
-    "attention of widths": Case(lambda: Attending(batch_first=True, kdim=24, vdim=24, bias=False),
-                                lambda model, batch: model(draw(batch, 5, 24)), {"heads": 0.25}),
+    "attention of widths": Case(
+        lambda: Attending(batch_first=True, kdim=24, vdim=24, bias=False),
+        lambda model, batch: model(draw(batch, 5, 24)),
+        {"heads": 0.25},
+    ),
     "own attention": Case(OwnAttention, lambda model, batch: model(draw(batch, 5, 24)), {"heads": 0.5}),
-    "encoder": Case(lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 40, batch_first=True), 4),
-                    lambda model, batch: model(draw(batch, 5, 24)), {**BOTH, "layers": 0.5}),
+    "encoder": Case(
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 40, batch_first=True), 4),
+        lambda model, batch: model(draw(batch, 5, 24)),
+        {**BOTH, "layers": 0.5},
+    ),
     "lstm": Case(Recurrent, lambda model, batch: model(tokens(batch)), {"neurons": 0.5}),
     "tied": Case(Tied, lambda model, batch: model(tokens(batch)), {"neurons": 0.5}),
     "bert": Case(bert, hidden, {**BOTH, "layers": 0.5}),

@@ -1,4 +1,5 @@
 """A cut model computes what the whole one does in which the removed units are masked to zero."""
+
 from __future__ import annotations
 
 import copy
@@ -33,17 +34,20 @@ def masked_output(model: nn.Module, edits: tuple[Edit, ...], name: str, batch: i
         for place in cut.places:
             if place.weight in cut.readers:
                 here = (place.weight, place.dim)
-                assert sum(here == (one.weight, one.dim) for other in cuts for one in other.places) == 1, "one cut a dimension"
+                assert sum(here == (one.weight, one.dim) for other in cuts for one in other.places) == 1, (
+                    "one cut a dimension"
+                )
                 kept = torch.zeros(place.outer, cut.size, place.inner)
                 kept[:, list(cut.kept)] = 1
                 shape = [-1 if dim == place.dim else 1 for dim in range(weights[place.weight].dim())]
                 weights[place.weight].data.mul_(kept.flatten().view(shape))
     for edit in edits:
         if isinstance(edit, Drop):
-            container: nn.ModuleList = whole.get_submodule(edit.container)   # type: ignore[assignment]
+            container: nn.ModuleList = whole.get_submodule(edit.container)  # type: ignore[assignment]
             for gone in set(range(edit.size)) - set(edit.kept):
                 container[gone].register_forward_hook(
-                    lambda module, given, output: (given[0], *output[1:]) if isinstance(output, tuple) else given[0])
+                    lambda module, given, output: (given[0], *output[1:]) if isinstance(output, tuple) else given[0]
+                )
     return CASES[name].run(whole, batch)
 
 
@@ -53,14 +57,18 @@ def test_a_cut_model_computes_what_the_masked_one_does(name: str) -> None:
     kept = {key: value.clone() for key, value in model.state_dict().items()}
     pruning = pruned(name)
     smaller = edited(model, from_json(as_json(pruning.edits)))
-    kinds = {"layers" if isinstance(edit, Drop) else edit.kind for edit in pruning.edits if isinstance(edit, (UnitCut, Drop))}
+    kinds = {
+        "layers" if isinstance(edit, Drop) else edit.kind for edit in pruning.edits if isinstance(edit, (UnitCut, Drop))
+    }
     assert kinds == set(case.shares), pruning.told
     with torch.no_grad():
-        for batch in (2, 3):   # other sizes than those it was found with
+        for batch in (2, 3):  # other sizes than those it was found with
             wanted, found = masked_output(model, pruning.edits, name, batch), case.run(smaller, batch)
             assert (wanted - case.run(model, batch)).abs().max() > 1e-4, "the mask does something"
             torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items()), "the given model is not changed"
+    assert all(torch.equal(value, kept[key]) for key, value in model.state_dict().items()), (
+        "the given model is not changed"
+    )
     count = [sum(weight.numel() for weight in one.parameters()) for one in (model, smaller)]
     assert count[1] < 0.9 * count[0]
 
@@ -91,14 +99,14 @@ def test_a_cut_model_trains_with_dropout_and_steps() -> None:
 def test_tied_weights_stay_tied() -> None:
     model = made("llama")
     smaller = edited(model, pruned("llama").edits)
-    assert smaller.lm_head.weight is smaller.model.embed_tokens.weight   # type: ignore[union-attr]
+    assert smaller.lm_head.weight is smaller.model.embed_tokens.weight  # type: ignore[union-attr]
 
 
 def test_a_cut_llama_still_generates_with_its_cache() -> None:
     model = made("llama")
     smaller = edited(model, pruned("llama").edits)
     start = torch.tensor([[3, 1, 4]])
-    cached, plain = (smaller.generate(start, max_new_tokens=5, do_sample=False, use_cache=use) for use in (True, False))   # type: ignore[operator]
+    cached, plain = (smaller.generate(start, max_new_tokens=5, do_sample=False, use_cache=use) for use in (True, False))  # type: ignore[operator]
     assert torch.equal(cached, plain)
 
 
@@ -114,5 +122,8 @@ def test_padded_rows_of_an_encoder_are_cut_and_told() -> None:
             gone = [unit * 6 + place for unit in range(4) if unit not in cut.kept for place in range(6)]
             whole.get_parameter(cut.readers[0]).data[:, gone] = 0
     with torch.no_grad():
-        found, wanted = edited(model, pruning.edits)(x, src_key_padding_mask=padding), whole(x, src_key_padding_mask=padding)
+        found, wanted = (
+            edited(model, pruning.edits)(x, src_key_padding_mask=padding),
+            whole(x, src_key_padding_mask=padding),
+        )
     torch.testing.assert_close(found[~padding], wanted[~padding], atol=1e-5, rtol=1e-5)

@@ -1,4 +1,5 @@
 """What can't be followed is left alone with the reason, and what can't work is refused."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -19,7 +20,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 def run(model: nn.Module) -> Tensor:
-    return model(torch.linspace(-1, 1, 12).view(3, 4))   # type: ignore[no-any-return]
+    return model(torch.linspace(-1, 1, 12).view(3, 4))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
@@ -71,7 +72,9 @@ class Odd(nn.Module):
         return self.last(h)
 
 
-@pytest.mark.parametrize("how", ["norm", "sum", "sort", "constant", "outside", "flip", "slice", "product", "scaled", "rebuilt"])
+@pytest.mark.parametrize(
+    "how", ["norm", "sum", "sort", "constant", "outside", "flip", "slice", "product", "scaled", "rebuilt"]
+)
 def test_a_width_that_something_else_depends_on_is_left_alone(how: str) -> None:
     torch.manual_seed(0)
     with pytest.raises(Mistake) as told:
@@ -86,7 +89,7 @@ def test_the_same_layers_without_the_oddity_are_cut() -> None:
 
 def test_a_zero_weight_hides_no_mistake() -> None:
     model = Odd("scaled")
-    nn.init.zeros_(model.last.weight)   # every cut looks right on these weights
+    nn.init.zeros_(model.last.weight)  # every cut looks right on these weights
     with pytest.raises(Mistake):
         edits_for(model, run, neurons=0.5)
 
@@ -98,7 +101,7 @@ def test_what_is_left_alone_is_told_beside_what_is_cut() -> None:
             self.plain, self.odd = mlp(4, 8, 4), Odd("scaled")
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.odd(self.plain(x))   # type: ignore[no-any-return]
+            return self.odd(self.plain(x))  # type: ignore[no-any-return]
 
     pruning = pruning_for(Two(), run, {"neurons": 0.5})
     names = [edit.name for edit in pruning.edits if isinstance(edit, UnitCut)]
@@ -116,7 +119,7 @@ def test_a_model_that_draws_random_numbers_is_refused_only_if_they_change() -> N
 
         def forward(self, x: Tensor) -> Tensor:
             Noisy.count += 1
-            return self.inside(x) + Noisy.count   # type: ignore[no-any-return]
+            return self.inside(x) + Noisy.count  # type: ignore[no-any-return]
 
     with pytest.raises(Mistake, match="another output each time"):
         edits_for(Noisy(), run, neurons=0.5)
@@ -130,8 +133,19 @@ def test_edits_of_another_model_are_refused() -> None:
         edited(nn.Linear(4, 2), edits)
 
 
-@pytest.mark.parametrize("change", [{"kept": "fff"}, {"kept": "0"}, {"kept": "xyz"}, {"size": "many"}, {"edit": "Exec"}, {"kind": "toes"},
-                                    {"places": [{"weight": "0.weight", "dim": -1, "outer": 1, "inner": 1}]}, {"more": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kept": "fff"},
+        {"kept": "0"},
+        {"kept": "xyz"},
+        {"size": "many"},
+        {"edit": "Exec"},
+        {"kind": "toes"},
+        {"places": [{"weight": "0.weight", "dim": -1, "outer": 1, "inner": 1}]},
+        {"more": 1},
+    ],
+)
 def test_a_manifest_that_lies_is_refused(change: dict[str, object]) -> None:
     data = as_json(edits_for(mlp(4, 8, 2), run, neurons=0.5))
     with pytest.raises(Mistake):
@@ -152,7 +166,10 @@ def test_a_global_choice_takes_from_the_least_important_group_and_leaves_a_floor
     model = mlp(4, 8, 8, 2)
     first, second = (group.name for group in structure_of(model, run).groups)
     scores = {first: torch.arange(8.0) + 100, second: torch.arange(8.0)}
-    cuts = {edit.name: edit for edit in edits_for(model, run, neurons=0.4, scores=scores, spread="global", floor_share=0.25)
-            if isinstance(edit, UnitCut)}
+    cuts = {
+        edit.name: edit
+        for edit in edits_for(model, run, neurons=0.4, scores=scores, spread="global", floor_share=0.25)
+        if isinstance(edit, UnitCut)
+    }
     assert cuts[second].kept == (6, 7)
     assert len(cuts[first].kept) > 4 if first in cuts else True

@@ -1,4 +1,5 @@
 """The least-squares repair, and which units it wants to go."""
+
 from __future__ import annotations
 
 import copy
@@ -18,7 +19,7 @@ from .models import CASES, draw
 
 
 def forward(model: nn.Module, batch: Tensor) -> Tensor:
-    return model(batch)   # type: ignore[no-any-return]
+    return model(batch)  # type: ignore[no-any-return]
 
 
 def doubled(bias: bool = True) -> nn.Sequential:
@@ -63,7 +64,7 @@ def test_a_repair_brings_outputs_nearer_and_leaves_the_model_alone(name: str) ->
     torch.manual_seed(0)
     case = CASES[name]
     model = case.make().eval()
-    if name == "bert":   # a fresh BERT's weights are so small that only its skips count
+    if name == "bert":  # a fresh BERT's weights are so small that only its skips count
         for weight in model.parameters():
             weight.data.mul_(5 if weight.dim() > 1 else 1)
     before = copy.deepcopy(model.state_dict())
@@ -72,7 +73,9 @@ def test_a_repair_brings_outputs_nearer_and_leaves_the_model_alone(name: str) ->
     edits = edits_for(model, lambda one: case.run(one, 8), **shares)
     fixed = repaired(model, edits, sizes, case.run)
     with torch.no_grad():
-        wanted, cut, found = (torch.cat([case.run(one, size).flatten() for size in sizes]) for one in (model, edited(model, edits), fixed))
+        wanted, cut, found = (
+            torch.cat([case.run(one, size).flatten() for size in sizes]) for one in (model, edited(model, edits), fixed)
+        )
     assert (found - wanted).norm() < 0.9 * (cut - wanted).norm()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -91,15 +94,15 @@ def test_units_without_effect_have_the_lowest_scores(method: str) -> None:
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4))
     with torch.no_grad():
         model[2].weight[:, 4:12] = 0
-    scores, = importance(model, [draw(32, 6)], forward, method=method).values()
+    (scores,) = importance(model, [draw(32, 6)], forward, method=method).values()
     assert sorted(scores.argsort()[:8].tolist()) == list(range(4, 12))
 
 
 def test_a_layer_that_does_nothing_leaves_first() -> None:
     torch.manual_seed(0)
     model = CASES["digits"].make().eval()
-    nn.init.zeros_(model[3].work[4].weight)   # type: ignore[union-attr, index]
-    nn.init.zeros_(model[3].work[4].bias)   # type: ignore[union-attr, index]
+    nn.init.zeros_(model[3].work[4].weight)  # type: ignore[union-attr, index]
+    nn.init.zeros_(model[3].work[4].bias)  # type: ignore[union-attr, index]
     scores = importance(model, [2], CASES["digits"].run)["layers "]
     assert int(scores.argmin()) == 3
     assert torch.isinf(scores[0]), "the first convolution is no block"
@@ -131,7 +134,11 @@ def test_a_repair_leaves_every_module_in_its_mode() -> None:
     model[1].eval()
     edits = edits_for(model, lambda one: one(draw(8, 6)), neurons=0.5)
     found = repair_of(model, edits, [draw(64, 6)], forward)
-    assert [one.training for one in model.modules()] == [one.training for one in found.model.modules()] == [True, True, False, True]
+    assert (
+        [one.training for one in model.modules()]
+        == [one.training for one in found.model.modules()]
+        == [True, True, False, True]
+    )
     assert found.told == ()
 
 

@@ -1,4 +1,5 @@
 """Rounding with the inputs in mind: against a ten-line reference, and never worse than to the nearest where it counts."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +15,9 @@ from shoestring.compression.quantization.rounding import GridSetting, grid, roun
 
 def dense(weight: Tensor, setting: GridSetting, moment: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     one = rounded(weight, [setting], moment, mask)[0]
-    return GridFormat.of(one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(weight.shape), weight.dtype).dense()
+    return GridFormat.of(
+        one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(weight.shape), weight.dtype
+    ).dense()
 
 
 def inputs(columns: int, seed: int = 0) -> Tensor:
@@ -53,7 +56,13 @@ def test_what_the_layer_computes_changes_less_than_to_the_nearest(bits: int) -> 
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 5), st.integers(1, 70), st.integers(2, 8), st.sampled_from([1, 7, 16, 64]), st.sampled_from([1e-9, 1.0, 1e4]))
+@given(
+    st.integers(1, 5),
+    st.integers(1, 70),
+    st.integers(2, 8),
+    st.sampled_from([1, 7, 16, 64]),
+    st.sampled_from([1e-9, 1.0, 1e4]),
+)
 def test_every_number_is_within_its_grid(rows: int, columns: int, bits: int, group: int, size: float) -> None:
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
     found = dense(weight, GridSetting(bits, group))

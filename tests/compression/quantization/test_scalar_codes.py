@@ -1,4 +1,5 @@
 """Codebooks of single numbers."""
+
 from __future__ import annotations
 
 from itertools import combinations
@@ -27,13 +28,19 @@ def error(form: CodebookFormat, weight: Tensor, importance: Tensor | None = None
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("group", [0, 5, 64])
-def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(shape: tuple[int, ...], bits: int, group: int) -> None:
+def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(
+    shape: tuple[int, ...], bits: int, group: int
+) -> None:
     weight = drawn(*shape)
     form = fitted_codebook(weight, bits, group)
     tensors = load(save({name: one.contiguous() for name, one in form.tensors().items()}))
     assert form.stored_bytes == sum(one.numel() * one.element_size() for one in tensors.values())
     again = CodebookFormat(shape, weight.dtype, form.settings, tensors)
-    assert torch.equal(again.dense(), form.dense()) and form.dense().shape == weight.shape and form.dense().dtype == weight.dtype
+    assert (
+        torch.equal(again.dense(), form.dense())
+        and form.dense().shape == weight.shape
+        and form.dense().dtype == weight.dtype
+    )
     assert error(form, weight) <= float(weight.square().sum())
 
 
@@ -67,21 +74,31 @@ def brute_force(numbers: Tensor, weights: Tensor, entries: int) -> float:
 def test_weighted_k_means_finds_the_least_error_of_few_numbers(seed: int) -> None:
     weight, importance = drawn(1, 12, seed=seed).half().float(), drawn(12, seed=seed + 100).square() + 1e-3
     assert error(fitted_codebook(weight, 2, importance=importance), weight, importance) == pytest.approx(
-        brute_force(weight[0], importance, 4), rel=2e-2, abs=1e-6)   # values are float16
+        brute_force(weight[0], importance, 4), rel=2e-2, abs=1e-6
+    )  # values are float16
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
 @pytest.mark.parametrize("group", [0, 16])
 def test_k_means_is_never_worse_than_percentiles(bits: int, group: int) -> None:
-    for weight in (drawn(40, 48), drawn(40, 48) ** 3, drawn(40, 48).sign() + 0.01 * drawn(40, 48, seed=1), torch.zeros(4, 16)):
-        means, percentiles = (fitted_codebook(weight, bits, group, method=method) for method in ("kmeans", "percentile"))
+    for weight in (
+        drawn(40, 48),
+        drawn(40, 48) ** 3,
+        drawn(40, 48).sign() + 0.01 * drawn(40, 48, seed=1),
+        torch.zeros(4, 16),
+    ):
+        means, percentiles = (
+            fitted_codebook(weight, bits, group, method=method) for method in ("kmeans", "percentile")
+        )
         assert error(means, weight) <= error(percentiles, weight) + 1e-9
 
 
 def test_k_means_of_normal_numbers_is_that_of_lloyd_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.compression.quantization.scalar_codes.SAMPLE", 1 << 16)
-    weight = drawn(200, 1000)   # more than the sample
-    assert error(fitted_codebook(weight, 2), weight) / weight.numel() == pytest.approx(0.1175, rel=0.01)   # Max 1960, table I
+    weight = drawn(200, 1000)  # more than the sample
+    assert error(fitted_codebook(weight, 2), weight) / weight.numel() == pytest.approx(
+        0.1175, rel=0.01
+    )  # Max 1960, table I
     assert error(fitted_codebook(weight, 4), weight) / weight.numel() == pytest.approx(0.009497, rel=0.02)
 
 
@@ -104,7 +121,10 @@ def test_an_iteration_never_makes_the_error_larger() -> None:
     numbers, weights = drawn(5000), drawn(5000, seed=1).square()
     begun = numbers[:16].sort().values
     after = lloyd(PrefixSums.of(numbers, weights), begun).float()
-    errors = [float((weights * (numbers - values[nearest(numbers, values).long()]).square()).sum()) for values in (begun, after)]
+    errors = [
+        float((weights * (numbers - values[nearest(numbers, values).long()]).square()).sum())
+        for values in (begun, after)
+    ]
     assert errors[1] < errors[0]
 
 
@@ -117,7 +137,9 @@ def test_a_constant_weight_comes_back(value: float, group: int) -> None:
 
 
 def test_few_different_numbers_come_back_exactly() -> None:
-    weight = torch.tensor([-1.0, 0.0, 0.25, 7.0])[torch.randint(4, (30, 30), generator=torch.Generator().manual_seed(0))]
+    weight = torch.tensor([-1.0, 0.0, 0.25, 7.0])[
+        torch.randint(4, (30, 30), generator=torch.Generator().manual_seed(0))
+    ]
     assert torch.equal(fitted_codebook(weight, 2).dense(), weight)
 
 
@@ -134,11 +156,18 @@ def test_a_weight_keeps_its_type(dtype: torch.dtype) -> None:
     assert form.dense().dtype == dtype and form.rows(torch.tensor([1])).dtype == dtype
 
 
-@pytest.mark.parametrize(("weight", "importance", "said"), [
-    (torch.tensor([[1.0, torch.nan]]), None, "not finite"), (torch.tensor([[1.0, torch.inf]]), None, "not finite"),
-    (torch.tensor([[1.0, 1e6]]), None, "float16"), (torch.zeros(0, 4), None, "no numbers"),
-    (torch.ones(2, 3), torch.ones(2), "for every column"), (torch.ones(2, 3), torch.tensor([1.0, -1.0, 1.0]), "not negative"),
-    (torch.ones(2, 3), torch.tensor([1.0, torch.nan, 1.0]), "finite")])
+@pytest.mark.parametrize(
+    ("weight", "importance", "said"),
+    [
+        (torch.tensor([[1.0, torch.nan]]), None, "not finite"),
+        (torch.tensor([[1.0, torch.inf]]), None, "not finite"),
+        (torch.tensor([[1.0, 1e6]]), None, "float16"),
+        (torch.zeros(0, 4), None, "no numbers"),
+        (torch.ones(2, 3), torch.ones(2), "for every column"),
+        (torch.ones(2, 3), torch.tensor([1.0, -1.0, 1.0]), "not negative"),
+        (torch.ones(2, 3), torch.tensor([1.0, torch.nan, 1.0]), "finite"),
+    ],
+)
 def test_what_no_value_is_near_to_is_refused(weight: Tensor, importance: Tensor | None, said: str) -> None:
     with pytest.raises(Mistake, match=said):
         fitted_codebook(weight, 4, importance=importance)

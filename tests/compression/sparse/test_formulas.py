@@ -1,4 +1,5 @@
 """The formulas of sparse training beside references of a few lines."""
+
 from __future__ import annotations
 
 import math
@@ -23,12 +24,20 @@ def test_the_cubic_schedule_is_the_papers_table() -> None:
     assert schedule.share_at(5) == 0 and schedule.share_at(200) == schedule.share_at(140) == 0.9
 
 
-@pytest.mark.parametrize(("knobs", "said"), [
-    ({"share": 1.0}, "share=1.0"), ({"share": 0.0}, "share=0.0"), ({"begin": 0.7, "end": 0.7}, "begin=0.7, end=0.7"),
-    ({"steps": 1}, "no mask would ever change"), ({"every": 100}, "no mask would ever change"), ({"every": -1}, "every=-1")])
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"share": 1.0}, "share=1.0"),
+        ({"share": 0.0}, "share=0.0"),
+        ({"begin": 0.7, "end": 0.7}, "begin=0.7, end=0.7"),
+        ({"steps": 1}, "no mask would ever change"),
+        ({"every": 100}, "no mask would ever change"),
+        ({"every": -1}, "every=-1"),
+    ],
+)
 def test_a_schedule_that_can_not_be_is_refused(knobs: dict[str, float], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        scheduled(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.7, "every": 0, **knobs})   # type: ignore[arg-type]
+        scheduled(**{"share": 0.9, "steps": 100, "begin": 0.1, "end": 0.7, "every": 0, **knobs})  # type: ignore[arg-type]
 
 
 def test_masks_have_exactly_as_many_zeros_as_asked_for_also_where_weights_are_equal() -> None:
@@ -47,7 +56,11 @@ def test_all_layers_together_and_each_of_them_have_the_share() -> None:
 
 
 def test_seeds_give_the_published_sequence_and_masks_that_lie_in_one_another() -> None:
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]   # SplitMix64 from 0, of its reference program
+    published = [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+    ]  # SplitMix64 from 0, of its reference program
     assert [one + 2**63 for one in seed_scores(3, 0).tolist()] == published
     assert len(set(seed_scores(100_000, -5).tolist())) == 100_000
     few, many = seed_mask((30, 40), 0.5, 7), seed_mask((30, 40), 0.9, 7)
@@ -66,10 +79,16 @@ def test_the_hard_concrete_gate_has_the_papers_distribution() -> None:
             inside = (x - gamma) / (zeta - gamma)
             cdf = 1 / (1 + math.exp(-(beta * math.log(inside / (1 - inside)) - log_alpha)))
             assert float((z <= x).float().mean()) == pytest.approx(cdf, abs=2e-4)
-        assert float(open_probability(torch.tensor(log_alpha))) == pytest.approx(float((z > 0).float().mean()), abs=2e-4)
+        assert float(open_probability(torch.tensor(log_alpha))) == pytest.approx(
+            float((z > 0).float().mean()), abs=2e-4
+        )
     expected = [min(1.0, max(0.0, 1.2 / (1 + math.exp(-x)) - 0.1)) for x in (-3.0, -2.39, 0.0, 1.0, 4.0)]
     assert settled_gate(torch.tensor([-3.0, -2.39, 0.0, 1.0, 4.0])).tolist() == pytest.approx(expected, abs=1e-6)
-    assert float(settled_gate(torch.tensor(math.log(1 / 11) - 1e-3))) == 0 < float(settled_gate(torch.tensor(math.log(1 / 11) + 1e-3)))
+    assert (
+        float(settled_gate(torch.tensor(math.log(1 / 11) - 1e-3)))
+        == 0
+        < float(settled_gate(torch.tensor(math.log(1 / 11) + 1e-3)))
+    )
 
 
 def test_the_kl_is_the_papers_approximation_and_near_the_true_one() -> None:
@@ -81,7 +100,7 @@ def test_the_kl_is_the_papers_approximation_and_near_the_true_one() -> None:
     assert kl(torch.tensor(points)).tolist() == pytest.approx([reference(x) for x in points], abs=1e-5)
     # The true one, up to a constant: E log|1 + sqrt(alpha) e| - log(alpha) / 2 for normal e; by the sum over a grid
     e = torch.linspace(-9, 9, 2_000_001, dtype=torch.float64)
-    density = torch.exp(-e**2 / 2) / math.sqrt(2 * math.pi) * (e[1] - e[0])
+    density = torch.exp(-(e**2) / 2) / math.sqrt(2 * math.pi) * (e[1] - e[0])
 
     def true(x: float) -> float:
         return float((torch.log((1 + math.exp(x / 2) * e).abs() + 1e-30) * density).sum() - x / 2)
@@ -90,7 +109,9 @@ def test_the_kl_is_the_papers_approximation_and_near_the_true_one() -> None:
         assert true(low) - true(high) == pytest.approx(reference(low) - reference(high), abs=0.02)
 
 
-@pytest.mark.parametrize("layer", [nn.Linear(6, 5), nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)], ids=["linear", "conv"])
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(6, 5), nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)], ids=["linear", "conv"]
+)
 def test_local_noise_has_the_mean_and_variance_of_noisy_weights(layer: nn.Module) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 6) if isinstance(layer, nn.Linear) else torch.randn(1, 4, 5, 5)
@@ -123,7 +144,9 @@ def test_noise_of_weights_is_drawn_where_a_layer_has_no_local_one() -> None:
         return found.detach()
 
     found = torch.stack([drawn() for _ in range(2000)])
-    assert torch.allclose(found.mean(0), weight, atol=0.02) and torch.allclose(found.std(0), torch.tensor(0.2), atol=0.02)
+    assert torch.allclose(found.mean(0), weight, atol=0.02) and torch.allclose(
+        found.std(0), torch.tensor(0.2), atol=0.02
+    )
     gate.raw.data.copy_(torch.log(weight**2) + torch.where(weight > 0, 2.9, 3.1))
     assert torch.equal(gate.eval()(weight) != 0, weight > 0), "log alpha of 3 is where weights end"
 

@@ -1,4 +1,5 @@
 """Jobs that are trained sparsely: what comes out, that nothing of it depends on being killed, and which models it is for."""
+
 from __future__ import annotations
 
 import os
@@ -31,7 +32,9 @@ BATCHES = [(x, x[:, :4].argmax(1)) for x in INPUTS]
 
 
 def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 24, bias=False), nn.ReLU(), nn.Linear(24, 4))
+    return nn.Sequential(
+        nn.Linear(12, 24), nn.ReLU(), nn.Dropout(0.1), nn.Linear(24, 24, bias=False), nn.ReLU(), nn.Linear(24, 4)
+    )
 
 
 def accuracy(output: Tensor, batch: Any) -> dict[str, Tensor]:
@@ -40,8 +43,18 @@ def accuracy(output: Tensor, batch: Any) -> dict[str, Tensor]:
 
 
 def job(model: Callable[[], nn.Module] = net, **more: Any) -> Job:
-    return Job(**{"model": model, "data": lambda: BATCHES[:5], "held_out": lambda: BATCHES[5:], "metrics": accuracy, "steps": 40,
-                  "every": 20, "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=3e-3), **more})
+    return Job(
+        **{
+            "model": model,
+            "data": lambda: BATCHES[:5],
+            "held_out": lambda: BATCHES[5:],
+            "metrics": accuracy,
+            "steps": 40,
+            "every": 20,
+            "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=3e-3),
+            **more,
+        }
+    )
 
 
 def trained(made: Job, techniques: Any = (), **more: Any) -> nn.Module:
@@ -63,7 +76,9 @@ def test_the_share_is_exactly_what_was_asked_for_and_the_ordinary_model_computes
     count = sum(int((~mask).sum()) for mask in masks.values())
     each = sum(zeros_of(mask.numel(), 0.8) for mask in masks.values())
     assert list(masks) == ["0.weight", "3.weight", "5.weight"]
-    assert count == (each if method == "random" else zeros_of(whole, 0.8)) and sparsity(masks) == pytest.approx(0.8, abs=1 / whole * 3)
+    assert count == (each if method == "random" else zeros_of(whole, 0.8)) and sparsity(masks) == pytest.approx(
+        0.8, abs=1 / whole * 3
+    )
     dense, x = dense_of(model), BATCHES[5][0]
     assert torch.equal(dense.eval()(x), model.eval()(x))
     assert list(dense.state_dict()) == list(net().state_dict())
@@ -73,7 +88,9 @@ def test_the_share_is_exactly_what_was_asked_for_and_the_ordinary_model_computes
     net().load_state_dict(dense.state_dict())
 
 
-@pytest.mark.parametrize(("amount_of", "wanted"), [("all", [0.05, 0.1, 0.15, 0.2]), ("left", [0.05, 0.0975, 0.142625, 0.18549375, 0.2])])
+@pytest.mark.parametrize(
+    ("amount_of", "wanted"), [("all", [0.05, 0.1, 0.15, 0.2]), ("left", [0.05, 0.0975, 0.142625, 0.18549375, 0.2])]
+)
 def test_five_percent_go_every_so_many_steps(amount_of: str, wanted: list[float]) -> None:
     made = sparse_job(job(), "magnitude", 0.2, begin=0.1, end=1.0, every=6, amount=0.05, amount_of=amount_of)
     torch.manual_seed(0)
@@ -81,7 +98,7 @@ def test_five_percent_go_every_so_many_steps(amount_of: str, wanted: list[float]
     for _ in shoestring.train(made, (), model):
         found.append(sparsity(masks_of(model)))
     whole = sum(mask.numel() for mask in masks_of(model).values())
-    changed = [step for step in range(1, 40) if found[step] != found[step - 1]]   # steps count from 1, places from 0
+    changed = [step for step in range(1, 40) if found[step] != found[step - 1]]  # steps count from 1, places from 0
     assert changed == [4 + 6 * number - 1 for number in range(1, len(wanted) + 1)]
     assert [found[place] for place in changed] == pytest.approx(wanted, abs=1 / whole)
 
@@ -91,7 +108,7 @@ def test_an_amount_that_does_not_fit_the_training_is_refused_with_the_steps_it_t
         sparse_job(job(), "magnitude", 0.9, amount=0.05, every=10)
     for wrong in ({"amount": 1.5}, {"amount": 0.05, "amount_of": "some"}):
         with pytest.raises(Mistake, match="amount"):
-            sparse_job(job(), "magnitude", 0.2, **wrong)   # type: ignore[arg-type]
+            sparse_job(job(), "magnitude", 0.2, **wrong)  # type: ignore[arg-type]
 
 
 def test_each_layer_has_the_share_where_it_is_asked_for_so() -> None:
@@ -103,24 +120,35 @@ def test_each_layer_has_the_share_where_it_is_asked_for_so() -> None:
 @pytest.mark.parametrize("method", ["l0", "variational"])
 def test_a_steered_penalty_comes_near_the_share_by_the_methods_own_rule(method: str) -> None:
     model = trained(sparse_job(job(steps=400, every=400), method, 0.7))
-    assert float(model.get_buffer("sparse_found")) == pytest.approx(0.7, abs=0.2), "a task of 80 samples; the benchmark comes nearer"
+    assert float(model.get_buffer("sparse_found")) == pytest.approx(0.7, abs=0.2), (
+        "a task of 80 samples; the benchmark comes nearer"
+    )
     assert sparsity(masks_of(model)) == pytest.approx(0.7, abs=1e-3)
 
 
 @pytest.mark.parametrize("method", ["l0", pytest.param("variational", marks=pytest.mark.slow)])
 def test_a_given_penalty_gives_more_zeros_the_larger_it_is(method: str) -> None:
-    shares = [sparsity(masks_of(trained(sparse_job(job(steps=80, every=80), method, penalty=penalty, begin=0, end=0.1, pace=100))))
-              for penalty in (1e-7, 1e-2)]
+    shares = [
+        sparsity(
+            masks_of(trained(sparse_job(job(steps=80, every=80), method, penalty=penalty, begin=0, end=0.1, pace=100)))
+        )
+        for penalty in (1e-7, 1e-2)
+    ]
     assert shares[0] < 0.3 and shares[1] > 0.8
 
 
 def test_gradients_do_not_move_weights_that_are_gone() -> None:
-    made = sparse_job(job(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)), "magnitude", 0.5, begin=0, end=0.1)
+    made = sparse_job(
+        job(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)), "magnitude", 0.5, begin=0, end=0.1
+    )
     torch.manual_seed(0)
     model, before = made.model(), None
     for step in shoestring.train(made, (), model):
         gone = {name: ~mask for name, mask in masks_of(model).items()}
-        now = {name: model.get_parameter(f"{name[0]}.parametrizations.weight.original").detach()[gone[name]].clone() for name in gone}
+        now = {
+            name: model.get_parameter(f"{name[0]}.parametrizations.weight.original").detach()[gone[name]].clone()
+            for name in gone
+        }
         if before is not None and step.number > 4:
             assert all(torch.equal(before[name], now[name]) for name in now)
         before = now
@@ -149,7 +177,9 @@ def test_random_masks_are_those_of_their_seeds_after_reload(tmp_path: Path) -> N
         seeds_of(sparse_job(job()).model())
 
 
-@pytest.mark.parametrize("method", [pytest.param(one, marks=() if one == "l0" else pytest.mark.slow) for one in METHODS])
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=() if one == "l0" else pytest.mark.slow) for one in METHODS]
+)
 def test_a_run_that_was_left_goes_on_with_the_same_bits(method: str, tmp_path: Path) -> None:
     made = sparse_job(job(), method, 0.8, every=3)
     torch.manual_seed(1)
@@ -157,13 +187,17 @@ def test_a_run_that_was_left_goes_on_with_the_same_bits(method: str, tmp_path: P
     parts.load_state_dict(whole.state_dict())
     steps = list(shoestring.train(made, (), whole, run=tmp_path / "a"))
     found = []
-    for _ in range(2):   # it is left while masks change, and after that
+    for _ in range(2):  # it is left while masks change, and after that
         found += list(islice(shoestring.train(made, (), parts, run=tmp_path / "b", save_every=5), 14))
         parts = made.model()
     found += list(shoestring.train(made, (), parts, run=tmp_path / "b"))
-    assert [(one.number, one.loss, dict(one.metrics)) for one in found] == [(one.number, one.loss, dict(one.metrics)) for one in steps]
+    assert [(one.number, one.loss, dict(one.metrics)) for one in found] == [
+        (one.number, one.loss, dict(one.metrics)) for one in steps
+    ]
     assert report_of(tmp_path / "b").weights_sha256 == report_of(tmp_path / "a").weights_sha256
-    assert {"loss", "accuracy", "sparsity"} == set(steps[-1].metrics) and steps[-1].metrics["sparsity"] == pytest.approx(0.8, abs=0.01)
+    assert {"loss", "accuracy", "sparsity"} == set(steps[-1].metrics) and steps[-1].metrics[
+        "sparsity"
+    ] == pytest.approx(0.8, abs=0.01)
 
 
 SCRIPT = """
@@ -186,6 +220,7 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(method: str, tmp_path:
         return [sys.executable, "-c", SCRIPT.format(root=root, run=str(tmp_path / run), method=method, last=last)]
 
     subprocess.run(script("a"), check=True)
+
     def killed_after(steps: int) -> None:
         child = subprocess.Popen(script("b", steps))
         until(lambda: len(History().read(tmp_path / "b").steps) >= steps or child.poll() is not None, f"step {steps}")
@@ -198,10 +233,14 @@ def test_a_run_that_was_killed_goes_on_with_the_same_bits(method: str, tmp_path:
     assert report_of(tmp_path / "b").weights_sha256 == report_of(tmp_path / "a").weights_sha256
 
 
-@pytest.mark.parametrize("method", [pytest.param(one, marks=() if one == "l0" else pytest.mark.slow) for one in METHODS])
+@pytest.mark.parametrize(
+    "method", [pytest.param(one, marks=() if one == "l0" else pytest.mark.slow) for one in METHODS]
+)
 def test_blocks_that_are_computed_again_draw_the_same(method: str) -> None:
     def blocks() -> nn.Module:
-        return nn.Sequential(nn.Linear(12, 16), *(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)), nn.Linear(16, 4))
+        return nn.Sequential(
+            nn.Linear(12, 16), *(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(4)), nn.Linear(16, 4)
+        )
 
     made = sparse_job(job(blocks), method, 0.8, every=3)
     assert same(trained(made), trained(made, (Checkpoint(every=1),)))
@@ -248,7 +287,11 @@ class Recurrent(nn.Module):
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.widen, self.layer, self.head = nn.Linear(3, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 4)
+        self.widen, self.layer, self.head = (
+            nn.Linear(3, 8),
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            nn.Linear(8, 4),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.head(self.layer(self.widen(x.view(-1, 4, 3))).mean(1))
@@ -256,12 +299,24 @@ class Attention(nn.Module):
 
 
 def conv() -> nn.Module:
-    return nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 8, 3, padding=1, padding_mode="circular"), nn.BatchNorm2d(8), nn.ReLU(),
-                         nn.Conv2d(8, 8, 3, padding="same"), nn.Flatten(), nn.Linear(96, 4))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 3, 4)),
+        nn.Conv2d(1, 8, 3, padding=1, padding_mode="circular"),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding="same"),
+        nn.Flatten(),
+        nn.Linear(96, 4),
+    )
 
 
-AWKWARD = {"tied": (Tied, 2), "recurrent": (Recurrent, 5), "attention": (Attention, 6), "conv": (conv, 3),
-           "one layer": (lambda: nn.Linear(12, 4), 1)}   # kind -> the model, and how many of its weights become sparse
+AWKWARD = {
+    "tied": (Tied, 2),
+    "recurrent": (Recurrent, 5),
+    "attention": (Attention, 6),
+    "conv": (conv, 3),
+    "one layer": (lambda: nn.Linear(12, 4), 1),
+}  # kind -> the model, and how many of its weights become sparse
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -301,12 +356,27 @@ def test_models_of_transformers_become_sparse(kind: str, method: str) -> None:
 
     def model() -> nn.Module:
         if kind == "bert":
-            small: Any = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20}
+            small: Any = {
+                "hidden_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "intermediate_size": 16,
+                "vocab_size": 20,
+            }
             return hf.BertForMaskedLM(hf.BertConfig(**small))
         if kind == "gpt2":
             return hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, n_positions=16))
-        return hf.LlamaForCausalLM(hf.LlamaConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-                                                  intermediate_size=16, vocab_size=20, tie_word_embeddings=True))
+        return hf.LlamaForCausalLM(
+            hf.LlamaConfig(
+                hidden_size=8,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                intermediate_size=16,
+                vocab_size=20,
+                tie_word_embeddings=True,
+            )
+        )
 
     tokens = torch.arange(36).view(4, 9) % 20
     made = sparse_job(Job(model=model, data=lambda: [{"input_ids": tokens, "labels": tokens}], steps=8), method, 0.75)
@@ -318,10 +388,18 @@ def test_models_of_transformers_become_sparse(kind: str, method: str) -> None:
         assert torch.equal(dense.eval()(tokens).logits, sparse.eval()(tokens).logits)
 
 
-@pytest.mark.parametrize(("knobs", "said"), [
-    ({"method": "magnitud"}, "did you mean"), ({"method": "random", "scope": "all"}, "only magnitudes have one"),
-    ({"scope": "every"}, "all, layer"), ({"penalty": 0.1}, "only l0 and variational"), ({"method": "l0", "pace": -1.0}, "pace=-1"),
-    ({"pace": 3.0}, "pace=3.0"), ({"share": 90}, "share=90")])
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"method": "magnitud"}, "did you mean"),
+        ({"method": "random", "scope": "all"}, "only magnitudes have one"),
+        ({"scope": "every"}, "all, layer"),
+        ({"penalty": 0.1}, "only l0 and variational"),
+        ({"method": "l0", "pace": -1.0}, "pace=-1"),
+        ({"pace": 3.0}, "pace=3.0"),
+        ({"share": 90}, "share=90"),
+    ],
+)
 def test_what_does_not_fit_is_refused(knobs: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         sparse_job(job(), **knobs)
@@ -363,7 +441,7 @@ def test_a_model_that_was_not_trained_to_the_end_is_not_taken_for_one() -> None:
 def test_skipped_and_frozen_weights_stay_as_they_are() -> None:
     def frozen() -> nn.Module:
         model = net()
-        model[3].weight.requires_grad_(False)   # type: ignore[index]
+        model[3].weight.requires_grad_(False)  # type: ignore[index]
         return model
 
     assert list(masks_of(sparse_job(job(frozen), skip="5, nothing*").model())) == ["0.weight"]
@@ -373,7 +451,9 @@ def test_epochs_are_counted_and_weights_of_a_file_are_taken(tmp_path: Path) -> N
     from safetensors.torch import save_file
 
     save_file(net().state_dict(), tmp_path / "w.safetensors")
-    made = sparse_job(job(steps=0, epochs=4, weights=str(tmp_path / "w.safetensors")), share=0.5, begin=0.0, end=0.5, every=2)
+    made = sparse_job(
+        job(steps=0, epochs=4, weights=str(tmp_path / "w.safetensors")), share=0.5, begin=0.0, end=0.5, every=2
+    )
     one, other = made.model(), made.model()
     assert same(one, other) and int(one.get_buffer("sparse_end")) == 10
     assert sparsity(masks_of(trained(made))) == pytest.approx(0.5, abs=0.01)

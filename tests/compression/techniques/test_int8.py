@@ -1,4 +1,5 @@
 """Products of bytes: the same numbers on every processor, and what is not finite stays so."""
+
 from __future__ import annotations
 
 import os
@@ -34,12 +35,15 @@ def form_of(weight: Tensor, largest: float | None = None) -> Int8Format:
 
 @pytest.mark.parametrize("largest", [None, 4.0])
 @pytest.mark.parametrize("shape", [(7, 33), (0, 33), (2, 3, 33), (33,)])
-def test_it_is_close_to_the_product_and_to_the_bit_the_same_without_the_fast_one(shape: tuple[int, ...], largest: float | None,
-                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_close_to_the_product_and_to_the_bit_the_same_without_the_fast_one(
+    shape: tuple[int, ...], largest: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(20, 33), torch.randn(20), torch.randn(shape).clamp(-4, 4)
     form = form_of(weight, largest)
-    assert float((form.dense() - weight).abs().max()) < 0.02 and torch.equal(form.rows(torch.tensor([3, 1])), form.dense()[[3, 1]])
+    assert float((form.dense() - weight).abs().max()) < 0.02 and torch.equal(
+        form.rows(torch.tensor([3, 1])), form.dense()[[3, 1]]
+    )
     found = form.linear(x, bias)
     assert found.shape == (*shape[:-1], 20)
     torch.testing.assert_close(found, nn.functional.linear(x, weight, bias), atol=0.25, rtol=0.02)
@@ -60,7 +64,9 @@ print(sums_are_exact())
 
 def test_a_processor_whose_product_of_bytes_saturates_gives_the_same_numbers() -> None:
     """oneDNN without VNNI, as on older processors: what it would cut off is added up otherwise."""
-    done = subprocess.run([sys.executable, "-c", SATURATED], env=os.environ | {VARIABLE: "AVX2"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SATURATED], env=os.environ | {VARIABLE: "AVX2"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     if platform.machine() == "x86_64":
         assert done.stdout == "False\n", "oneDNN's own product is wrong here: it is not used"
@@ -113,11 +119,20 @@ def test_damage_counts_the_rounded_inputs_and_other_layers_are_left_alone(inputs
     assert file.largest_difference < file.tolerance and "does not round the inputs" in file.notes[0]
 
 
-def test_a_model_without_linear_layers_and_a_processor_that_dies_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job(model=lambda: nn.Conv1d(4, 4, 3), data=lambda: [(torch.randn(2, 4, 9),) for _ in range(6)], forward=called, loss=loss)
+def test_a_model_without_linear_layers_and_a_processor_that_dies_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(
+        model=lambda: nn.Conv1d(4, 4, 3),
+        data=lambda: [(torch.randn(2, 4, 9),) for _ in range(6)],
+        forward=called,
+        loss=loss,
+    )
     with pytest.raises(Mistake, match="no plain linear layer"):
         shoestring.compress(job, tmp_path / "a", use=["Int8()"], samples=4)
-    monkeypatch.setattr("shoestring.compression.techniques.int8.deadly", lambda dtype: "int8 products do not work on this machine")
+    monkeypatch.setattr(
+        "shoestring.compression.techniques.int8.deadly", lambda dtype: "int8 products do not work on this machine"
+    )
     with pytest.raises(Mistake, match="do not work on this machine"):
         shoestring.compress(job_of("mlp"), tmp_path / "b", use=["Int8()"], samples=4)
 
@@ -125,8 +140,13 @@ def test_a_model_without_linear_layers_and_a_processor_that_dies_are_told(tmp_pa
 def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LatencyTimer, "decoding", lambda self, stored: -0.001 if stored.kind == "int8" else 0.001)
     monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 20))
-    monkeypatch.setattr("shoestring.compression.room.latencies", lambda models, *given: [Latency(0.010 - 0.001 * sum(
-        form.kind == "int8" for form in forms_of(model).values()), 0.010, 20) for model in models])
+    monkeypatch.setattr(
+        "shoestring.compression.room.latencies",
+        lambda models, *given: [
+            Latency(0.010 - 0.001 * sum(form.kind == "int8" for form in forms_of(model).values()), 0.010, 20)
+            for model in models
+        ],
+    )
     job = job_of("mlp")
     source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="8.5ms"), unseen=16)).plan
@@ -140,8 +160,10 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
     """Every packed weight is said to take nothing, and the whole to take 2 ms more: then only decoding once keeps the latency."""
     monkeypatch.setattr(LatencyTimer, "decoding", lambda self, stored: 0.0)
     monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 20))
-    monkeypatch.setattr("shoestring.compression.room.latencies",
-                        lambda models, *given: [Latency(0.012 if forms_of(model) else 0.010, 0.012, 20) for model in models])
+    monkeypatch.setattr(
+        "shoestring.compression.room.latencies",
+        lambda models, *given: [Latency(0.012 if forms_of(model) else 0.010, 0.012, 20) for model in models],
+    )
     job = job_of("mlp")
     source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
@@ -149,7 +171,9 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
 
 
 def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9))
+    monkeypatch.setattr(
+        "shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9)
+    )
     job = job_of("mlp")
     source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):

@@ -1,4 +1,5 @@
 """Simulated devices: whoever does the work, and however often somebody dies meanwhile, the result is the same."""
+
 from __future__ import annotations
 
 import os
@@ -72,7 +73,7 @@ def test_an_empty_client_is_named_and_the_round_goes_on() -> None:
 
 
 def test_a_client_that_fails_while_it_works_is_named_and_the_others_work_on() -> None:
-    odd = [(torch.zeros(2), torch.tensor(0))] * 4    # inputs of another width
+    odd = [(torch.zeros(2), torch.tensor(0))] * 4  # inputs of another width
     job = toy_job(clients=lambda: {"a": records(1), "odd": odd, "b": records(2), "c": records(3)})
     for processes in (1, 2):
         played = rounds_of(toy(job, how=CHUNKED, per_round=4, processes=processes), count=1)[0]
@@ -92,7 +93,9 @@ def test_a_failure_of_everybody_is_a_mistake_that_says_what_failed() -> None:
     def broken(model: object, batch: object) -> None:
         raise RuntimeError("no such layer")
 
-    with pytest.raises(Mistake, match=r"all 2 devices of round 1 failed: 2 x RuntimeError in test_simulate.py line \d+$"):
+    with pytest.raises(
+        Mistake, match=r"all 2 devices of round 1 failed: 2 x RuntimeError in test_simulate.py line \d+$"
+    ):
         rounds_of(toy(toy_job(forward=broken, clients=lambda: {"a": records(1), "b": records(2)}), per_round=2))
 
 
@@ -128,22 +131,29 @@ def test_a_client_of_another_shape_does_not_end_planning_wherever_it_stands(plac
 
 
 def test_what_a_device_says_of_its_failure_has_no_record_in_it() -> None:
-    class Secret(dict):   # type: ignore[type-arg]
+    class Secret(dict):  # type: ignore[type-arg]
         def __missing__(self, key: object) -> object:
             raise KeyError("the secret of ada")
 
     def forward(model: torch.nn.Module, batch: list[Tensor]) -> Tensor:
         return model(batch[0]) if len(batch[0]) != 3 else Secret()["x"]
 
-    job = toy_job(forward=forward, clients=lambda: {"a": records(1), "ada": records(0, 3), "b": records(2)},
-                  local=replace(toy_job().local, batch=0, held_out=0.0))
+    job = toy_job(
+        forward=forward,
+        clients=lambda: {"a": records(1), "ada": records(0, 3), "b": records(2)},
+        local=replace(toy_job().local, batch=0, held_out=0.0),
+    )
     rejected = rounds_of(toy(job, per_round=3), count=1)[0].rejected
-    assert [one.name for one in rejected] == ["ada"] and "KeyError" in rejected[0].why and "secret" not in rejected[0].why
+    assert (
+        [one.name for one in rejected] == ["ada"] and "KeyError" in rejected[0].why and "secret" not in rejected[0].why
+    )
 
 
 @pytest.mark.parametrize("technique", [Scaffold(), FedPer(), Ditto(), TopK(0.2)], ids=str)
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_round_that_is_not_finite_leaves_a_device_its_state_and_it_goes_on(technique: FederatedTechnique, processes: int) -> None:
+def test_one_round_that_is_not_finite_leaves_a_device_its_state_and_it_goes_on(
+    technique: FederatedTechnique, processes: int
+) -> None:
     """Its records are as they should be again in the next round."""
     healthy = {f"d{number}": records(number) for number in range(4)}
     given = toy(toy_job(clients=lambda: healthy), per_round=4, how=CHUNKED)
@@ -168,7 +178,9 @@ def test_one_round_that_is_not_finite_leaves_a_device_its_state_and_it_goes_on(t
         kept = {name: value.clone() for name, value in devices.states["d1"].items()}
         second = play(parts, first.server, devices, given.population)
         assert [one.name for one in second.rejected] == ["d1"] and second.restored == ("d1",)
-        assert devices.states["d1"].keys() == kept.keys() and all(torch.equal(devices.states["d1"][key], kept[key]) for key in kept)
+        assert devices.states["d1"].keys() == kept.keys() and all(
+            torch.equal(devices.states["d1"][key], kept[key]) for key in kept
+        )
         third = play(parts, second.server, devices, given.population)
         assert set(third.participants) == set(healthy) and not third.restored
     finally:

@@ -21,26 +21,46 @@ def told(weight: float, a: float, b: float, candidate: int = 0) -> DeviceTotals:
 
 @settings(max_examples=50, deadline=None)
 @given(devices, st.randoms())
-def test_the_order_in_which_devices_are_added_changes_only_rounding(values: list[tuple[float, float, float]], random: object) -> None:
+def test_the_order_in_which_devices_are_added_changes_only_rounding(
+    values: list[tuple[float, float, float]], random: object
+) -> None:
     one_by_one = together(told(*value) for value in values)
     shuffled = list(values)
-    random.shuffle(shuffled)   # type: ignore[attr-defined]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
     middle = len(values) // 2
-    in_two = together(told(*value) for value in shuffled[:middle]).plus(together(told(*value) for value in shuffled[middle:]))
+    in_two = together(told(*value) for value in shuffled[:middle]).plus(
+        together(told(*value) for value in shuffled[middle:])
+    )
     (first,), (second,) = one_by_one.entries, in_two.entries
     scale = np.abs(sums_of(np.array([v[0] for v in values]), np.array([v[1:] for v in values]))).sum(0)
     assert np.all(np.abs(np.subtract(first.moments.sums, second.moments.sums)) <= 1e-13 * scale)
     assert first.histogram == second.histogram and one_by_one.failed == in_two.failed
     assert one_by_one.telemetry == in_two.telemetry
-    assert first.moments.devices == len(values) == first.histogram.devices   # type: ignore[union-attr]
+    assert first.moments.devices == len(values) == first.histogram.devices  # type: ignore[union-attr]
 
 
 def test_sums_are_the_ten_that_a_person_would_write() -> None:
     w, a, b = np.array([2.0, 5.0, 1.0]), np.array([1.0, -4.0, 3.0]), np.array([6.0, 0.5, 2.0])
     found = sums_of(w, np.stack([a, b], axis=1)).sum(0)
     va, vb = a / w, b / w
-    wanted = [3, w.sum(), (w**2).sum(), (w**3).sum(), va.sum(), vb.sum(), va @ va, va @ vb, vb @ vb,
-              a.sum(), b.sum(), w @ a, w @ b, a @ a, a @ b, b @ b]
+    wanted = [
+        3,
+        w.sum(),
+        (w**2).sum(),
+        (w**3).sum(),
+        va.sum(),
+        vb.sum(),
+        va @ va,
+        va @ vb,
+        vb @ vb,
+        a.sum(),
+        b.sum(),
+        w @ a,
+        w @ b,
+        a @ a,
+        a @ b,
+        b @ b,
+    ]
     assert found.tolist() == pytest.approx(wanted) and len(wanted) == length(2)
 
 
@@ -55,8 +75,13 @@ def test_a_value_on_an_edge_belongs_to_the_bin_above_and_none_is_lost() -> None:
 
 
 def test_histograms_and_sums_that_do_not_fit_are_refused() -> None:
-    for wrong in (lambda: Histogram((1.0, 1.0), (0, 0, 0)), lambda: Histogram((), (1,)), lambda: Histogram((1.0,), (1,)),
-                  lambda: ColumnMoments(1, (1.0,)), lambda: counted(1.0, (0.0,)).plus(counted(1.0, (0.5,)))):
+    for wrong in (
+        lambda: Histogram((1.0, 1.0), (0, 0, 0)),
+        lambda: Histogram((), (1,)),
+        lambda: Histogram((1.0,), (1,)),
+        lambda: ColumnMoments(1, (1.0,)),
+        lambda: counted(1.0, (0.0,)).plus(counted(1.0, (0.5,))),
+    ):
         with pytest.raises(Mistake):
             wrong()
 

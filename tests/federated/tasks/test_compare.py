@@ -21,13 +21,22 @@ ZERO, FAR = TuneCandidate("run 1", trains=False), TuneCandidate("run 2", model="
 def test_two_models_on_the_same_devices_give_the_difference_that_a_person_would_calculate() -> None:
     names = names_of(40)
     found = compare(ZERO, FAR, cohort_of(), names)
-    values = np.array([[float((CURVATURE * (w - one.data[one.held_out]) ** 2 / 2).mean()) for w in (0.0, 0.5)]
-                       for one in map(records_of, names)])
+    values = np.array(
+        [
+            [float((CURVATURE * (w - one.data[one.held_out]) ** 2 / 2).mean()) for w in (0.0, 0.5)]
+            for one in map(records_of, names)
+        ]
+    )
     loss = next(one for one in found.changes if one.metric == "loss")
     assert (loss.a, loss.b) == pytest.approx(tuple(values.mean(0))) and loss.devices == (40, 40)
     assert loss.percent == pytest.approx(100 * (values[:, 1].mean() / values[:, 0].mean() - 1))
     assert loss.error == pytest.approx((values[:, 1] - values[:, 0]).std(ddof=1) / np.sqrt(40))
-    assert loss.low is not None and loss.high is not None and loss.low < loss.percent < loss.high < 0 and loss.verdict == "better"
+    assert (
+        loss.low is not None
+        and loss.high is not None
+        and loss.low < loss.percent < loss.high < 0
+        and loss.verdict == "better"
+    )
     assert found.when == BEFORE and found.design == "paired"
 
 
@@ -40,14 +49,21 @@ def test_settings_are_compared_by_the_personal_models_that_they_make() -> None:
 
 def test_a_metric_of_which_nobody_says_what_is_good_is_higher_or_lower() -> None:
     a, b = TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5})
-    assert {one.metric: one.verdict for one in compare(a, b, cohort_of(), names_of(60)).changes} == {"loss": "better", "near": "higher"}
+    assert {one.metric: one.verdict for one in compare(a, b, cohort_of(), names_of(60)).changes} == {
+        "loss": "better",
+        "near": "higher",
+    }
     assert {one.metric: one.verdict for one in compare(a, b, cohort_of(goal="max near"), names_of(60)).changes} == {
-        "loss": "better", "near": "better"}
+        "loss": "better",
+        "near": "better",
+    }
 
 
 def test_the_same_model_twice_shows_no_difference() -> None:
     found = compare(ZERO, replace(ZERO, name="again"), cohort_of(), names_of(20))
-    assert {one.verdict for one in found.changes} == {SAME} and all(one.delta == 0 and one.p == 1 for one in found.changes)
+    assert {one.verdict for one in found.changes} == {SAME} and all(
+        one.delta == 0 and one.p == 1 for one in found.changes
+    )
 
 
 def moved(name: str) -> Records:
@@ -63,7 +79,9 @@ def test_a_model_that_is_worse_for_one_group_is_seen() -> None:
     assert verdicts["even"] == "worse" and verdicts["odd"] == "better"
     text = comparison_text(found)
     narrow = comparison_text(found, Screen(width=60))
-    assert all(len(line) <= 60 for line in narrow.splitlines()) and all(word in narrow for word in ("even", "odd", "worse", "better"))
+    assert all(len(line) <= 60 for line in narrow.splitlines()) and all(
+        word in narrow for word in ("even", "odd", "worse", "better")
+    )
     assert "Holm" in text and "even" in text and "worse" in text
 
 
@@ -81,9 +99,16 @@ def test_two_halves_of_the_devices_are_two_independent_samples() -> None:
     first, second = halves(names, 3)
     assert len(first) == len(second) == 40 and not set(first) & set(second) and halves(names, 3) != halves(names, 4)
     assert set(halves(names[::-1], 3)[0]) == set(first), "the order of names does not matter"
-    found = compare(TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5}), cohort_of(), names, apart=True)
+    found = compare(
+        TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5}), cohort_of(), names, apart=True
+    )
     loss = next(one for one in found.changes if one.metric == "loss")
-    assert found.design == "independent" and loss.devices == (40, 40) and loss.verdict == "better" and found.telemetry.trainings == 80
+    assert (
+        found.design == "independent"
+        and loss.devices == (40, 40)
+        and loss.verdict == "better"
+        and found.telemetry.trainings == 80
+    )
     same = compare(ZERO, ZERO, cohort_of(), names, apart=True)
     assert "one half of the devices measured A" in comparison_text(same)
 
@@ -105,7 +130,9 @@ def test_a_candidate_is_not_better_for_having_diverged_where_it_is_hard() -> Non
     cohort = cohort_of(Quadratic(steep="device 0"))
     slow, right = TuneCandidate("slow", {"lr": 0.01}), TuneCandidate("right", {"lr": 0.5})
     found = compare(slow, right, cohort, names_of(40))
-    assert found.failed == {"right": 1} and {one.metric: one.verdict for one in found.changes}["loss"] == "perhaps better"
+    assert (
+        found.failed == {"right": 1} and {one.metric: one.verdict for one in found.changes}["loss"] == "perhaps better"
+    )
     assert "right: no finite number on 1 device, which" in comparison_text(found)
     back = compare(right, slow, cohort, names_of(40))
     assert {one.metric: one.verdict for one in back.changes}["loss"] == "perhaps worse"

@@ -29,7 +29,7 @@ def skewed(random: Generator, shape: tuple[int, int]) -> Floats:
 
 
 Tail = Callable[[Generator, tuple[int, int]], Floats]
-TRUTH = 3.0   # percent
+TRUTH = 3.0  # percent
 
 
 def world(random: Generator, devices: int, tail: Tail, change: float = TRUTH) -> tuple[Floats, Floats, Floats]:
@@ -54,7 +54,9 @@ def test_the_paired_interval_covers_the_truth_in_95_percent_of_experiments(devic
 @pytest.mark.parametrize("by", ["devices", "samples"])
 @pytest.mark.parametrize("tail", [heavy, skewed])
 @pytest.mark.parametrize("devices", [(30, 30), (30, 120), (200, 200)])
-def test_the_interval_of_two_samples_covers_the_truth_in_95_percent_of_experiments(devices: tuple[int, int], tail: Tail, by: str) -> None:
+def test_the_interval_of_two_samples_covers_the_truth_in_95_percent_of_experiments(
+    devices: tuple[int, int], tail: Tail, by: str
+) -> None:
     random = np.random.default_rng(2)
     (w1, a, _), (w2, _, b) = world(random, devices[0], tail), world(random, devices[1], tail)
     found = independent(WEIGHINGS[by](summed(w1, a), 1), WEIGHINGS[by](summed(w2, b), 1))
@@ -127,4 +129,7 @@ def test_equal_results_are_no_difference_and_rounding_makes_no_variance_negative
     a = np.full(30, 1e6 + 0.1)
     found = paired(by_device(summed(np.full(30, 3.0), a, np.zeros(30)), 2))
     assert found.p == 1 and found.delta == 0 and found.error == 0
-    assert by_device(summed(np.full(30, 3.0), a), 1).cov[0, 0] >= 0 and by_sample(summed(np.full(30, 3.0), a), 1).cov[0, 0] >= 0
+    assert (
+        by_device(summed(np.full(30, 3.0), a), 1).cov[0, 0] >= 0
+        and by_sample(summed(np.full(30, 3.0), a), 1).cov[0, 0] >= 0
+    )

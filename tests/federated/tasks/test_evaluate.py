@@ -40,16 +40,25 @@ def test_means_are_those_of_every_devices_own_result() -> None:
         sums, counts = losses(names, rate)
         found = result.one(candidate.name, "loss", AFTER)
         assert found.devices == 40 and len(set(counts)) > 5
-        assert found.by_sample is not None and found.by_sample.mean == pytest.approx(sums.sum() / counts.sum(), rel=1e-5)
+        assert found.by_sample is not None and found.by_sample.mean == pytest.approx(
+            sums.sum() / counts.sum(), rel=1e-5
+        )
         assert found.by_device.mean == pytest.approx((sums / counts).mean(), rel=1e-5)
         assert found.by_device.error == pytest.approx((sums / counts).std(ddof=1) / np.sqrt(40), rel=1e-5)
         assert found.histogram is not None and found.histogram.devices == 40
     before = [result.one(candidate.name, "loss", BEFORE) for candidate in RATES]
-    assert before[0].by_device == before[1].by_device and before[0].by_device.mean > result.one("lr=0.5", "loss", AFTER).by_device.mean
+    assert (
+        before[0].by_device == before[1].by_device
+        and before[0].by_device.mean > result.one("lr=0.5", "loss", AFTER).by_device.mean
+    )
 
 
 def test_models_are_compared_without_training_where_none_is_asked_for() -> None:
-    result = evaluate([TuneCandidate("zero", trains=False), TuneCandidate("far", model="far", trains=False)], cohort_of(), names_of(20))
+    result = evaluate(
+        [TuneCandidate("zero", trains=False), TuneCandidate("far", model="far", trains=False)],
+        cohort_of(),
+        names_of(20),
+    )
     assert {one.when for one in result.measured} == {BEFORE} and result.telemetry.trainings == 0
     assert result.one("far", "loss", BEFORE).by_device.mean < result.one("zero", "loss", BEFORE).by_device.mean
 
@@ -59,7 +68,9 @@ def test_groups_are_told_of_when_they_are_large_enough() -> None:
     result = evaluate(RATES, cohort_of(group=group.__getitem__), names_of(33))
     assert {one.group: one.devices for one in result.measured} == {"": 33, "tablet": 15, "others": 18}
     parts = [result.one("lr=0.5", "loss", AFTER, name) for name in ("tablet", "others")]
-    assert sum(one.devices * one.by_device.mean for one in parts) == pytest.approx(33 * result.one("lr=0.5", "loss", AFTER).by_device.mean)
+    assert sum(one.devices * one.by_device.mean for one in parts) == pytest.approx(
+        33 * result.one("lr=0.5", "loss", AFTER).by_device.mean
+    )
 
 
 def test_chunks_change_no_bit_of_the_result() -> None:
@@ -69,7 +80,10 @@ def test_chunks_change_no_bit_of_the_result() -> None:
 
 def test_a_device_that_fails_is_counted_by_kind_and_the_others_go_on() -> None:
     result = evaluate(RATES, cohort_of(Quadratic(breaks="device 4")), names_of(21))
-    assert result.telemetry.errors == (("RuntimeError", 1),) and (result.telemetry.asked, result.telemetry.devices) == (21, 20)
+    assert result.telemetry.errors == (("RuntimeError", 1),) and (result.telemetry.asked, result.telemetry.devices) == (
+        21,
+        20,
+    )
     assert "secret" not in json.dumps(result.as_json()) + evaluation_text(result)
 
 
@@ -93,7 +107,9 @@ def test_a_setting_that_diverges_is_counted_and_spoils_nothing() -> None:
     wild = (*RATES, TuneCandidate("wild", {"lr": 50.0, "epochs": 30}))
     result = evaluate(wild, cohort_of(), names_of(20))
     assert result.failed == {"wild": 20} and "wild: no finite number on 20 devices" in evaluation_text(result)
-    assert result.one("lr=0.5", "loss", AFTER) == evaluate(RATES, cohort_of(), names_of(20)).one("lr=0.5", "loss", AFTER)
+    assert result.one("lr=0.5", "loss", AFTER) == evaluate(RATES, cohort_of(), names_of(20)).one(
+        "lr=0.5", "loss", AFTER
+    )
 
 
 def test_what_leaves_a_device_is_sums_and_nothing_that_it_was_made_of() -> None:
@@ -117,18 +133,21 @@ def test_the_sum_of_all_is_what_devices_told_in_any_order() -> None:
         assert one.moments.sums == pytest.approx(other.moments.sums) and one.histogram == other.histogram
 
 
-@pytest.mark.parametrize(("wrong", "told"), [
-    (lambda: evaluate([], cohort_of(), names_of(20)), "no candidate"),
-    (lambda: evaluate(RATES, cohort_of(), []), "no device"),
-    (lambda: evaluate(RATES, cohort_of(), [*names_of(20), "device 3"]), "'device 3' is asked twice"),
-    (lambda: evaluate([*RATES, RATES[0]], cohort_of(), names_of(20)), "two candidates are called 'lr=0.1'"),
-    (lambda: evaluate([TuneCandidate("x", model="fra")], cohort_of(), names_of(20)), "did you mean far"),
-    (lambda: evaluate([TuneCandidate("x", {"epoch": 1})], cohort_of(), names_of(20)), "did you mean epochs"),
-    (lambda: evaluate(RATES, cohort_of(local=Local()), names_of(20)), r"held_out=0\.2"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lambda: evaluate([], cohort_of(), names_of(20)), "no candidate"),
+        (lambda: evaluate(RATES, cohort_of(), []), "no device"),
+        (lambda: evaluate(RATES, cohort_of(), [*names_of(20), "device 3"]), "'device 3' is asked twice"),
+        (lambda: evaluate([*RATES, RATES[0]], cohort_of(), names_of(20)), "two candidates are called 'lr=0.1'"),
+        (lambda: evaluate([TuneCandidate("x", model="fra")], cohort_of(), names_of(20)), "did you mean far"),
+        (lambda: evaluate([TuneCandidate("x", {"epoch": 1})], cohort_of(), names_of(20)), "did you mean epochs"),
+        (lambda: evaluate(RATES, cohort_of(local=Local()), names_of(20)), r"held_out=0\.2"),
+    ],
+)
 def test_what_can_not_work_is_told_before_any_device_is_asked(wrong: object, told: str) -> None:
     with pytest.raises(Mistake, match=told):
-        wrong()   # type: ignore[operator]
+        wrong()  # type: ignore[operator]
 
 
 def test_too_few_devices_are_refused() -> None:
@@ -141,4 +160,6 @@ def test_the_text_has_every_candidate_and_its_json_no_sum() -> None:
     text, written = evaluation_text(result), result.as_json()
     assert all(one.name in text for one in RATES) and "20 of 20 devices answered" in text
     assert "seen" not in written and json.loads(json.dumps(written)) == written
-    assert all(one.histogram is None or one.histogram.edges == (0.5,) for one in result.measured if one.metric == "near")
+    assert all(
+        one.histogram is None or one.histogram.edges == (0.5,) for one in result.measured if one.metric == "near"
+    )

@@ -28,7 +28,11 @@ def real() -> tuple[Cohort, Engine, torch.Tensor]:
     engine = Engine(job, layout_of(model), ONE_BY_ONE)
     row = layout_of(model).row(model)
     own = {name: records_of(job, name, records(number, 24 + number), 3) for number, name in enumerate(NAMES)}
-    return Cohort(job, engine, own.__getitem__, {"": row, "zero": torch.zeros_like(row)}, Registry(None), seed=3, chunk=5), engine, row
+    return (
+        Cohort(job, engine, own.__getitem__, {"": row, "zero": torch.zeros_like(row)}, Registry(None), seed=3, chunk=5),
+        engine,
+        row,
+    )
 
 
 def test_an_evaluation_measures_what_a_round_would() -> None:
@@ -52,5 +56,7 @@ def test_a_rate_that_learns_is_found_and_told_from_one_that_does_not() -> None:
     cohort, _, _ = real()
     found = tune(candidates_of(settings_of("lr=0.0001,0.3 epochs=3")), cohort, NAMES)
     assert found.best.candidate.settings["lr"] == 0.3 and not found.tried[1].as_good
-    report = compare(TuneCandidate("begun", trains=False), TuneCandidate("nothing", model="zero", trains=False), cohort, NAMES)
+    report = compare(
+        TuneCandidate("begun", trains=False), TuneCandidate("nothing", model="zero", trains=False), cohort, NAMES
+    )
     assert {one.metric for one in report.changes} == {"loss", "accuracy"}

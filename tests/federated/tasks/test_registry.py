@@ -1,4 +1,5 @@
 """No two results differ by a few devices, whoever asks, and whichever devices answer."""
+
 from __future__ import annotations
 
 import json
@@ -21,8 +22,11 @@ from tests.federated.tasks.toy import Quadratic, cohort_of, names_of
 from tests.waiting import HUNG
 
 RATES = candidates_of([{"lr": 0.1}, {"lr": 0.3}])
-TASKS = {"evaluate": lambda cohort, names: evaluate(RATES, cohort, names), "tune": lambda cohort, names: tune(RATES, cohort, names),
-         "compare": lambda cohort, names: compare(*RATES, cohort, names)}
+TASKS = {
+    "evaluate": lambda cohort, names: evaluate(RATES, cohort, names),
+    "tune": lambda cohort, names: tune(RATES, cohort, names),
+    "compare": lambda cohort, names: compare(*RATES, cohort, names),
+}
 
 
 @pytest.mark.parametrize("first", TASKS)
@@ -30,17 +34,17 @@ TASKS = {"evaluate": lambda cohort, names: evaluate(RATES, cohort, names), "tune
 def test_60_devices_and_then_59_of_them_are_refused(first: str, second: str, tmp_path: Path) -> None:
     names = names_of(60)
     TASKS[first](replace(cohort_of(), registry=Registry(tmp_path / "asked")), names)
-    again = replace(cohort_of(), registry=Registry(tmp_path / "asked"))   # as another command would
+    again = replace(cohort_of(), registry=Registry(tmp_path / "asked"))  # as another command would
     for other in (names[1:], [*names, "device 60"], names[:51]):
         with pytest.raises(TooClose, match=r"but for [19]: the difference of both would be about fewer than 10"):
             TASKS[second](again, other)
-    TASKS[second](again, names)        # the same ones again
-    TASKS[second](again, names[:50])   # ten fewer
+    TASKS[second](again, names)  # the same ones again
+    TASKS[second](again, names[:50])  # ten fewer
 
 
 def test_nobody_can_forget_the_registry() -> None:
     own = next(one for one in fields(Cohort) if one.name == "registry")
-    assert own.default is own.default_factory, "it has no default"   # both are MISSING
+    assert own.default is own.default_factory, "it has no default"  # both are MISSING
 
 
 def test_a_device_that_answers_once_only_is_not_given_away(tmp_path: Path) -> None:
@@ -58,11 +62,17 @@ def test_a_device_that_never_answers_is_no_reason_to_refuse_the_second_time(tmp_
 
 def test_groups_that_are_drawn_otherwise_the_second_time_do_not_differ_by_a_few(tmp_path: Path) -> None:
     names, registry = names_of(60), Registry(tmp_path / "asked")
-    evaluate(RATES, replace(cohort_of(group=lambda name: "even" if int(name[7:]) % 2 else "odd"), registry=registry), names)
+    evaluate(
+        RATES, replace(cohort_of(group=lambda name: "even" if int(name[7:]) % 2 else "odd"), registry=registry), names
+    )
     moved = cohort_of(group=lambda name: "even" if int(name[7:]) % 2 or name == "device 4" else "odd")
     with pytest.raises(TooClose, match="but for 1"):
         evaluate(RATES, replace(moved, registry=registry), names)
-    evaluate(RATES, replace(cohort_of(group=lambda name: "first" if int(name[7:]) < 30 else "last"), registry=registry), names)
+    evaluate(
+        RATES,
+        replace(cohort_of(group=lambda name: "first" if int(name[7:]) < 30 else "last"), registry=registry),
+        names,
+    )
 
 
 def test_the_stricter_of_two_bounds_holds(tmp_path: Path) -> None:
@@ -100,7 +110,7 @@ def test_a_damaged_registry_refuses_everything(tmp_path: Path) -> None:
     assert b"device" not in whole, "names are digests"
 
 
-JOB = f'''
+JOB = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from shoestring import Job
@@ -108,14 +118,19 @@ from tests.federated.toys import toy_job
 
 def job() -> Job:
     return toy_job(60)
-'''
+"""
 
 
 @pytest.mark.usefixtures("warm_workers")
 def test_commands_know_of_each_other(tmp_path: Path) -> None:
     def asked(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "shoestring", "federate", "toy.py", "--as-is", *words, "--json"], cwd=tmp_path,
-                              capture_output=True, text=True, timeout=HUNG)
+        return subprocess.run(
+            [sys.executable, "-m", "shoestring", "federate", "toy.py", "--as-is", *words, "--json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=HUNG,
+        )
 
     (tmp_path / "toy.py").write_text(JOB)
     first = asked("--task", "evaluate", "--per-round", "60")

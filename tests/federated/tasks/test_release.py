@@ -13,7 +13,9 @@ from shoestring.federated.tasks.totals import AFTER, DeviceTotals, MetricSums, T
 
 
 def told(value: float, weight: float = 4.0, metrics: tuple[str, ...] = ("loss",)) -> DeviceTotals:
-    entries = tuple(MetricSums((0,), AFTER, name, moments(weight, [value * weight]), counted(value, EDGES)) for name in metrics)
+    entries = tuple(
+        MetricSums((0,), AFTER, name, moments(weight, [value * weight]), counted(value, EDGES)) for name in metrics
+    )
     return DeviceTotals(entries, Telemetry(1, 1))
 
 
@@ -49,8 +51,9 @@ def test_a_small_group_is_not_what_is_left_of_the_whole() -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 25), min_size=1), st.integers(2, 12), st.data())
-def test_every_number_and_every_difference_to_the_whole_is_about_enough_devices(sizes: dict[str, int], least: int,
-                                                                                data: st.DataObject) -> None:
+def test_every_number_and_every_difference_to_the_whole_is_about_enough_devices(
+    sizes: dict[str, int], least: int, data: st.DataObject
+) -> None:
     if sum(sizes.values()) < least:
         return
     seen = released(groups_of(sizes), least)
@@ -66,7 +69,10 @@ def test_every_number_and_every_difference_to_the_whole_is_about_enough_devices(
 
 
 def test_a_metric_that_few_devices_measured_is_withheld_everywhere() -> None:
-    rare = {name: together([*(told(0.1) for _ in range(20)), *(told(0.1, metrics=("rare",)) for _ in range(3))]) for name in "ab"}
+    rare = {
+        name: together([*(told(0.1) for _ in range(20)), *(told(0.1, metrics=("rare",)) for _ in range(3))])
+        for name in "ab"
+    }
     seen = released(rare)
     assert {entry.metric for totals in (seen.whole, *seen.groups.values()) for entry in totals.entries} == {"loss"}
     assert seen.withheld == ("rare: fewer than 10 devices measured it",)
@@ -74,9 +80,15 @@ def test_a_metric_that_few_devices_measured_is_withheld_everywhere() -> None:
 
 def test_a_group_in_which_few_devices_measured_a_metric_is_put_together_with_another() -> None:
     both = ("loss", "rare")
-    by_group = {"a": together([told(0.1, metrics=both) for _ in range(20)]), "b": together([told(0.1, metrics=both) for _ in range(15)]),
-                "c": together([*(told(0.1) for _ in range(30)), told(0.2, metrics=both)])}
-    found = {name: {entry.metric: entry.moments.devices for entry in totals.entries} for name, totals in released(by_group).groups.items()}
+    by_group = {
+        "a": together([told(0.1, metrics=both) for _ in range(20)]),
+        "b": together([told(0.1, metrics=both) for _ in range(15)]),
+        "c": together([*(told(0.1) for _ in range(30)), told(0.2, metrics=both)]),
+    }
+    found = {
+        name: {entry.metric: entry.moments.devices for entry in totals.entries}
+        for name, totals in released(by_group).groups.items()
+    }
     assert found == {"a": {"loss": 20, "rare": 20}, OTHERS: {"loss": 46, "rare": 16}}
 
 
@@ -89,7 +101,9 @@ def test_a_device_with_most_of_the_samples_is_not_what_the_mean_over_samples_is(
 
 def test_a_group_that_one_device_dominates_is_not_what_is_left_of_the_whole() -> None:
     even = together(told(0.1, weight=30.0) for _ in range(30))
-    seen = released({"a": even, "b": even, "c": together([told(0.7, weight=300.0), *(told(0.1, weight=1.0) for _ in range(19))])})
+    seen = released(
+        {"a": even, "b": even, "c": together([told(0.7, weight=300.0), *(told(0.1, weight=1.0) for _ in range(19))])}
+    )
     assert all(np.isnan(totals.entries[0].moments.sums[1]) for totals in seen.groups.values())
     assert not np.isnan(seen.whole.entries[0].moments.sums[1])
     assert seen.withheld == ("loss over samples of groups: one device may have more than half of them",)
@@ -99,10 +113,14 @@ def test_a_group_tells_nothing_of_its_errors() -> None:
     by_group = groups_of({"a": 20, "b": 20})
     by_group["a"] = by_group["a"].plus(DeviceTotals((), Telemetry(1, 0, errors=(("odd", 1),)), (1,)))
     seen = released(by_group)
-    assert seen.whole.telemetry.errors == (("odd", 1),) and not seen.groups["a"].telemetry.errors and not seen.groups["a"].failed
+    assert (
+        seen.whole.telemetry.errors == (("odd", 1),)
+        and not seen.groups["a"].telemetry.errors
+        and not seen.groups["a"].failed
+    )
 
 
 def test_bins_that_can_not_be_told_are_left_out() -> None:
     assert joined(Histogram((0.0, 1.0), (5, 4, 3)), 10) is None
-    assert joined(Histogram((0.0, 1.0), (0, 20, 0)), 10) is None   # all in one bin: the edges would say nothing
+    assert joined(Histogram((0.0, 1.0), (0, 20, 0)), 10) is None  # all in one bin: the edges would say nothing
     assert joined(Histogram((0.0, 1.0), (10, 10, 10)), 10) == Histogram((0.0, 1.0), (10, 10, 10))

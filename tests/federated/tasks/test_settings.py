@@ -16,23 +16,26 @@ def test_a_grid_has_every_combination_once() -> None:
     assert [one.name for one in candidates_of(found)][:2] == ["lr=0.01 epochs=1", "lr=0.01 epochs=2"]
 
 
-@pytest.mark.parametrize(("written", "told"), [
-    ("", "write a grid"),
-    ("epoch=1", "did you mean epochs"),
-    ("learning=1", "has no setting 'learning'"),
-    ("lr", "write a name, ="),
-    ("lr=", "write a name, ="),
-    ("lr=0.1,", "'' is not a number"),
-    ("lr=big", "'big' is not a number"),
-    ("lr=0.1 lr=1", "given twice"),
-    ("lr=0.1,0.1", "a value twice"),
-    ("lr=-1", "lr=-1"),
-    ("epochs=1.5", "whole number"),
-    ("epochs=True", "is not a number"),
-    ("held_out=0.5", "compared by the same records"),
-    ("optimizer=1", "a function of the job"),
-    ("batch=" + ",".join(map(str, range(40))) + " steps=" + ",".join(map(str, range(40))), "1,600 settings"),
-])
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        ("", "write a grid"),
+        ("epoch=1", "did you mean epochs"),
+        ("learning=1", "has no setting 'learning'"),
+        ("lr", "write a name, ="),
+        ("lr=", "write a name, ="),
+        ("lr=0.1,", "'' is not a number"),
+        ("lr=big", "'big' is not a number"),
+        ("lr=0.1 lr=1", "given twice"),
+        ("lr=0.1,0.1", "a value twice"),
+        ("lr=-1", "lr=-1"),
+        ("epochs=1.5", "whole number"),
+        ("epochs=True", "is not a number"),
+        ("held_out=0.5", "compared by the same records"),
+        ("optimizer=1", "a function of the job"),
+        ("batch=" + ",".join(map(str, range(40))) + " steps=" + ",".join(map(str, range(40))), "1,600 settings"),
+    ],
+)
 def test_a_grid_that_can_not_work_is_refused_with_the_reason(written: str, told: str) -> None:
     with pytest.raises(Mistake, match=told.replace("?", r"\?")):
         settings_of(written)

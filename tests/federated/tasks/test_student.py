@@ -8,7 +8,14 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.student import quantile, tails
 
 # df -> two-sided 95 % and 99 %, as every table has them
-TABLE = {1: (12.7062, 63.6567), 2: (4.3027, 9.9248), 5: (2.5706, 4.0321), 9: (2.2622, 3.2498), 29: (2.0452, 2.7564), 120: (1.9799, 2.6174)}
+TABLE = {
+    1: (12.7062, 63.6567),
+    2: (4.3027, 9.9248),
+    5: (2.5706, 4.0321),
+    9: (2.2622, 3.2498),
+    29: (2.0452, 2.7564),
+    120: (1.9799, 2.6174),
+}
 
 
 def test_quantiles_are_those_of_the_printed_tables() -> None:

@@ -20,8 +20,15 @@ from tests.federated.tasks.toy import cohort_of, names_of
 def task_in(folder: Path) -> FederatedTask:
     (folder / "job.py").write_text("def job(): ...")
     models = attach("", torch.zeros(1), folder), attach("far", torch.tensor([0.5]), folder)
-    return FederatedTask("tune", code_of(folder / "job.py", {"width": 4}), models, candidates_of(settings_of("lr=0.1,0.5")),
-                         seed=7, edges={"loss": (0.5, 1.0)}, parameters={"halving": True})
+    return FederatedTask(
+        "tune",
+        code_of(folder / "job.py", {"width": 4}),
+        models,
+        candidates_of(settings_of("lr=0.1,0.5")),
+        seed=7,
+        edges={"loss": (0.5, 1.0)},
+        parameters={"halving": True},
+    )
 
 
 def test_a_task_is_read_as_it_was_written_with_its_models(tmp_path: Path) -> None:
@@ -63,11 +70,16 @@ def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None
 
 def test_what_makes_no_task_is_refused(tmp_path: Path) -> None:
     task = task_in(tmp_path)
-    for change, told in (({"kind": "evalute"}, "did you mean evaluate"), ({"kind": "compare", "candidates": ()}, "give two"),
-                         ({"candidates": ()}, "without candidates"), ({"by": "rows"}, "devices"), ({"goal": "loss"}, "goal="),
-                         ({"candidates": (TuneCandidate("x", model="no"),)}, "of the model 'no'")):
+    for change, told in (
+        ({"kind": "evalute"}, "did you mean evaluate"),
+        ({"kind": "compare", "candidates": ()}, "give two"),
+        ({"candidates": ()}, "without candidates"),
+        ({"by": "rows"}, "devices"),
+        ({"goal": "loss"}, "goal="),
+        ({"candidates": (TuneCandidate("x", model="no"),)}, "of the model 'no'"),
+    ):
         with pytest.raises(Mistake, match=told):
-            replace(task, **change)   # type: ignore[arg-type]
+            replace(task, **change)  # type: ignore[arg-type]
 
 
 def test_every_kind_is_performed_and_training_is_left_to_rounds(tmp_path: Path) -> None:

@@ -18,11 +18,18 @@ GRID = candidates_of(settings_of("lr=0.01,0.03,0.1,0.2,0.3,0.5,0.8,1.0 epochs=1,
 def test_the_rate_that_is_known_to_be_best_is_found() -> None:
     found = tune(GRID, cohort_of(group=str), names_of(60))
     assert found.best.candidate.settings["lr"] == 0.5
-    assert {one.candidate.settings["lr"] for one in found.tried if one.as_good} == {0.5}   # with 1 epoch or 2 they are the same
+    assert {one.candidate.settings["lr"] for one in found.tried if one.as_good} == {
+        0.5
+    }  # with 1 epoch or 2 they are the same
     assert sum(one.as_good for one in found.tried) == 2
-    assert found.tried[0] == found.best and found.best.behind == 0 and found.best.error is not None and found.best.error > 0
+    assert (
+        found.tried[0] == found.best
+        and found.best.behind == 0
+        and found.best.error is not None
+        and found.best.error > 0
+    )
     behind = [one.behind for one in found.tried]
-    assert behind == sorted(behind)   # type: ignore[type-var]
+    assert behind == sorted(behind)  # type: ignore[type-var]
     assert found.telemetry.trainings == 16 * 60 and not found.withheld
 
 
@@ -32,12 +39,19 @@ def test_by_halves_the_same_is_found_with_less_work() -> None:
     assert [(rung.settings, rung.devices) for rung in found.rungs] == [(16, 10), (8, 20), (4, 40), (2, 80)]
     assert found.telemetry.trainings == 16 * 10 + 8 * 20 + 4 * 40 + 2 * 80 < 16 * 150 // 3
     assert found.telemetry.devices == 150 and found.telemetry.up == sum(rung.telemetry.up for rung in found.rungs)
-    assert len(found.tried) == 16 and [one.rung for one in found.tried] == sorted((one.rung for one in found.tried), reverse=True)
+    assert len(found.tried) == 16 and [one.rung for one in found.tried] == sorted(
+        (one.rung for one in found.tried), reverse=True
+    )
 
 
 def test_a_larger_metric_is_better_where_the_goal_says_so() -> None:
     found = tune(candidates_of(settings_of("lr=0.01,0.5")), cohort_of(goal="max near"), names_of(40))
-    assert found.best.candidate.name == "lr=0.5" and found.most and found.tried[1].behind is not None and found.tried[1].behind > 0
+    assert (
+        found.best.candidate.name == "lr=0.5"
+        and found.most
+        and found.tried[1].behind is not None
+        and found.tried[1].behind > 0
+    )
 
 
 def test_equal_settings_are_as_good_as_each_other_despite_rounding() -> None:
@@ -57,13 +71,17 @@ def test_a_setting_that_diverges_is_never_the_best() -> None:
 
 def test_a_setting_that_diverges_on_one_device_gives_way_to_the_best_that_does_not() -> None:
     found = tune(GRID, cohort_of(Quadratic(steep="device 5")), names_of(60))
-    assert found.best.candidate.settings == {"lr": 0.2, "epochs": 2}   # leaves 0.6^2 of the way
+    assert found.best.candidate.settings == {"lr": 0.2, "epochs": 2}  # leaves 0.6^2 of the way
     assert found.failed == {one.name: 1 for one in GRID if one.settings["lr"] >= 0.3}
 
 
 def test_where_every_setting_diverges_nothing_is_chosen() -> None:
     with pytest.raises(TooFew, match="30 no finite number"):
-        tune([TuneCandidate("wild", {"lr": 60.0, "epochs": 40}), TuneCandidate("wilder", {"lr": 90.0, "epochs": 40})], cohort_of(), names_of(30))
+        tune(
+            [TuneCandidate("wild", {"lr": 60.0, "epochs": 40}), TuneCandidate("wilder", {"lr": 90.0, "epochs": 40})],
+            cohort_of(),
+            names_of(30),
+        )
 
 
 def test_a_device_whose_records_spoil_every_setting_disqualifies_none() -> None:
@@ -85,7 +103,12 @@ def test_rungs_never_ask_fewer_devices_than_the_least() -> None:
     for settings in range(1, 40):
         for devices in (10, 19, 29, 30, 31, 69, 70, 500):
             sizes = rung_sizes(settings, devices, 10)
-            assert sum(sizes) == devices and min(sizes) >= 10 and sizes == sorted(sizes) and 2 ** (len(sizes) - 1) < max(settings, 2)
+            assert (
+                sum(sizes) == devices
+                and min(sizes) >= 10
+                and sizes == sorted(sizes)
+                and 2 ** (len(sizes) - 1) < max(settings, 2)
+            )
     with pytest.raises(TooFew):
         rung_sizes(4, 9, 10)
 

@@ -1,4 +1,5 @@
 """Devices whose loss is h (w - x)^2 / 2 for their own samples x: one step of the rate 1 / h takes them to the mean of theirs."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from shoestring.federated.seeds import generator_of, seed_of
 from shoestring.federated.tasks.gather import Cohort
 from shoestring.federated.tasks.registry import Registry
 
-CURVATURE = 2.0   # h: the best rate is 0.5
+CURVATURE = 2.0  # h: the best rate is 0.5
 ZERO, FAR = torch.zeros(1), torch.full((1,), 0.5)
 LOCAL = Local(epochs=1, batch=0, lr=0.1, held_out=0.25)
 
@@ -45,8 +46,10 @@ class Quadratic:
             return {}
         away = row.double() - device.data[device.held_out]
         scale = float("nan") if device.name == self.spoilt else 1.0
-        return {"loss": (float((CURVATURE * away**2 / 2).sum()) * scale, float(count)),
-                "near": (float((away.abs() < 0.5).sum()) * scale, float(count))}
+        return {
+            "loss": (float((CURVATURE * away**2 / 2).sum()) * scale, float(count)),
+            "near": (float((away.abs() < 0.5).sum()) * scale, float(count)),
+        }
 
     def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained:
         assert len(seeds) == len(records)
@@ -72,9 +75,19 @@ def job_of(**changes: Any) -> Job:
     return replace(Job(model=lambda: nn.Linear(1, 1), data=list, local=LOCAL), **changes)
 
 
-def cohort_of(engine: Quadratic | None = None, records: Callable[[str], Records] = records_of, chunk: int = 7, **job: Any) -> Cohort:
-    return Cohort(job_of(**job), engine or Quadratic(), records, {"": ZERO, "far": FAR}, Registry(None), seed=3, chunk=chunk,
-                  clock=lambda: 0.0)
+def cohort_of(
+    engine: Quadratic | None = None, records: Callable[[str], Records] = records_of, chunk: int = 7, **job: Any
+) -> Cohort:
+    return Cohort(
+        job_of(**job),
+        engine or Quadratic(),
+        records,
+        {"": ZERO, "far": FAR},
+        Registry(None),
+        seed=3,
+        chunk=chunk,
+        clock=lambda: 0.0,
+    )
 
 
 def names_of(count: int) -> list[str]:

@@ -1,4 +1,5 @@
 """A job whose model freezes its first layer in the middle of training, and thaws it again."""
+
 from __future__ import annotations
 
 import torch
@@ -27,5 +28,9 @@ class Net(nn.Module):
 def job() -> Job:
     draw = torch.Generator().manual_seed(1)
     batches = [(torch.randn(6, 8, generator=draw), torch.randint(4, (6,), generator=draw)) for _ in range(6)]
-    return Job(model=Net, data=lambda: batches, steps=6,
-               optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1))
+    return Job(
+        model=Net,
+        data=lambda: batches,
+        steps=6,
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1),
+    )

@@ -2,6 +2,7 @@
 
 How slow it is is counted, not timed: it waits until the others have begun some parts more, or does more work.
 """
+
 from __future__ import annotations
 
 import os
@@ -30,7 +31,11 @@ class Points(torch.utils.data.Dataset[Any]):
 def few(batches: int, size: int) -> Iterator[Any]:
     for number in range(batches):
         rows = [Points()[size * number + place] for place in range(size)]
-        yield torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows]), torch.tensor([row[2] for row in rows])
+        yield (
+            torch.stack([row[0] for row in rows]),
+            torch.stack([row[1] for row in rows]),
+            torch.tensor([row[2] for row in rows]),
+        )
 
 
 def begun_by(seen: str) -> Counter[int]:
@@ -43,8 +48,20 @@ def begun_by_others(seen: str, rank: int) -> int:
     return sum(count for other, count in begun_by(seen).items() if other != rank)
 
 
-def job(slow: int = -1, lead: int = 0, most: int = 0, burden: int = 0, batch: int = 12, batches: int = 0, seen: str = "",
-        rate: float = 0.01, clip: float = 0.0, norm: bool = True, hold: str = "", even: int = 0) -> Job:
+def job(
+    slow: int = -1,
+    lead: int = 0,
+    most: int = 0,
+    burden: int = 0,
+    batch: int = 12,
+    batches: int = 0,
+    seen: str = "",
+    rate: float = 0.01,
+    clip: float = 0.0,
+    norm: bool = True,
+    hold: str = "",
+    even: int = 0,
+) -> Job:
     """slow      the rank that is slow in its forward:
     lead      the others begin so many parts meanwhile, until they have begun `most`, after which it is as fast as they are
     burden    it multiplies so many matrices more
@@ -76,8 +93,12 @@ def job(slow: int = -1, lead: int = 0, most: int = 0, burden: int = 0, batch: in
         return output
 
     return Job(
-        model=lambda: nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32) if norm else nn.Identity(), nn.ReLU(), nn.Linear(32, 4)),
+        model=lambda: nn.Sequential(
+            nn.Linear(8, 32), nn.BatchNorm1d(32) if norm else nn.Identity(), nn.ReLU(), nn.Linear(32, 4)
+        ),
         forward=forward,
-        data=(lambda: few(batches, batch)) if batches else Points, optimizer=lambda weights: torch.optim.AdamW(weights, lr=rate),
-        batch=batch, clip=clip,
+        data=(lambda: few(batches, batch)) if batches else Points,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=rate),
+        batch=batch,
+        clip=clip,
     )

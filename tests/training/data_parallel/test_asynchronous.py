@@ -1,4 +1,5 @@
 """Workers that do not wait: nothing is lost, counted wrong or staler than allowed; a slow one slows nobody; all end."""
+
 from __future__ import annotations
 
 import json
@@ -45,7 +46,9 @@ JOB = Path(__file__).with_name("straggling.py")
 both = pytest.mark.parametrize("kind", ["server", "hogwild"])
 
 
-def trained(place: Path, world: int, technique: Technique | None, steps: int, *more: Technique, **flags: Any) -> list[dict[str, Any]]:
+def trained(
+    place: Path, world: int, technique: Technique | None, steps: int, *more: Technique, **flags: Any
+) -> list[dict[str, Any]]:
     techniques = [one for one in (technique, *more) if one is not None]
     return Group(place, world, JOB, techniques, steps, flags=flags).results()
 
@@ -60,7 +63,7 @@ def samples(file: Path) -> list[int]:
 
 def test_a_server_with_one_worker_trains_as_one_process_does(tmp_path: Path) -> None:
     """Nothing is stale then; to the same bits, clipping and batch norm's statistics and all."""
-    alone, = trained(tmp_path / "alone", 1, None, 8, clip=0.1)
+    (alone,) = trained(tmp_path / "alone", 1, None, 8, clip=0.1)
     first, _ = trained(tmp_path / "group", 2, Asynchronous(), 8, clip=0.1)
     assert first["losses"] == alone["losses"] and first["weights_sha256"] == alone["weights_sha256"]
 
@@ -69,11 +72,11 @@ def test_a_server_with_one_worker_trains_as_one_process_does(tmp_path: Path) -> 
 def test_a_slow_worker_does_less_and_the_others_do_more(kind: str, tmp_path: Path) -> None:
     """Every part is somebody's, once, and the staleness of each push is counted and within the bound."""
     seen = tmp_path / "seen"
-    most = 130 if kind == "server" else 200   # of 160 or 240 parts: the slow one has had its tenth by then
+    most = 130 if kind == "server" else 200  # of 160 or 240 parts: the slow one has had its tenth by then
     results = trained(tmp_path, 3, Asynchronous(kind, delay=200), 80, slow=2, lead=9, most=most, seen=str(seen))
     told, losses = results[0]["state"]["pushes"], results[0]["losses"]
     staleness, applied = counts(told["staleness"]), counts(told["applied"])
-    parts, extra = (2, 0) if kind == "server" else (3, 200)   # in Hogwild others go on while the first worker computes
+    parts, extra = (2, 0) if kind == "server" else (3, 200)  # in Hogwild others go on while the first worker computes
     assert 80 * parts <= sum(applied.values()) == sum(staleness.values()) <= 80 * parts + extra
     assert applied[2] * 3 < sum(applied[rank] for rank in applied if rank != 2) and not told["dropped"]
     assert 5 < max(staleness) <= 200 and told["corrected"] is True
@@ -86,13 +89,15 @@ def test_a_slow_worker_does_less_and_the_others_do_more(kind: str, tmp_path: Pat
 @both
 @pytest.mark.parametrize("delay", [0, 2])
 def test_no_push_is_staler_than_the_delay(kind: str, delay: int, tmp_path: Path) -> None:
-    told = trained(tmp_path, 4, Asynchronous(kind, delay=delay, correct=False), 12, slow=2, burden=100)[0]["state"]["pushes"]
+    told = trained(tmp_path, 4, Asynchronous(kind, delay=delay, correct=False), 12, slow=2, burden=100)[0]["state"][
+        "pushes"
+    ]
     assert set(counts(told["staleness"])) <= set(range(delay + 1)) and told["corrected"] is False
     assert sum(told["applied"].values()) >= 12 * (3 if kind == "server" else 4)
 
 
 def test_the_slowest_gradient_of_a_round_is_dropped_and_never_the_majority(tmp_path: Path) -> None:
-    seen = str(tmp_path / "seen")   # whenever the slow one comes, the others have begun the next round
+    seen = str(tmp_path / "seen")  # whenever the slow one comes, the others have begun the next round
     told = trained(tmp_path, 4, DropStragglers(backup=1), 80, slow=2, lead=4, most=154, seen=seen)[0]["state"]["pushes"]
     applied, dropped = counts(told["applied"]), counts(told["dropped"])
     assert sum(applied.values()) == 2 * 80 and set(counts(told["staleness"])) == {0}
@@ -103,7 +108,9 @@ def test_the_slowest_gradient_of_a_round_is_dropped_and_never_the_majority(tmp_p
 @pytest.mark.parametrize("technique", [Asynchronous(), Asynchronous("hogwild"), DropStragglers()], ids=str)
 def test_data_that_end_and_batches_smaller_than_the_group_end_well(technique: Technique, tmp_path: Path) -> None:
     """Five batches of one sample: of each, one worker has it and the others nothing."""
-    batch = 2 if isinstance(technique, DropStragglers) else 1   # of which a round could count the worker without a sample
+    batch = (
+        2 if isinstance(technique, DropStragglers) else 1
+    )  # of which a round could count the worker without a sample
     first, *_ = trained(tmp_path, 3, technique, 50, batches=5, batch=batch, norm=False)
     assert first["steps"] == 5
 
@@ -118,21 +125,26 @@ def test_killed_it_goes_on_from_its_checkpoint(kind: str, tmp_path: Path) -> Non
         until(lambda: len(saved(folder / "checkpoints")) >= 2, "the second checkpoint")
         group.kill()
     before = (folder / "events.jsonl").read_text().splitlines()
-    step = saved(folder / "checkpoints")[-1].step   # its event may not be written yet
+    step = saved(folder / "checkpoints")[-1].step  # its event may not be written yet
     seen.unlink()
     first, *_ = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()
     begun = json.loads((folder / "events.jsonl").read_text().splitlines()[len(before)])
     assert begun["event"] == "begun" and begun["step"] == step and first["steps"] == step + 4
     parts = 2 if kind == "server" else 3
-    assert sum(first["state"]["pushes"]["applied"].values()) >= (step + 4) * parts, "those before the checkpoint are counted too"
+    assert sum(first["state"]["pushes"]["applied"].values()) >= (step + 4) * parts, (
+        "those before the checkpoint are counted too"
+    )
     order = torch.randperm(6000, generator=torch.Generator().manual_seed(0)).tolist()
-    assert 0 < step <= 30 and not set(order[:12 * step]) & set(samples(seen)), "the data go on where they were"
+    assert 0 < step <= 30 and not set(order[: 12 * step]) & set(samples(seen)), "the data go on where they were"
     finished = Group(tmp_path, 3, JOB, [Asynchronous(kind)], step + 4, **task).results()[0]
     assert finished["weights_sha256"] == first["weights_sha256"], "the last checkpoint has the weights of the end"
 
 
-@pytest.mark.parametrize(("technique", "pieces"), [(Asynchronous(), 1), (Asynchronous(), 2), (Asynchronous("hogwild"), 1),
-                                                  (DropStragglers(), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("technique", "pieces"),
+    [(Asynchronous(), 1), (Asynchronous(), 2), (Asynchronous("hogwild"), 1), (DropStragglers(), 1)],
+    ids=str,
+)
 def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: int, tmp_path: Path) -> None:
     """Memory of the server and of workers, and what a worker sends, to the byte; the first in Hogwild may have nothing to do in a step."""
     more = [Accumulate(pieces)] if pieces > 1 else []
@@ -147,9 +159,9 @@ def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: 
             assert peak(log).bytes == own["peak_bytes"], rank
         else:
             assert 0.4 * peak(log).bytes < own["peak_bytes"] <= peak(log).bytes
-        if rank or hogwild:   # of their own steps; hogwild sends nothing
+        if rank or hogwild:  # of their own steps; hogwild sends nothing
             assert log.sent[-1] * own["steps"] == own["sent"], rank
-        else:   # the server gives weights as often as somebody pulls: for each push one, and some are on their way at the end
+        else:  # the server gives weights as often as somebody pulls: for each push one, and some are on their way at the end
             tallies = found["state"]["pushes"]
             pushed = sum(tallies["applied"].values()) + sum(tallies["dropped"].values())
             assert 0 <= own["sent"] - pushed * log.sent[-1] / 2 <= log.sent[-1], "a step is rehearsed with two pulls"
@@ -158,14 +170,29 @@ def test_rehearsed_on_fake_tensors_it_is_as_it_is(technique: Technique, pieces: 
 
 def test_what_cant_be_combined_is_told() -> None:
     for one in (Asynchronous(), DropStragglers()):
-        for other in (StepInBackward(), OffloadModel(), OffloadOptimizer(), Precision("fp16"), DataParallel(), Shard(), one):
+        for other in (
+            StepInBackward(),
+            OffloadModel(),
+            OffloadOptimizer(),
+            Precision("fp16"),
+            DataParallel(),
+            Shard(),
+            one,
+        ):
             assert clash(one, other) == clash(other, one) != ""
         assert not clash(one, Precision("bf16")) and not clash(one, Accumulate(2))
     assert "both unite" in clash(Asynchronous(), DropStragglers()) == clash(DataParallel(), Shard())
 
 
-@pytest.mark.parametrize("wrong", [
-    lambda: Asynchronous("ps"), lambda: Asynchronous(delay=-1), lambda: Asynchronous(delay=5000), lambda: DropStragglers(0)])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: Asynchronous("ps"),
+        lambda: Asynchronous(delay=-1),
+        lambda: Asynchronous(delay=5000),
+        lambda: DropStragglers(0),
+    ],
+)
 def test_mistakes_are_told(wrong: Any) -> None:
     with pytest.raises(Mistake):
         wrong()
@@ -181,14 +208,22 @@ def test_a_group_that_is_too_small_is_told() -> None:
 
 
 def test_the_cost_is_that_of_the_busier_of_server_and_workers() -> None:
-    ledger = Ledger((Block("a", kept=60.0, gradient=100.0, forward=1.0, backward=2.0),), (Block("a"),), batch=6,
-                    standing=StandingBytes(parameters=100.0, optimizer=200.0), update=UpdateCost(0.5), workers=Workers(3, per_byte_sent=0.001))
+    ledger = Ledger(
+        (Block("a", kept=60.0, gradient=100.0, forward=1.0, backward=2.0),),
+        (Block("a"),),
+        batch=6,
+        standing=StandingBytes(parameters=100.0, optimizer=200.0),
+        update=UpdateCost(0.5),
+        workers=Workers(3, per_byte_sent=0.001),
+    )
     served = Asynchronous().cost(ledger)
-    assert served.seconds == pytest.approx(4.5 + 0.2)            # half of the batch instead of a third, and both ways of the weights
+    assert served.seconds == pytest.approx(
+        4.5 + 0.2
+    )  # half of the batch instead of a third, and both ways of the weights
     assert served.traffic.sent == 200.0 and served.blocks[0].kept == 90.0
     assert served.peak == max(100 + 90 + 100.0, 100 + 100 + 200)  # a worker in backward, the server in its update
     slow = Asynchronous().cost(replace(ledger, workers=Workers(3, per_byte_sent=0.05)))
-    assert slow.seconds == pytest.approx(2 * (10 + 0.5))         # the server is what all wait for
+    assert slow.seconds == pytest.approx(2 * (10 + 0.5))  # the server is what all wait for
     assert DropStragglers().cost(ledger).peak == served.peak + 100
     assert Asynchronous("hogwild").cost(ledger) == ledger and int(Asynchronous().exactness(ledger)) == 3
 
@@ -199,8 +234,11 @@ def test_what_was_pushed_comes_back() -> None:
         pushes.add(rank, staleness)
     pushes.dropped[2] += 1
     again.load_state_dict(json.loads(json.dumps(pushes.state_dict())))
-    assert again.state_dict() == pushes.state_dict() == {
-        "corrected": True, "staleness": {"0": 1, "3": 2}, "applied": {"1": 2, "2": 1}, "dropped": {"2": 1}}
+    assert (
+        again.state_dict()
+        == pushes.state_dict()
+        == {"corrected": True, "staleness": {"0": 1, "3": 2}, "applied": {"1": 2, "2": 1}, "dropped": {"2": 1}}
+    )
 
 
 class Ones(Link):
@@ -213,7 +251,9 @@ class Ones(Link):
 
 @both
 @pytest.mark.parametrize(("correct", "stale", "divisor"), [(True, 4, 4), (True, 0, 1), (False, 4, 1)])
-def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct: bool, stale: int, divisor: int) -> None:
+def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(
+    kind: str, correct: bool, stale: int, divisor: int
+) -> None:
     """A gradient of one, on imagined links: it arrives as stale, or others step while it is computed."""
     link: Any = Ones(0, 2) if kind == "server" else Link(1, 2)
 
@@ -222,8 +262,14 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
             engine.counts.staleness[0, 0] += stale
         return output.sum()
 
-    job = Job(model=lambda: nn.Linear(1, 1, bias=False), data=lambda: [torch.ones(2, 1)], loss=loss, weight=len, mesh=on_one_axis(link),
-              optimizer=lambda weights: torch.optim.SGD(weights, lr=0.8))
+    job = Job(
+        model=lambda: nn.Linear(1, 1, bias=False),
+        data=lambda: [torch.ones(2, 1)],
+        loss=loss,
+        weight=len,
+        mesh=on_one_axis(link),
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=0.8),
+    )
     model = job.model()
     run = prepared(job, [Asynchronous(kind, correct=correct)], model)
     engine: Any = run.assignment
@@ -239,12 +285,16 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(kind: str, correct
 
 def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes() -> None:
     link = Link(1, 2, deadline=0.05)
-    job = Job(model=lambda: nn.Linear(1, 1), data=lambda: [torch.ones(2, 1)], loss=lambda output, batch: output.sum(),
-              mesh=on_one_axis(link))
+    job = Job(
+        model=lambda: nn.Linear(1, 1),
+        data=lambda: [torch.ones(2, 1)],
+        loss=lambda output, batch: output.sum(),
+        mesh=on_one_axis(link),
+    )
     run = prepared(job, [Asynchronous("hogwild", delay=1)], job.model())
     engine: Any = run.assignment
     engine.counts.begun[0] = 0
-    engine.counts.staleness[0, 0] += 1   # a step later, one more would make worker 0's gradient too stale
+    engine.counts.staleness[0, 0] += 1  # a step later, one more would make worker 0's gradient too stale
     with pytest.raises(PeerLost, match="worker 0 did not come"):
         list(steps(run, islice(Feed(job, run.assignment), 2)))
 

@@ -1,5 +1,6 @@
 """What a model or its data may do in the middle of a run: freeze weights, which a group trains as one process does; give an empty batch,
 which is told."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -36,10 +37,14 @@ def test_weights_that_are_frozen_in_the_middle_of_a_run_are_frozen_in_a_group_to
 
 def test_an_empty_batch_in_a_group_is_told_with_its_number() -> None:
     full = MODELS["chain"][1]()
-    made = Job(model=MODELS["chain"][0], data=lambda: [full, tuple(part[:0] for part in full)], mesh=on_one_axis(Link(0, 2)))
+    made = Job(
+        model=MODELS["chain"][0], data=lambda: [full, tuple(part[:0] for part in full)], mesh=on_one_axis(Link(0, 2))
+    )
     feed = Feed(made)
     next(feed)
-    with pytest.raises(Mistake, match="batch 2 of the job's data has no samples: there is nothing for 2 workers to train on"):
+    with pytest.raises(
+        Mistake, match="batch 2 of the job's data has no samples: there is nothing for 2 workers to train on"
+    ):
         next(feed)
 
 

@@ -1,4 +1,5 @@
 """Messages: as long as said, within the stated error, and with error feedback nothing is lost."""
+
 from __future__ import annotations
 
 import math
@@ -18,8 +19,15 @@ from shoestring.measure.fake import Stage
 from shoestring.training.data_parallel.error_feedback import ErrorFeedback
 from shoestring.training.data_parallel.gradient_codecs import CODECS, PAGE, CastCodec, Codec, Int8Codec, TopKCodec
 
-KINDS: dict[str, Codec] = {**CODECS, "topk of a third": TopKCodec(1 / 3), "topk of all": TopKCodec(1.0), "int8 in sevens": Int8Codec(7)}
-LENGTHS = st.one_of(st.integers(1, 60), st.sampled_from([1023, 1024, 1025, 3000, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 77]))
+KINDS: dict[str, Codec] = {
+    **CODECS,
+    "topk of a third": TopKCodec(1 / 3),
+    "topk of all": TopKCodec(1.0),
+    "int8 in sevens": Int8Codec(7),
+}
+LENGTHS = st.one_of(
+    st.integers(1, 60), st.sampled_from([1023, 1024, 1025, 3000, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE + 77])
+)
 TINY = torch.finfo(torch.float32).tiny
 every = pytest.mark.parametrize("kind", KINDS)
 
@@ -147,7 +155,7 @@ def test_what_was_sent_and_what_is_kept_is_what_was_given(kind: str, count: int,
         sent += codec.decode(into, count)
     torch.testing.assert_close(sent + feedback.rest["b"], given_, rtol=0, atol=1e-4)
     if kind not in ("topk", "topk of a third"):
-        torch.testing.assert_close(sent, given_, rtol=0, atol=0.03)   # what is kept does not grow
+        torch.testing.assert_close(sent, given_, rtol=0, atol=0.03)  # what is kept does not grow
 
 
 def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None:
@@ -156,7 +164,7 @@ def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None
         feedback.encode(bucket, torch.linspace(0.1, 1, count), codec, torch.empty(codec.size(count), dtype=torch.uint8))
     again, other = ErrorFeedback(on_one_axis(Link(1, 2))), ErrorFeedback(on_one_axis(Link(1, 3)))
     told = feedback.state_dict()
-    assert sorted(told["kept"]) == ["0 a", "0 b", "1 a", "1 b"]   # imagined: the other one has as much
+    assert sorted(told["kept"]) == ["0 a", "0 b", "1 a", "1 b"]  # imagined: the other one has as much
     state = told | {"kept": {key: next(one.pieces()) for key, one in told["kept"].items()}}
     again.load_state_dict(state)
     other.load_state_dict(state)
@@ -165,15 +173,18 @@ def test_buckets_are_kept_apart_and_come_back_only_for_as_many_workers() -> None
     assert feedback.rest["a"].any() and feedback.rest["b"].any()
     before = feedback.rest["a"].clone()
     again.owed("a", torch.ones(10))
-    assert torch.equal(feedback.rest["a"], before)   # loading took a copy
+    assert torch.equal(feedback.rest["a"], before)  # loading took a copy
 
 
 @every
 def test_codecs_can_be_rehearsed_on_fake_tensors(kind: str) -> None:
     codec, stage, feedback = KINDS[kind], Stage(), ErrorFeedback()
     fake = FakeTensorMode()
-    for mode, numbers in ((fake, fake.from_tensor(torch.ones(70_001))), (stage, stage.fake.from_tensor(torch.ones(70_001)))):
-        with mode:      # torch's, and the planner's
+    for mode, numbers in (
+        (fake, fake.from_tensor(torch.ones(70_001))),
+        (stage, stage.fake.from_tensor(torch.ones(70_001))),
+    ):
+        with mode:  # torch's, and the planner's
             feedback.rest.clear()
             into = numbers.new_empty(codec.size(70_001), dtype=torch.uint8)
             feedback.encode("b", numbers, codec, into)

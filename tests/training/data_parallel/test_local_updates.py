@@ -1,4 +1,5 @@
 """Top-k: workers step for themselves, tell of their largest moves, and end with one model."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +21,9 @@ def test_with_sgd_and_everything_told_it_is_plain_averaging(tmp_path: Path) -> N
     whole, losses = trained(tmp_path / "whole", 2, (DataParallel(),), sizes=SIZES)
     moved, told = trained(tmp_path / "moved", 2, (CompressGradients("topk", share=1.0),), sizes=SIZES)
     assert told == pytest.approx(losses, rel=1e-3)
-    apart = {name: float((whole[name] - moved[name]).abs().max()) for name in whole if "odd" not in name}   # which some do not use
+    apart = {
+        name: float((whole[name] - moved[name]).abs().max()) for name in whole if "odd" not in name
+    }  # which some do not use
     assert max(apart.values()) < 2e-3
 
 
@@ -32,5 +35,8 @@ def test_a_tenth_of_the_moves_is_enough_to_learn(technique: Technique, tmp_path:
 
 def test_adam_and_its_kin_are_known() -> None:
     weights = [torch.nn.Parameter(torch.zeros(2))]
-    assert all(normalizes(kind(weights)) for kind in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad))
+    assert all(
+        normalizes(kind(weights))
+        for kind in (torch.optim.AdamW, torch.optim.NAdam, torch.optim.RMSprop, torch.optim.Adagrad)
+    )
     assert not normalizes(torch.optim.SGD(weights, lr=0.1))

@@ -1,4 +1,5 @@
 """PowerSGD: what has rank r arrives whole, more rank leaves out less, and with feedback everything arrives in the end."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -46,15 +47,20 @@ def of_rank(rank: int, rows: int, columns: int, seed: int) -> Tensor:
 
 
 @settings(max_examples=40, deadline=None)
-@given(rank=st.integers(1, 4), rows=st.integers(12, 40), columns=st.integers(12, 40), seed=st.integers(0, 1000),
-       scale=st.sampled_from([1e-20, 1.0, 1e30]))
+@given(
+    rank=st.integers(1, 4),
+    rows=st.integers(12, 40),
+    columns=st.integers(12, 40),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1e-20, 1.0, 1e30]),
+)
 def test_a_matrix_of_that_rank_arrives_whole(rank: int, rows: int, columns: int, seed: int, scale: float) -> None:
     """From the seeded Q up to rounding and how near M Q is to less rank (a Q by chance nearly at right angles to M); warm, to 1e-5."""
     power, matrix = PowerSGD([(rows, columns)], rank), of_rank(rank, rows, columns, seed)
     seeded = power.right[0]
     stretch = float(matrix.norm() * seeded.norm() / torch.linalg.svdvals((matrix @ seeded).double())[-1])
     for allowed in (32 * 2**-24 * stretch, 1e-5):
-        mean, = mean_of([power], [matrix.flatten() * scale])
+        (mean,) = mean_of([power], [matrix.flatten() * scale])
         assert float((mean / scale - matrix.flatten()).abs().max()) < allowed * float(matrix.abs().max())
 
 
@@ -66,7 +72,7 @@ def test_more_rank_leaves_out_less_and_steps_find_the_best() -> None:
     for rank in (1, 2, 4, 8, 16):
         power = PowerSGD([(40, 40)], rank)
         off = [float((mean_of([power], [matrix.flatten()])[0] - matrix.flatten()).norm()) for _ in range(12)]
-        best = float(sizes[rank:].norm())     # Eckart, Young 1936: no matrix of this rank is nearer
+        best = float(sizes[rank:].norm())  # Eckart, Young 1936: no matrix of this rank is nearer
         assert best * 0.999 <= off[-1] <= best * 1.02 and off[-1] < off[0] <= PowerSGD.error * float(matrix.norm())
         errors.append(off[-1])
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.01 * errors[0]
@@ -89,7 +95,7 @@ def test_workers_have_the_same_bits_and_what_is_not_a_matrix_arrives_as_it_is() 
 def test_any_shapes_can_be_sent_and_never_take_more(shapes: list[list[int]], rank: int) -> None:
     count = sum(torch.Size(shape).numel() for shape in shapes)
     power = PowerSGD(shapes, rank)
-    mean, = mean_of([power], [drawn(count, 3)])
+    (mean,) = mean_of([power], [drawn(count, 3)])
     assert sum(power.counts) <= count and mean.shape == (count,) and mean.isfinite().all()
 
 
@@ -103,7 +109,9 @@ def test_with_feedback_everything_arrives() -> None:
         sent = sent + mean_of(workers, owed, owed=True)[0]
         given_ = given_ + torch.stack(gradients).mean(0)
         off.append(float((sent - given_).norm()) / step)
-    torch.testing.assert_close(sent + torch.stack([feedback.rest["b"] for feedback in kept]).mean(0), given_, rtol=0, atol=1e-3)
+    torch.testing.assert_close(
+        sent + torch.stack([feedback.rest["b"] for feedback in kept]).mean(0), given_, rtol=0, atol=1e-3
+    )
     assert off[-1] < 0.4 * off[0]
 
 
@@ -111,7 +119,7 @@ def test_with_feedback_everything_arrives() -> None:
 def test_a_step_of_nothing_or_of_nonsense_is_got_over(bad: float) -> None:
     power, matrix = PowerSGD([(30, 20)], 2), of_rank(2, 30, 20, 5).flatten()
     mean_of([power], [matrix * bad])
-    again, = mean_of([power], [matrix])
+    (again,) = mean_of([power], [matrix])
     torch.testing.assert_close(again, matrix, rtol=0, atol=1e-4)
 
 
@@ -124,12 +132,12 @@ def test_state_comes_back() -> None:
 
 def test_it_can_be_rehearsed_on_fake_tensors() -> None:
     stage = Stage()
-    for mode, fake in ((stage, stage.fake), (stage.fake, stage.fake)):   # the planner's, and torch's
+    for mode, fake in ((stage, stage.fake), (stage.fake, stage.fake)):  # the planner's, and torch's
         numbers, before = fake.from_tensor(torch.ones(COUNT)), PowerSGD(SHAPES, 2)
         with mode:
             for power in (before, PowerSGD(SHAPES, 2)):
                 for _ in range(2):
-                    mean, = mean_of([power], [numbers], owed=True)
+                    (mean,) = mean_of([power], [numbers], owed=True)
                     assert isinstance(mean, FakeTensor) and mean.shape == (COUNT,)
 
 

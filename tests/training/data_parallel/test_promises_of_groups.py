@@ -1,4 +1,5 @@
 """The three promises, for every technique that unites workers, alone and with every technique that it allows."""
+
 from __future__ import annotations
 
 import json
@@ -39,7 +40,7 @@ from tests.waiting import HUNG
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 UNEVEN = Path(__file__).with_name("uneven.py")
-TOLERANCE = 1e-4   # of sums in another order, after five steps of SGD
+TOLERANCE = 1e-4  # of sums in another order, after five steps of SGD
 
 
 @cache
@@ -53,16 +54,16 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
     uniting: list[Technique] = []
     others: list[Technique] = []
     for kind in CATALOGUE:
-        if kind in (Asynchronous, DropStragglers):   # what they do depends on time: test_asynchronous
+        if kind in (Asynchronous, DropStragglers):  # what they do depends on time: test_asynchronous
             continue
-        if kind.unites not in ("", "data"):   # test_tensor, test_tensor_processes
+        if kind.unites not in ("", "data"):  # test_tensor, test_tensor_processes
             continue
         usable = [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))]
         if usable and usable[0].unites:
             uniting += usable
         elif usable and kind is not Allocator:
             others += dict.fromkeys([usable[0], *(usable[-1:] if kind is Checkpoint else ())])
-    uniting[-1:-1] = map(CompressGradients, ("bf16", "topk", "powersgd"))   # not the planner's to choose
+    uniting[-1:-1] = map(CompressGradients, ("bf16", "topk", "powersgd"))  # not the planner's to choose
     pairs = [in_order((one, other)) for one in uniting for other in others if not conflict((one, other))]
     return [(one,) for one in uniting] + pairs
 
@@ -72,12 +73,26 @@ def some(plans: list[tuple[Technique, ...]]) -> list[tuple[Technique, ...]]:
     return [plan for plan in plans if len(plan) == 1 or DataParallel() in plan or Shard(3) in plan]
 
 
-def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder: Path, far: bool = False,
-             seeds: bool = False, more: Sequence[str] = ()) -> list[dict[str, Any]]:
+def outcomes(
+    name: str,
+    world: int,
+    wanted: list[tuple[Technique, ...]],
+    folder: Path,
+    far: bool = False,
+    seeds: bool = False,
+    more: Sequence[str] = (),
+) -> list[dict[str, Any]]:
     text = json.dumps([[described(technique) for technique in plan] for plan in wanted])
     words = [str(world), str(folder / "store"), name, *["far"] * far, *["seeds"] * seeds, *more]
-    workers = [subprocess.Popen([sys.executable, "-m", "tests.training.pipeline.trying", str(rank), *words],
-                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for rank in range(world)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.pipeline.trying", str(rank), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(world)
+    ]
     try:
         for worker in workers:
             assert worker.stdin is not None, "the pipe was asked for"
@@ -92,13 +107,19 @@ def outcomes(name: str, world: int, wanted: list[tuple[Technique, ...]], folder:
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize(("name", "world", "whole"), [
-    ("chain", 2, False), pytest.param("frozen bottom", 2, False, marks=pytest.mark.slow),
-    *(pytest.param(name, 3, True, marks=pytest.mark.slow) for name in ("chain", "u-net", "gpt2"))])
+@pytest.mark.parametrize(
+    ("name", "world", "whole"),
+    [
+        ("chain", 2, False),
+        pytest.param("frozen bottom", 2, False, marks=pytest.mark.slow),
+        *(pytest.param(name, 3, True, marks=pytest.mark.slow) for name in ("chain", "u-net", "gpt2")),
+    ],
+)
 def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique_that_it_allows(
-        name: str, world: int, whole: bool, tmp_path: Path) -> None:
+    name: str, world: int, whole: bool, tmp_path: Path
+) -> None:
     wanted = plans(name) if whole else some(plans(name))
-    if name != "chain":   # what is changed is held to its drift where nothing draws
+    if name != "chain":  # what is changed is held to its drift where nothing draws
         wanted = [plan for plan in wanted if all(one.exact for one in plan)]
     found = outcomes(name, world, wanted, tmp_path)
     assert len(found) == len(wanted) and any(len(plan) > 1 for plan in wanted)
@@ -115,24 +136,39 @@ def test_every_way_to_unite_workers_keeps_to_what_it_states_with_every_technique
             assert max(one["apart"] for one in workers) <= TOLERANCE, plan
         elif level is Exactness.CHANGED:
             stated = sum(drift(technique, of_world(ledger(name), world)) for technique in plan)
-            assert all(0 < one["drift"] <= stated < 10 for one in workers), plan   # codecs' own errors: test_codecs
+            assert all(0 < one["drift"] <= stated < 10 for one in workers), plan  # codecs' own errors: test_codecs
             assert all(one["losses"][-1] < one["losses"][0] for one in workers), plan
-        if all(one.exact for one in plan):   # all workers have the same weights and tell the same losses
-            assert len({one["sum"] for one in workers}) == 1 and len({tuple(one["losses"]) for one in workers}) == 1, plan
+        if all(one.exact for one in plan):  # all workers have the same weights and tell the same losses
+            assert len({one["sum"] for one in workers}) == 1 and len({tuple(one["losses"]) for one in workers}) == 1, (
+                plan
+            )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "wanted"), [
-    (2, [(Pipeline(2, 1),), (Pipeline(2, 2),), (Pipeline(2, 2, "interleaved", chunks=2),), (Pipeline(2, 1, "zero-bubble"),)]),
-    (4, [(Pipeline(2), DataParallel()), (Pipeline(2, 2), DataParallel()), (Pipeline(2), Shard(1))])])
+@pytest.mark.parametrize(
+    ("world", "wanted"),
+    [
+        (
+            2,
+            [
+                (Pipeline(2, 1),),
+                (Pipeline(2, 2),),
+                (Pipeline(2, 2, "interleaved", chunks=2),),
+                (Pipeline(2, 1, "zero-bubble"),),
+            ],
+        ),
+        (4, [(Pipeline(2), DataParallel()), (Pipeline(2, 2), DataParallel()), (Pipeline(2), Shard(1))]),
+    ],
+)
 def test_norms_that_several_stages_call_are_the_same_on_every_worker(
-        world: int, wanted: list[tuple[Technique, ...]], tmp_path: Path) -> None:
+    world: int, wanted: list[tuple[Technique, ...]], tmp_path: Path
+) -> None:
     for plan, outcome in zip(wanted, outcomes("shared u-net", world, wanted, tmp_path), strict=True):
         workers = outcome["workers"]
         for one in workers:
             for known in ("peaks", "sent", "flops"):
                 assert one[known][0] == one[known][1], (plan, known, one)
-            if plan == (Pipeline(2, 1),):   # pieces and copies have norms of their own samples
+            if plan == (Pipeline(2, 1),):  # pieces and copies have norms of their own samples
                 assert one["apart"] <= TOLERANCE, plan
         assert len({one["sum"] for one in workers}) == 1, plan
 
@@ -155,9 +191,19 @@ def test_those_who_do_not_wait_drift_no_further_than_they_state(technique: Techn
     for place, world, plan, steps in (("begun", 1, [], 0), ("plain", 1, [], 10), ("group", 3, [technique], 10)):
         (tmp_path / place).mkdir()
         more = {"rate": 0.0} if not steps else {}
-        Group(tmp_path / place, world, UNEVEN, plan, max(steps, 1), flags=flags | more, weights=str(tmp_path / place / "weights")).results()
-    begun, plain, group = (torch.cat([value.reshape(-1) for _, value in sorted(TensorFile(tmp_path / place / "weights").items())])
-                           for place in ("begun", "plain", "group"))
+        Group(
+            tmp_path / place,
+            world,
+            UNEVEN,
+            plan,
+            max(steps, 1),
+            flags=flags | more,
+            weights=str(tmp_path / place / "weights"),
+        ).results()
+    begun, plain, group = (
+        torch.cat([value.reshape(-1) for _, value in sorted(TensorFile(tmp_path / place / "weights").items())])
+        for place in ("begun", "plain", "group")
+    )
     assert 0 < float((group - plain).norm() / (plain - begun).norm()) <= drift(technique, now)
 
 

@@ -1,4 +1,5 @@
 """The reducer: what is sent when, in which order, and what becomes of weights that nobody used."""
+
 from __future__ import annotations
 
 import pytest
@@ -46,10 +47,20 @@ def loss(weights: list[nn.Parameter]) -> Tensor:
 
 
 def test_weights_are_bucketed_from_the_last_to_the_first_by_size_and_dtype() -> None:
-    sizes = [nn.Parameter(torch.zeros(count, dtype=dtype)) for count, dtype in (
-        (10, torch.float32), (10, torch.float32), (30, torch.float32), (5, torch.float64), (5, torch.float64))]
-    found = bucketed(sizes, most=100)   # bytes
-    assert [[weight.numel() for weight in bucket] for bucket in found] == [[5, 5], [30], [10, 10]], "one weight may have more than fits"
+    sizes = [
+        nn.Parameter(torch.zeros(count, dtype=dtype))
+        for count, dtype in (
+            (10, torch.float32),
+            (10, torch.float32),
+            (30, torch.float32),
+            (5, torch.float64),
+            (5, torch.float64),
+        )
+    ]
+    found = bucketed(sizes, most=100)  # bytes
+    assert [[weight.numel() for weight in bucket] for bucket in found] == [[5, 5], [30], [10, 10]], (
+        "one weight may have more than fits"
+    )
     assert [bucket[0].dtype for bucket in found] == [torch.float64, torch.float32, torch.float32]
 
 
@@ -71,7 +82,7 @@ def test_a_backward_sends_every_bucket_once_and_waits_for_all() -> None:
         loss(weights).backward()
     assert send.sent == [("2", [3.0] * 3), ("1", [2.0]), ("0", [1.0] * 2)]
     assert [one.waits for one in send.begun] == [1, 1, 1]
-    for _ in range(2):   # nothing is left of the step before
+    for _ in range(2):  # nothing is left of the step before
         for weight in weights:
             weight.grad = None
         with reducer.listening():
@@ -83,7 +94,7 @@ def test_gradients_stay_as_views_of_their_bucket() -> None:
     """So that the sum, which is done in the bucket, is where the optimizer looks."""
     weights, reducer, _ = made(2, 2)
     held: list[Tensor] = []
-    reducer.send = lambda bucket: held.append(bucket.filled) or Begun()   # type: ignore[func-returns-value]
+    reducer.send = lambda bucket: held.append(bucket.filled) or Begun()  # type: ignore[func-returns-value]
     with reducer.listening():
         loss(weights).backward()
     for flat in held:

@@ -1,4 +1,5 @@
 """Sharding: who owns which part of a stretch of weights, what is padded, and what is here when."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -30,7 +31,13 @@ class Block(nn.Module):
 def run_of(link: Link, **changes: Any) -> Run:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), Block(), Block(), nn.Linear(5, 2))
-    job = Job(model=lambda: model, data=list, optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0), mesh=on_one_axis(link), **changes)
+    job = Job(
+        model=lambda: model,
+        data=list,
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0),
+        mesh=on_one_axis(link),
+        **changes,
+    )
     return plain_run(job, model, {"1": model[1], "2": model[2]})
 
 
@@ -43,7 +50,7 @@ class Recording(Link):
 
     def begin_scatter(self, whole: Tensor, part: Tensor) -> Sending:
         self.begun.append(("scatter", len(part)))
-        part.copy_(whole[self.rank * len(part):][:len(part)] * self.world)   # as if all had the same gradients
+        part.copy_(whole[self.rank * len(part) :][: len(part)] * self.world)  # as if all had the same gradients
         return CompletedWork()
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
@@ -83,7 +90,9 @@ def test_units_come_in_the_order_of_backward() -> None:
     run = run_of(Link(0, 2))
     found = cut_up(run, 2)
     assert [block for block, _ in found] == [run.blocks["2"], run.blocks["1"], None]
-    assert {id(weight) for _, members in found for weight in members} == {id(weight) for weight in run.model.parameters()}
+    assert {id(weight) for _, members in found for weight in members} == {
+        id(weight) for weight in run.model.parameters()
+    }
 
 
 def test_frozen_weights_are_cut_only_where_weights_are() -> None:
@@ -100,7 +109,8 @@ def test_the_optimizer_steps_pieces_only() -> None:
     own = [piece for group in run.optimizer.param_groups for piece in group["params"]]
     assert all(piece.dim() == 1 for piece in own)
     assert sum(piece.numel() for piece in own) == sum(unit.part for unit in sharding.units) - sum(
-        unit.size - unit.full for unit in sharding.units), "the last worker has the padding"
+        unit.size - unit.full for unit in sharding.units
+    ), "the last worker has the padding"
     assert 0 < sum(piece.numel() for piece in own) < before
 
 
@@ -115,7 +125,7 @@ def step(link: Recording, stage: int, batch: Tensor) -> Run:
 def test_a_step_scatters_gradients_in_the_order_of_backward_and_gathers_weights(stage: int) -> None:
     link = Recording(0, 2)
     step(link, stage, torch.ones(4, 3))
-    block, outside = 32, 32      # 30 numbers of a block and 32 outside of them, in two parts of a multiple of 16
+    block, outside = 32, 32  # 30 numbers of a block and 32 outside of them, in two parts of a multiple of 16
     units = [block // 2, block // 2, outside // 2]
     assert link.begun == [("scatter", part) for part in units] + [("gather", part) for part in units]
 
@@ -124,9 +134,13 @@ def test_stage_three_gathers_a_block_before_it_runs_and_before_its_backward() ->
     link = Recording(0, 2)
     run = step(link, 3, torch.ones(4, 3))
     kinds = [kind for kind, _ in link.begun]
-    assert kinds == ["gather"] * 3 + ["gather", "scatter", "gather", "scatter", "scatter"], "outside, forward; then each block's backward"
+    assert kinds == ["gather"] * 3 + ["gather", "scatter", "gather", "scatter", "scatter"], (
+        "outside, forward; then each block's backward"
+    )
     sharding = run.state["shards"]
-    assert isinstance(sharding, Sharding) and not any(unit.present for unit in sharding.units), "between steps a worker has its parts only"
+    assert isinstance(sharding, Sharding) and not any(unit.present for unit in sharding.units), (
+        "between steps a worker has its parts only"
+    )
     assert all(unit.whole.untyped_storage().nbytes() == 0 for unit in sharding.units)
     with run.usable():
         assert all(unit.present for unit in sharding.units)
@@ -148,7 +162,11 @@ def test_with_one_worker_a_step_is_the_plain_one() -> None:
 
 
 def test_a_weight_that_nobody_used_is_not_stepped() -> None:
-    run = Shard(2).apply(replace(run_of(Link(0, 1)), forward=lambda model, batch: model[0](batch), loss=lambda output, batch: output.sum()))
+    run = Shard(2).apply(
+        replace(
+            run_of(Link(0, 1)), forward=lambda model, batch: model[0](batch), loss=lambda output, batch: output.sum()
+        )
+    )
     before = [weight.detach().clone() for weight in run.model.parameters()]
     run.gradients(run, torch.ones(2, 3))
     run.update(run)

@@ -1,4 +1,5 @@
 """A weight that two stages of a pipeline use, where copies of the model divide the optimizer's state."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -26,11 +27,16 @@ def trained(place: Path, world: int, *techniques: Technique, **words: Any) -> di
 
 
 PLANS: list[tuple[Technique, ...]] = [
-    (Pipeline(2, 2), Shard(1)), (Pipeline(2, 2, "zero-bubble"), Shard(2)), (Pipeline(2, 2, "interleaved", chunks=2), Shard(1)),
-    (Pipeline(2, 2), DataParallel())]
+    (Pipeline(2, 2), Shard(1)),
+    (Pipeline(2, 2, "zero-bubble"), Shard(2)),
+    (Pipeline(2, 2, "interleaved", chunks=2), Shard(1)),
+    (Pipeline(2, 2), DataParallel()),
+]
 
 
-@pytest.mark.parametrize("plan", [PLANS[0], *(pytest.param(plan, marks=pytest.mark.slow) for plan in PLANS[1:])], ids=str)
+@pytest.mark.parametrize(
+    "plan", [PLANS[0], *(pytest.param(plan, marks=pytest.mark.slow) for plan in PLANS[1:])], ids=str
+)
 def test_a_tied_weight_is_trained_as_in_one_process(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     """With a clipped norm, in which it counts once, and groups that decay differently."""
     alone, group = trained(tmp_path / "one", 1), trained(tmp_path / "four", 4, *plan)
@@ -38,7 +44,9 @@ def test_a_tied_weight_is_trained_as_in_one_process(plan: tuple[Technique, ...],
     assert torch.equal(group["head.weight"], group["words.weight"])
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_has_the_state_of_a_tied_weight_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_state_of_a_tied_weight_and_ends_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
     plan, flags = (Pipeline(2, 2), Shard(1)), {"dropout": 0.2}
     whole = trained(tmp_path / "whole", 4, *plan, flags=flags)
     words: dict[str, Any] = {"folder": str(tmp_path / "parted"), "cadence": {"steps": 2}, "flags": flags}

@@ -1,4 +1,5 @@
 """What groups stumble over: batches that do not divide, workers without a sample or a label, weights that nobody or only some used."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -21,7 +22,9 @@ from tests.training.members import Group
 JOB = Path(__file__).with_name("uneven.py")
 
 
-def trained(folder: Path, world: int, techniques: tuple[Technique, ...], **flags: Any) -> tuple[dict[str, Tensor], list[float]]:
+def trained(
+    folder: Path, world: int, techniques: tuple[Technique, ...], **flags: Any
+) -> tuple[dict[str, Tensor], list[float]]:
     """Weights and losses of a group, or of one process."""
     steps = len(flags.get("sizes", "6,6,6,6").split(","))
     results = Group(folder, world, JOB, techniques, steps, flags=flags, weights=str(folder / "weights")).results()
@@ -29,19 +32,26 @@ def trained(folder: Path, world: int, techniques: tuple[Technique, ...], **flags
     return dict(TensorFile(folder / "weights").items()), results[0]["losses"]
 
 
-@pytest.mark.parametrize("flags", [
-    {"sizes": "7,5,6,4"},                        # parts of unequal size, and weights that only some workers used
-    {"sizes": "6,1,6,2"},                        # a step in which a worker has no sample
-    {"sizes": "6,6,6,6", "ignored": True},       # a worker whose samples have no label: a mean over nothing
-])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"sizes": "7,5,6,4"},  # parts of unequal size, and weights that only some workers used
+        {"sizes": "6,1,6,2"},  # a step in which a worker has no sample
+        {"sizes": "6,6,6,6", "ignored": True},  # a worker whose samples have no label: a mean over nothing
+    ],
+)
 @pytest.mark.parametrize("techniques", [(DataParallel(),), (Shard(2), Accumulate(2)), (Shard(3),)], ids=str)
-def test_an_uneven_group_trains_as_one_process_does(flags: dict[str, Any], techniques: tuple[Technique, ...], tmp_path: Path) -> None:
+def test_an_uneven_group_trains_as_one_process_does(
+    flags: dict[str, Any], techniques: tuple[Technique, ...], tmp_path: Path
+) -> None:
     plain, losses = trained(tmp_path / "one", 1, (), **flags)
     group, told = trained(tmp_path / "two", 2, techniques, **flags)
     assert told == pytest.approx(losses, rel=1e-5)
     assert max(float((plain[name] - group[name]).abs().max()) for name in plain) < 1e-5
     untouched = trained(tmp_path / "none", 1, (), sizes="2", rate=0.0)[0]
-    assert torch.equal(group["never.weight"], untouched["never.weight"]), "weights that nobody used are not even decayed"
+    assert torch.equal(group["never.weight"], untouched["never.weight"]), (
+        "weights that nobody used are not even decayed"
+    )
 
 
 def test_a_rate_that_grows_with_the_workers_is_reached_step_by_step(tmp_path: Path) -> None:

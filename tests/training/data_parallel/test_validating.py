@@ -1,4 +1,5 @@
 """Validation in groups: every worker takes its part of every held-out batch, and all find what one process does."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -40,24 +41,30 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("technique", [*EXACT, *OTHERS], ids=str)
-def test_a_group_finds_what_one_process_does(technique: Technique, tmp_path: Path, alone: list[dict[str, float]]) -> None:
+def test_a_group_finds_what_one_process_does(
+    technique: Technique, tmp_path: Path, alone: list[dict[str, float]]
+) -> None:
     (tmp_path / "run").mkdir()
     results = Group(tmp_path, 3, JOB, [technique], 8, str(tmp_path / "run")).results()
     told = report_of(tmp_path / "run")
     assert told.why_ended == "steps" and told.best is not None
     best = best_weights(Folder(tmp_path / "run"))
-    assert best.step == told.best["step"] and set(best.all_weights()) == {f"{k}.{j}.{kind}" for k in range(3) for j in (0, 2)
-                                                                         for kind in ("weight", "bias")} | {"3.weight", "3.bias"}
+    assert best.step == told.best["step"] and set(best.all_weights()) == {
+        f"{k}.{j}.{kind}" for k in range(3) for j in (0, 2) for kind in ("weight", "bias")
+    } | {"3.weight", "3.bias"}
     if technique in EXACT:
         assert [one["step"] for one in told.metrics] == [3, 6, 8]
         for metric in ("loss", "accuracy"):
             assert [one[metric] for one in told.metrics] == pytest.approx([one[metric] for one in alone], rel=1e-4)
-        peaks = [peak(rehearse(replace(loaded_job(JOB, {}), mesh=on_one_axis(Link(rank, 3, True))), (technique,))) for rank in range(3)]
+        peaks = [
+            peak(rehearse(replace(loaded_job(JOB, {}), mesh=on_one_axis(Link(rank, 3, True))), (technique,)))
+            for rank in range(3)
+        ]
         assert [worker["peak_bytes"] for worker in results[0]["workers"]] == [one.bytes for one in peaks]
         assert len({result["weights_sha256"] for result in results if result["weights_sha256"]}) == 1
     else:
         assert told.metrics[-1]["step"] == 8 and told.metrics[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.2)
-        if isinstance(technique, LocalSteps):   # when they meet: at the next even step
+        if isinstance(technique, LocalSteps):  # when they meet: at the next even step
             assert [one["step"] for one in told.metrics] == [4, 6, 8]
 
 
@@ -73,8 +80,15 @@ def test_bytes_that_are_sent_for_a_validation_are_no_steps(technique: Technique,
     assert sent[0] == sent[1] and len(sent[0]) == 4
 
 
-@pytest.mark.parametrize("technique", [Pipeline(2, 4), pytest.param(Pipeline(3, 3, "gpipe"), marks=pytest.mark.slow),
-                                       pytest.param(Pipeline(2, 4, "zero-bubble"), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "technique",
+    [
+        Pipeline(2, 4),
+        pytest.param(Pipeline(3, 3, "gpipe"), marks=pytest.mark.slow),
+        pytest.param(Pipeline(2, 4, "zero-bubble"), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("whole", [False, True], ids=["together", "gathered"])
 def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp_path: Path) -> None:
     """Together, each computes its part of every held-out batch; a `validate` of the job's own is given all weights."""
@@ -89,11 +103,13 @@ def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp
     assert [one["step"] for one in staged] == [one["step"] for one in plain] == [3, 6, 8]
     for metric in ("loss", "accuracy") if not whole else ("accuracy",):
         assert [one[metric] for one in staged] == pytest.approx([one[metric] for one in plain], rel=1e-4)
-    if whole:   # what it makes itself can't be rehearsed
+    if whole:  # what it makes itself can't be rehearsed
         return
     sizes = mesh_sizes((technique,), technique.stages)
-    peaks = [peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
-             for rank in range(technique.stages)]
+    peaks = [
+        peak(rehearse(replace(loaded_job(JOB, flags), mesh=imagined_mesh(sizes, rank, True)), (technique,))).bytes
+        for rank in range(technique.stages)
+    ]
     assert [worker["peak_bytes"] for worker in results[0]["workers"]] == peaks
 
 
@@ -102,8 +118,15 @@ def test_stages_of_split_layers_find_what_one_process_does(own: bool, tmp_path: 
     found = {}
     for name, world, plan in (("alone", 1, []), ("cut", 4, [TensorParallel(2), Pipeline(2, 2)])):
         (tmp_path / name / "run").mkdir(parents=True)
-        Group(tmp_path / name, world, JOB.with_name("split_validating.py"), plan, 4, str(tmp_path / name / "run"),
-              flags={"own": own}).results()
+        Group(
+            tmp_path / name,
+            world,
+            JOB.with_name("split_validating.py"),
+            plan,
+            4,
+            str(tmp_path / name / "run"),
+            flags={"own": own},
+        ).results()
         found[name] = report_of(tmp_path / name / "run").metrics
     metric = "loss of the first" if own else "loss"
     assert [one["step"] for one in found["cut"]] == [2, 4]

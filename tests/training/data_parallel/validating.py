@@ -1,4 +1,5 @@
 """A job whose held-out batches have from one sample to many."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -27,9 +28,21 @@ def judged(model: nn.Module) -> dict[str, float]:
 
 
 def job(validates: bool = True, own: bool = False) -> Job:
-    how = {"validate": judged, "goal": "max accuracy"} if own else {
-        "held_out": (lambda: batches(1, [1, 130, 2, 7])) if validates else None, "metrics": accuracy if validates else None}
+    how = (
+        {"validate": judged, "goal": "max accuracy"}
+        if own
+        else {
+            "held_out": (lambda: batches(1, [1, 130, 2, 7])) if validates else None,
+            "metrics": accuracy if validates else None,
+        }
+    )
     return Job(
-        model=lambda: nn.Sequential(*(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(3)), nn.Linear(32, 4)),
-        data=lambda: batches(0, [12] * 10), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9), steps=8,
-        every=3, **how)   # type: ignore[arg-type]
+        model=lambda: nn.Sequential(
+            *(nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 32)) for _ in range(3)), nn.Linear(32, 4)
+        ),
+        data=lambda: batches(0, [12] * 10),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        steps=8,
+        every=3,
+        **how,
+    )  # type: ignore[arg-type]

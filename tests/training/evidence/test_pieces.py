@@ -1,4 +1,5 @@
 """Whether a batch in pieces is the same as at once is tried, and what is not the same is never chosen unasked."""
+
 from __future__ import annotations
 
 import random
@@ -65,7 +66,9 @@ class Noisy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = functional.dropout(x, 0.3) + 0.1 * torch.randn_like(x) * torch.rand(x.shape)
-        return x * torch.bernoulli(torch.full_like(x, 0.9)) + torch.randint(3, (1,)) + torch.empty_like(x).uniform_(-1, 1)
+        return (
+            x * torch.bernoulli(torch.full_like(x, 0.9)) + torch.randint(3, (1,)) + torch.empty_like(x).uniform_(-1, 1)
+        )
 
 
 class Mixup(nn.Module):
@@ -86,8 +89,11 @@ def job(middle: type[nn.Module] = nn.Identity, **changes: Any) -> Job:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, WIDE, generator=draw), torch.randint(4, (10,), generator=draw)
     settings: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1)} | changes
-    return Job(model=lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), middle(), nn.Linear(WIDE, 4)), data=lambda: [(x, y)] * 9,
-               **settings)
+    return Job(
+        model=lambda: nn.Sequential(nn.Linear(WIDE, WIDE), nn.Tanh(), middle(), nn.Linear(WIDE, 4)),
+        data=lambda: [(x, y)] * 9,
+        **settings,
+    )
 
 
 def contrastive(output: Tensor, batch: Any) -> Tensor:
@@ -106,21 +112,28 @@ def tried(made: Job, small: bool = False) -> dict[str, str]:
     return tried_in_pieces(made, make, small=small)
 
 
-@pytest.mark.parametrize(("made", "found"), [
-    (job(ActNorm), "a forward changes the weight 2.scale itself"),
-    (job(Average16), "a forward changes the buffer 2.mean itself"),
-    (job(Counting), "the loss of a batch is not the mean of its pieces' losses"),
-    (job(Mixup), "the loss of a batch is not the mean of its pieces' losses"),
-    (job(loss=contrastive), "the loss of a batch is not the mean of its pieces' losses"),
-    (job(loss=summed), "the loss of a batch is not the mean of its pieces' losses"),
-], ids=["initialised by data", "moving average", "counts its calls", "mixup", "contrastive", "sum"])
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        (job(ActNorm), "a forward changes the weight 2.scale itself"),
+        (job(Average16), "a forward changes the buffer 2.mean itself"),
+        (job(Counting), "the loss of a batch is not the mean of its pieces' losses"),
+        (job(Mixup), "the loss of a batch is not the mean of its pieces' losses"),
+        (job(loss=contrastive), "the loss of a batch is not the mean of its pieces' losses"),
+        (job(loss=summed), "the loss of a batch is not the mean of its pieces' losses"),
+    ],
+    ids=["initialised by data", "moving average", "counts its calls", "mixup", "contrastive", "sum"],
+)
 def test_what_depends_on_the_batch_is_found(made: Job, found: str) -> None:
     assert tried(made)["mixes samples"].startswith(found)
     assert tried(made, small=True)["mixes samples"].startswith(found)
 
 
-@pytest.mark.parametrize("made", [job(), job(Noisy), *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5"))],
-                         ids=["plain", "all kinds of draws", "chain", "dropout chain", "gpt2", "llama", "vit", "t5"])
+@pytest.mark.parametrize(
+    "made",
+    [job(), job(Noisy), *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5"))],
+    ids=["plain", "all kinds of draws", "chain", "dropout chain", "gpt2", "llama", "vit", "t5"],
+)
 def test_what_does_not_is_not_blamed_whatever_it_draws(made: Job) -> None:
     assert tried(made) == {}
 
@@ -152,7 +165,7 @@ def test_pieces_that_change_the_result_are_not_chosen_unasked_and_told_when_aske
 
 def test_it_is_tried_in_the_workers_process_too(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
-    path.write_text('''
+    path.write_text("""
 import torch
 from torch import nn
 from shoestring import Job
@@ -160,5 +173,5 @@ from shoestring import Job
 def job() -> Job:
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
     return Job(model=lambda: nn.Linear(4, 4), data=lambda: [x] * 9, loss=lambda output, batch: (output @ output.T).square().mean())
-''')
+""")
     assert "not the mean" in run_worker(AnchorTask(file=str(path), variants={"": ()}), {}).pieces["mixes samples"]

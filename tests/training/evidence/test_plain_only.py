@@ -1,4 +1,5 @@
 """What shoestring can't look at still trains plainly: the plan says so, and the weights are those of plain training."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -58,7 +59,9 @@ def loss(output: Tensor, batch: Any) -> Tensor:
 
 
 def made_job(model: Callable[[], nn.Module] | None = None) -> Job:
-    blocks = lambda: nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4)) for _ in range(3)))   # noqa: E731
+    def blocks():
+        return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 4)) for _ in range(3)))
+
     return Job(model=model or blocks, data=data, loss=loss, steps=4)
 
 
@@ -88,14 +91,19 @@ def test_a_look_that_fails_leaves_plain_training(look: str, monkeypatch: pytest.
 
 
 def test_a_failure_of_our_own_is_told_with_our_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.training.evidence.rehearse.blocks", itemgetter("nothing"))   # fails without a frame of its own
+    monkeypatch.setattr(
+        "shoestring.training.evidence.rehearse.blocks", itemgetter("nothing")
+    )  # fails without a frame of its own
     assert "as an integer (training/evidence/rehearse.py line" in shoestring.plan(made_job()).chosen.sure
 
 
 def test_a_machine_that_can_not_be_measured_still_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.training.execution.job_planning.known_hardware", fail)
     outcome = shoestring.plan(made_job())
-    assert "could not look at this machine (Strange" in outcome.chosen.sure and len(list(shoestring.train(made_job(), outcome))) == 4
+    assert (
+        "could not look at this machine (Strange" in outcome.chosen.sure
+        and len(list(shoestring.train(made_job(), outcome))) == 4
+    )
     with pytest.raises(Mistake, match="could not look at this machine"):
         shoestring.plan(made_job(), use=[Checkpoint(every=1)])
 
@@ -108,14 +116,22 @@ def test_a_choice_that_fails_leaves_plain_training(monkeypatch: pytest.MonkeyPat
 
 # Of the tracker, by where it is called from while training
 TRACKING = (
-    "measure.tracker.Tracker.see", "measure.tracker.Tracker.find_place", "measure.tracker.Tracker.leave", "measure.tracker.hold_run",
-    "measure.tracker.see_gradients", "measure.tracker.Tracker.see_result", "measure.tracker.Tracker.alive", "measure.holdings.tensors_in",
+    "measure.tracker.Tracker.see",
+    "measure.tracker.Tracker.find_place",
+    "measure.tracker.Tracker.leave",
+    "measure.tracker.hold_run",
+    "measure.tracker.see_gradients",
+    "measure.tracker.Tracker.see_result",
+    "measure.tracker.Tracker.alive",
+    "measure.holdings.tensors_in",
     "processes.training.peak",
 )
 
 
 @pytest.mark.parametrize("look", TRACKING)
-def test_tracking_that_fails_while_training_is_told_and_changes_nothing(look: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tracking_that_fails_while_training_is_told_and_changes_nothing(
+    look: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     job = replace(made_job(), held_out=data, every="2 steps")
     outcome = shoestring.plan(job, use=[Checkpoint(every=1)])
     plain = trained(job, outcome)
@@ -124,8 +140,10 @@ def test_tracking_that_fails_while_training_is_told_and_changes_nothing(look: st
     events = read(tmp_path / "run").events
     told = [one.text for one in events if isinstance(one, Warned) and "more memory than plain" not in one.text]
     assert len(told) == 1 and "could not track the memory of this training (Strange: a look that went wrong" in told[0]
-    assert not any(isinstance(one, Measured) and one.peak_bytes for one in events[events.index(next(
-        one for one in events if isinstance(one, Warned))):])
+    assert not any(
+        isinstance(one, Measured) and one.peak_bytes
+        for one in events[events.index(next(one for one in events if isinstance(one, Warned))) :]
+    )
 
 
 def test_the_library_fits_and_verifies_what_it_can_not_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,13 +172,15 @@ class Hostile:
     def refuse(self, *given: Any) -> Any:
         raise Strange("nobody does that")
 
-    __len__ = __iter__ = __bool__ = __eq__ = __hash__ = __repr__ = __str__ = __deepcopy__ = __reduce_ex__ = __call__ = __getitem__ = refuse   # type: ignore[assignment]
+    __len__ = __iter__ = __bool__ = __eq__ = __hash__ = __repr__ = __str__ = __deepcopy__ = __reduce_ex__ = __call__ = (
+        __getitem__
+    ) = refuse  # type: ignore[assignment]
 
 
 class Holding(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 4)
-        self.__dict__["own"] = Hostile()   # torch itself asks what is set
+        self.__dict__["own"] = Hostile()  # torch itself asks what is set
         self.many = [Hostile(), {"one": Hostile()}]
 
 

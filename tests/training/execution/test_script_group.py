@@ -1,4 +1,5 @@
 """Several workers from a script: what is sent to them, what can't be, and the trained weights in the very model."""
+
 from __future__ import annotations
 
 import json
@@ -26,7 +27,9 @@ from shoestring.training.execution.sent_job import Given, check_guard, refuse_wh
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.plan import Plan
 
-BATCHES = [(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(3)]
+BATCHES = [
+    (torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(3)
+]
 GUARD = 'if __name__ == "__main__":'
 
 
@@ -77,24 +80,34 @@ def test_a_job_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert made.origin is not None and made.clip == 0.5 and made.loss is loss
     again = loaded_job(made.origin.file, {})
     one, other = again.model(), again.model()
-    assert one is not other and torch.equal(one[0][0].weight, model[0][0].weight), "every call gives the model as it was sent"
+    assert one is not other and torch.equal(one[0][0].weight, model[0][0].weight), (
+        "every call gives the model as it was sent"
+    )
     assert torch.equal(list(again.data())[1][0], BATCHES[1][0])
     written = Path(made.origin.file).read_text()
     (tmp_path / "b").mkdir()
-    assert Path(sent(job(clip=0.5), net(), tmp_path / "b", 2).origin.file).read_text() == written   # type: ignore[union-attr]
+    assert Path(sent(job(clip=0.5), net(), tmp_path / "b", 2).origin.file).read_text() == written  # type: ignore[union-attr]
 
 
 def local() -> Any:
     def inner(output: Tensor, batch: Any) -> Tensor:
         return output.sum()
+
     return inner
 
 
-@pytest.mark.parametrize("more, words", [
-    ({"loss": lambda output, batch: output.sum()}, "the job's loss can't be sent .* it is a lambda, .* with def at the top level"),
-    ({"loss": local()}, "the job's loss can't be sent .*local"),
-    ({"data": Given(one for one in BATCHES)}, "the data can't be sent .*generator.*write a job file"),
-    ({"show": lambda model: ""}, "the job's show can't be sent")])
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (
+            {"loss": lambda output, batch: output.sum()},
+            "the job's loss can't be sent .* it is a lambda, .* with def at the top level",
+        ),
+        ({"loss": local()}, "the job's loss can't be sent .*local"),
+        ({"data": Given(one for one in BATCHES)}, "the data can't be sent .*generator.*write a job file"),
+        ({"show": lambda model: ""}, "the job's show can't be sent"),
+    ],
+)
 def test_what_can_not_be_sent_is_said_before_anything_is_started(more: dict[str, Any], words: str) -> None:
     with pytest.raises(Mistake, match=words):
         next(shoestring.train(job(**more), staged(), net(), devices=2))
@@ -104,11 +117,15 @@ def test_what_can_not_be_sent_is_said_before_anything_is_started(more: dict[str,
 
 
 def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"DataParallel\(\) is a plan for 3 workers, and devices=2 are to train: plan for as many"):
+    with pytest.raises(
+        Mistake, match=r"DataParallel\(\) is a plan for 3 workers, and devices=2 are to train: plan for as many"
+    ):
         next(shoestring.train(job(), Plan((DataParallel(),), world=3), net(), devices=2))
     with pytest.raises(Mistake, match="devices=0: give 1 or more"):
         shoestring.fit(net(), loss, BATCHES, devices=0)
-    with pytest.raises(Mistake, match=r"Pipeline\(\) divides a model between workers, and there is one: give devices=2"):
+    with pytest.raises(
+        Mistake, match=r"Pipeline\(\) divides a model between workers, and there is one: give devices=2"
+    ):
         shoestring.plan(job(), use=["Pipeline(stages=2)"])
     with pytest.raises(Mistake, match="3 workers can't stand in lines of 2"):
         shoestring.plan(job(), use=["Pipeline(stages=2)"], devices=3)
@@ -123,7 +140,9 @@ def script(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_script_without_a_guard_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script(tmp_path, "import shoestring\nshoestring.fit(...)\n", monkeypatch)
-    with pytest.raises(Mistake, match=f"import mine.py to find Net there, and would begin anew: put what begins it under `{GUARD}`"):
+    with pytest.raises(
+        Mistake, match=f"import mine.py to find Net there, and would begin anew: put what begins it under `{GUARD}`"
+    ):
         check_guard("Net", 2)
     script(tmp_path, f"import shoestring\n{GUARD}\n    shoestring.fit(...)\n", monkeypatch)
     check_guard("Net", 2)
@@ -132,7 +151,9 @@ def test_a_script_without_a_guard_is_refused_at_once(tmp_path: Path, monkeypatch
         check_guard("Net", 2)
 
 
-def test_a_script_that_trains_while_a_worker_imports_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_trains_while_a_worker_imports_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "mine.py"
     file.write_text("import shoestring\nclass Net: pass\nlist(shoestring.train('gpt'))\n")
     monkeypatch.setattr(sending, "origin", sending.SentOrigin())
@@ -140,7 +161,7 @@ def test_a_script_that_trains_while_a_worker_imports_it_is_refused(tmp_path: Pat
     with pytest.raises(Mistake, match=r"mine\.py calls shoestring\.train while a worker process imports it"):
         sending.script()
     assert sending.SCRIPT not in sys.modules and not sending.origin.importing
-    refuse_while_imported("train")   # it is over
+    refuse_while_imported("train")  # it is over
     file.write_text(f"import shoestring\nclass Net: pass\n{GUARD}\n    list(shoestring.train('gpt'))\n")
     try:
         assert sending.script().Net.__module__ == sending.SCRIPT
@@ -151,18 +172,26 @@ def test_a_script_that_trains_while_a_worker_imports_it_is_refused(tmp_path: Pat
 def test_a_script_of_its_own_says_what_to_write(tmp_path: Path) -> None:
     """As a user meets it: a real script, started by Python."""
     file = tmp_path / "mine.py"
-    file.write_text("import torch, shoestring\nfrom torch import nn\nclass Net(nn.Linear): pass\n"
-                    "shoestring.fit(Net(4, 4), nn.functional.mse_loss, [torch.ones(4, 4)], devices=2)\n")
+    file.write_text(
+        "import torch, shoestring\nfrom torch import nn\nclass Net(nn.Linear): pass\n"
+        "shoestring.fit(Net(4, 4), nn.functional.mse_loss, [torch.ones(4, 4)], devices=2)\n"
+    )
     found = subprocess.run([sys.executable, str(file)], capture_output=True, text=True)
     assert found.returncode == 1 and found.stderr.strip().splitlines()[-1].endswith(
-        f"devices=2 starts processes that import mine.py to find Net there, and would begin anew: put what begins it under `{GUARD}`")
+        f"devices=2 starts processes that import mine.py to find Net there, and would begin anew: put what begins it under `{GUARD}`"
+    )
 
 
 def test_steps_are_told_once_with_their_validation() -> None:
     told: list[Any] = []
     follow = StepsFromEvents(told.append)
-    for event in (Stepped(1, 3.0, 0.1, 1, 1), Stepped(2, 2.0, 0.1, 1, 1), Validated(2, metrics={"loss": 2.5}), Stepped(2, 2.0, 0.1, 1, 1),
-                  Stepped(3, 1.0, 0.1, 1, 1)):
+    for event in (
+        Stepped(1, 3.0, 0.1, 1, 1),
+        Stepped(2, 2.0, 0.1, 1, 1),
+        Validated(2, metrics={"loss": 2.5}),
+        Stepped(2, 2.0, 0.1, 1, 1),
+        Stepped(3, 1.0, 0.1, 1, 1),
+    ):
         follow(event)
     follow.flush()
     assert told == [(1, 3.0, {}), (2, 2.0, {"loss": 2.5}), (3, 1.0, {})]

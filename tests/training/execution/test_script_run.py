@@ -1,4 +1,5 @@
 """Run folders from a script: the steps one by one, and everything that a run of the command has."""
+
 from __future__ import annotations
 
 import os
@@ -21,11 +22,15 @@ from shoestring.runs.report import report_of
 from shoestring.training.memory.checkpoint import Checkpoint
 from tests.waiting import until
 
-BATCHES = [(torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(5)]
+BATCHES = [
+    (torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(5)
+]
 
 
 def net() -> nn.Module:
-    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)), nn.Linear(16, 4))
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)), nn.Linear(16, 4)
+    )
 
 
 def job(**more: Any) -> Job:
@@ -39,7 +44,9 @@ def test_a_script_that_left_its_run_goes_on_with_the_same_bits(techniques: Any, 
     steps = list(shoestring.train(job(), techniques, whole, run=tmp_path / "a"))
     first = list(islice(shoestring.train(job(), techniques, parts, run=tmp_path / "b", save_every=5), 7))
     assert report_of(tmp_path / "b").state == "stopped"
-    rest = list(shoestring.train(job(), techniques, net(), run=tmp_path / "b"))   # a new process would have other weights, too
+    rest = list(
+        shoestring.train(job(), techniques, net(), run=tmp_path / "b")
+    )  # a new process would have other weights, too
     assert [*first, *rest] == steps and [step.number for step in steps if step.metrics] == [3, 6, 9, 12]
     told = report_of(tmp_path / "b")
     assert told.state == "finished" and told.weights_sha256 == report_of(tmp_path / "a").weights_sha256
@@ -70,7 +77,7 @@ def test_two_scripts_do_not_train_in_one_folder(tmp_path: Path) -> None:
     next(one)
     with pytest.raises(Mistake, match="in use by process"):
         next(iter(shoestring.train(job(), run=tmp_path / "a")))
-    one.close()   # type: ignore[attr-defined]
+    one.close()  # type: ignore[attr-defined]
 
 
 SCRIPT = """
@@ -87,7 +94,9 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 0, "interrupted"), (signal.SIGTERM, 143, "")])
-def test_a_signal_saves_and_then_does_what_it_always_does(number: signal.Signals, code: int, said: str, tmp_path: Path) -> None:
+def test_a_signal_saves_and_then_does_what_it_always_does(
+    number: signal.Signals, code: int, said: str, tmp_path: Path
+) -> None:
     run = tmp_path / "a"
     script = SCRIPT.format(root=str(Path(__file__).parents[3]), run=str(run))
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -101,7 +110,9 @@ def test_a_signal_saves_and_then_does_what_it_always_does(number: signal.Signals
 
 def test_a_run_goes_on_with_its_plan_and_says_so_if_another_is_given(tmp_path: Path) -> None:
     list(islice(shoestring.train(job(), (), run=tmp_path / "a"), 3))
-    with pytest.warns(UserWarning, match=r"begun with, plain, not with Checkpoint\(every=1\): adopt=True takes that one"):
+    with pytest.warns(
+        UserWarning, match=r"begun with, plain, not with Checkpoint\(every=1\): adopt=True takes that one"
+    ):
         list(islice(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a"), 3))
     list(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a", adopt=True))
     assert [one["name"] for one in report_of(tmp_path / "a").techniques] == ["Checkpoint"]

@@ -1,4 +1,5 @@
 """What neighbours send each other through memory arrives as it was sent, in any order, and when there is no room for it."""
+
 from __future__ import annotations
 
 import multiprocessing
@@ -49,7 +50,7 @@ def test_what_finds_no_room_is_left_to_gloo_and_room_is_used_again() -> None:
     sender, receiver = both_ends(1000)
     assert [sender.put(message(400, tag), tag) for tag in (1, 2, 3)] == ["memory", "memory", "gloo"]
     assert receiver.take(message(400, 0), 3) == "gloo" and receiver.take(message(400, 0), 3) == ""
-    assert taken(receiver, 400, 1) == [1] and sender.put(message(300, 4), 4) == "memory"   # in the gap
+    assert taken(receiver, 400, 1) == [1] and sender.put(message(300, 4), 4) == "memory"  # in the gap
     assert taken(receiver, 400, 2) == [2] and taken(receiver, 300, 4) == [4]
     assert sender.put(message(1000, 5), 5) == "memory" and sender.put(message(0, 0), 6) == "memory"
 
@@ -57,7 +58,11 @@ def test_what_finds_no_room_is_left_to_gloo_and_room_is_used_again() -> None:
 def test_a_full_table_takes_nothing_and_a_message_of_another_size_is_refused() -> None:
     sender, receiver = both_ends(10)
     assert {sender.put(message(100, 0), tag) for tag in range(1, mailbox.ENTRIES + 1)} == {"gloo"}
-    assert sender.put(message(1, 0), 1) == "" and receiver.take(message(100, 0), 9) == "gloo" and sender.put(message(1, 7), 1) == "memory"
+    assert (
+        sender.put(message(1, 0), 1) == ""
+        and receiver.take(message(100, 0), 9) == "gloo"
+        and sender.put(message(1, 7), 1) == "memory"
+    )
     with pytest.raises(Mistake, match="100 bytes came where 50"):
         receiver.take(message(50, 0), 1)
 
@@ -78,15 +83,26 @@ def test_it_is_a_queue_for_every_tag(moves: list[tuple[int, int, bool]]) -> None
 
 
 def worker(rank: int, world: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG)
+    )
     link = joined(rank, world)
     link.open_mailboxes()
     draw = Random(1)
-    for _ in range(20):   # everybody sends everybody else some messages, and takes them in another order
-        sizes = {(one, other, tag): draw.choice((1, 1000, 300_000, 3_000_000)) for one in range(world) for other in range(world)
-                 for tag in range(1, 5) if one != other}
-        sendings = [(whole, link.sending(whole, other, tag)) for (one, other, tag), size in sizes.items() if one == rank
-                    for whole in [torch.full((size,), float(100 * one + 10 * other + tag))]]
+    for _ in range(20):  # everybody sends everybody else some messages, and takes them in another order
+        sizes = {
+            (one, other, tag): draw.choice((1, 1000, 300_000, 3_000_000))
+            for one in range(world)
+            for other in range(world)
+            for tag in range(1, 5)
+            if one != other
+        }
+        sendings = [
+            (whole, link.sending(whole, other, tag))
+            for (one, other, tag), size in sizes.items()
+            if one == rank
+            for whole in [torch.full((size,), float(100 * one + 10 * other + tag))]
+        ]
         mine = [key for key in sizes if key[1] == rank]
         draw.shuffle(order := sorted(sizes))
         for one, other, tag in [key for key in order if key in mine]:

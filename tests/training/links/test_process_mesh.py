@@ -1,4 +1,5 @@
 """Four real processes on two axes: each sums, gathers and sends along its own lines, and counts bytes by axis."""
+
 from __future__ import annotations
 
 import json
@@ -35,7 +36,9 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
     from shoestring.training.links.shared_memory_link import joined
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG)
+    )
     try:
         link = joined(rank, 4, same_machine, HUNG)
         mesh = joined_mesh(link, SIZES, same_machine)
@@ -43,18 +46,23 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
         for axis in SIZES:
             along = mesh.along(axis)
             before = along.sent
-            total = torch.full((6,), float(10 ** rank))
+            total = torch.full((6,), float(10**rank))
             along.sum(total).wait()
             whole = torch.empty(2)
             along.gather(torch.tensor([float(rank)]), whole).wait()
-            found[axis] = {"sum": total.tolist(), "gathered": whole.tolist(), "objects": along.objects(rank), "sent": along.sent - before}
+            found[axis] = {
+                "sum": total.tolist(),
+                "gathered": whole.tolist(),
+                "objects": along.objects(rank),
+                "sent": along.sent - before,
+            }
             heard = torch.zeros(1)
             if along.rank == 0:
                 along.send(torch.tensor([float(rank)]), 1)
             else:
                 found[axis]["from"] = along.receive(heard)
                 found[axis]["heard"] = heard.item()
-        everybody = torch.tensor([float(10 ** rank)])
+        everybody = torch.tensor([float(10**rank)])
         mesh.link.sum(everybody).wait()
         found |= {"all": everybody.item(), "sent": mesh.sent}
         Path(place, f"result-{rank}").write_text(json.dumps(found))
@@ -65,7 +73,10 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
 
 @pytest.mark.parametrize("same_machine", [True, False])
 def test_sums_along_each_axis_are_those_of_its_line(same_machine: bool, tmp_path: Path) -> None:
-    processes = [CONTEXT.Process(target=worker, args=(rank, f"{tmp_path}/store", str(tmp_path), same_machine)) for rank in range(4)]
+    processes = [
+        CONTEXT.Process(target=worker, args=(rank, f"{tmp_path}/store", str(tmp_path), same_machine))
+        for rank in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -79,7 +90,7 @@ def test_sums_along_each_axis_are_those_of_its_line(same_machine: bool, tmp_path
         lines = {"data": [rank % 2, rank % 2 + 2], "stage": [rank // 2 * 2, rank // 2 * 2 + 1]}
         for axis, line in lines.items():
             along = found[axis]
-            assert along["sum"] == [float(sum(10 ** other for other in line))] * 6
+            assert along["sum"] == [float(sum(10**other for other in line))] * 6
             assert along["gathered"] == line == along["objects"]
             assert along["sent"] == 2 * 24 // 2 + 4, "of a sum of 24 bytes and a gathering of 4, between two"
             if rank == line[1]:
@@ -89,9 +100,20 @@ def test_sums_along_each_axis_are_those_of_its_line(same_machine: bool, tmp_path
         assert found["sent"] == 2 * 28 + 4 * sends + 6, "all axes, and the sum of 4 bytes over all four"
 
 
-@pytest.mark.parametrize("technique", [
-    DataParallel(), Shard(1), Shard(3), CompressGradients(), CompressGradients("topk"), LocalSteps(h=1), Asynchronous(), DropStragglers(),
-], ids=str)
+@pytest.mark.parametrize(
+    "technique",
+    [
+        DataParallel(),
+        Shard(1),
+        Shard(3),
+        CompressGradients(),
+        CompressGradients("topk"),
+        LocalSteps(h=1),
+        Asynchronous(),
+        DropStragglers(),
+    ],
+    ids=str,
+)
 def test_what_unites_workers_speaks_along_its_axis_only(technique: Technique) -> None:
     """Beside another axis it sends what it sends without it, and the data are divided as often."""
     alone = rehearse(replace(job("chain"), mesh=on_one_axis(Link(1, 3))), (technique,))

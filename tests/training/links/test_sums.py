@@ -1,4 +1,5 @@
 """Every way to add up gives the right sum, the same bits to all, and sends the bytes that were predicted, worker by worker."""
+
 from __future__ import annotations
 
 import json
@@ -41,10 +42,19 @@ from shoestring.core.sums import (
 from tests.training.members import CONTEXT
 from tests.waiting import HUNG
 
-COUNTS = (0, 1, 3, 5, 1001, 70_001)   # numbers: none, fewer than workers, not divisible
-LINES: dict[int, list[tuple[int, ...]]] = {2: [(2,), (1, 1)], 3: [(3,), (2, 1), (1, 2)], 4: [(4,), (2, 2), (3, 1), (1, 1, 2)]}
-CASES = [(way, machines) for world in LINES for machines in LINES[world] for way in (*BY_MESSAGES, LIBRARY, MEMORY)
-         if machines == (world,) or way == TWO_LEVEL]
+COUNTS = (0, 1, 3, 5, 1001, 70_001)  # numbers: none, fewer than workers, not divisible
+LINES: dict[int, list[tuple[int, ...]]] = {
+    2: [(2,), (1, 1)],
+    3: [(3,), (2, 1), (1, 2)],
+    4: [(4,), (2, 2), (3, 1), (1, 1, 2)],
+}
+CASES = [
+    (way, machines)
+    for world in LINES
+    for machines in LINES[world]
+    for way in (*BY_MESSAGES, LIBRARY, MEMORY)
+    if machines == (world,) or way == TWO_LEVEL
+]
 
 
 def drawn(count: int, rank: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -68,11 +78,11 @@ def added_up(way: str, machines: tuple[int, ...], count: int) -> list[Tensor]:
                 continue
             if not begun[rank]:
                 for send in mine[0].sends:
-                    post.setdefault((rank, send.to), []).append(held[rank][send.begin:send.end].clone())
+                    post.setdefault((rank, send.to), []).append(held[rank][send.begin : send.end].clone())
                 begun[rank] = moved = True
             while got[rank] < len(mine[0].receives) and post.get((mine[0].receives[got[rank]].source, rank)):
                 one = mine[0].receives[got[rank]]
-                part, into = post[one.source, rank].pop(0), held[rank][one.begin:one.end]
+                part, into = post[one.source, rank].pop(0), held[rank][one.begin : one.end]
                 assert len(part) == len(into), "both ends mean the same part"
                 into.copy_(into + part if one.adds else part)
                 got[rank], moved = got[rank] + 1, True
@@ -85,25 +95,37 @@ def added_up(way: str, machines: tuple[int, ...], count: int) -> list[Tensor]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(way=st.sampled_from(BY_MESSAGES), machines=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), count=st.integers(0, 50))
-def test_every_program_adds_up_right_and_gives_all_the_same_bits(way: str, machines: tuple[int, ...], count: int) -> None:
+@given(
+    way=st.sampled_from(BY_MESSAGES),
+    machines=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    count=st.integers(0, 50),
+)
+def test_every_program_adds_up_right_and_gives_all_the_same_bits(
+    way: str, machines: tuple[int, ...], count: int
+) -> None:
     held = added_up(way, machines, count)
     exact = sum((drawn(count, rank).double() for rank in range(len(held))), torch.zeros(count, dtype=torch.float64))
     assert all(torch.equal(one, held[0]) for one in held)
     torch.testing.assert_close(held[0].double(), exact, rtol=1e-5, atol=1e-3)
 
 
-@given(way=st.sampled_from(BY_MESSAGES), machines=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple), count=st.integers(0, 99))
+@given(
+    way=st.sampled_from(BY_MESSAGES),
+    machines=st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple),
+    count=st.integers(0, 99),
+)
 def test_bytes_are_those_of_the_program(way: str, machines: tuple[int, ...], count: int) -> None:
     for rank in range(sum(machines)):
         made = rounds(way, rank, machines, count)
-        assert sent(way, rank, machines, count, 4) == 4 * sum(one.end - one.begin for each in made for one in each.sends)
+        assert sent(way, rank, machines, count, 4) == 4 * sum(
+            one.end - one.begin for each in made for one in each.sends
+        )
         largest = max((one.end - one.begin for each in made for one in each.receives if one.adds), default=0)
         assert largest <= room(way, rank, machines, count) <= largest + 1
 
 
 def test_which_ways_give_the_same_bits() -> None:
-    ranks = drawn(999, 0) + drawn(999, 1) + drawn(999, 2) + drawn(999, 3)   # in their order, as through memory
+    ranks = drawn(999, 0) + drawn(999, 1) + drawn(999, 2) + drawn(999, 3)  # in their order, as through memory
     assert torch.equal(added_up(NAIVE, (4,), 999)[0], ranks)
     assert torch.equal(added_up(TREE, (4,), 999)[0], added_up(TWO_LEVEL, (2, 2), 999)[0])
     assert len({added_up(way, (2,), 999)[0].numpy().tobytes() for way in BY_MESSAGES}) == 1, "of two workers, all"
@@ -112,9 +134,15 @@ def test_which_ways_give_the_same_bits() -> None:
 
 def drawing(way: str, rank: int, machines: tuple[int, ...], count: int) -> str:
     """Rounds as >to begin-end for a send, <source begin-end for a receive, + where it is added."""
-    return " | ".join(" ".join([*(f">{one.to} {one.begin}-{one.end}" for one in each.sends),
-                                *(f"<{one.source} {one.begin}-{one.end}{'+' * one.adds}" for one in each.receives)])
-                      for each in rounds(way, rank, machines, count))
+    return " | ".join(
+        " ".join(
+            [
+                *(f">{one.to} {one.begin}-{one.end}" for one in each.sends),
+                *(f"<{one.source} {one.begin}-{one.end}{'+' * one.adds}" for one in each.receives),
+            ]
+        )
+        for each in rounds(way, rank, machines, count)
+    )
 
 
 def test_who_sends_what_to_whom() -> None:
@@ -124,7 +152,9 @@ def test_who_sends_what_to_whom() -> None:
     assert drawing(TREE, 2, (4,), 6) == "<3 0-6+ | >0 0-6 | <0 0-6 | >3 0-6"
     assert drawing(RING, 1, (3,), 6) == ">2 2-4 <0 0-2+ | >2 0-2 <0 4-6+ | >2 4-6 <0 2-4 | >2 2-4 <0 0-2"
     assert drawing(TWO_LEVEL, 3, (2, 2), 8) == ">2 0-4 <2 4-8+ | >1 6-8 <1 4-6+ | >1 4-6 <1 6-8 | >2 4-8 <2 0-4"
-    assert drawing(TWO_LEVEL, 1, (2, 1), 6) == ">0 0-6 | <0 0-6", "the smaller machine has one worker, so there is one part"
+    assert drawing(TWO_LEVEL, 1, (2, 1), 6) == ">0 0-6 | <0 0-6", (
+        "the smaller machine has one worker, so there is one part"
+    )
 
 
 # What it takes
@@ -133,9 +163,13 @@ def test_who_sends_what_to_whom() -> None:
 def test_bytes_of_every_worker_by_hand() -> None:
     assert [sent(NAIVE, rank, (4,), 10, 4) for rank in range(4)] == [120, 40, 40, 40]
     assert [sent(TREE, rank, (4,), 10, 4) for rank in range(4)] == [80, 40, 80, 40]
-    assert [sent(RING, rank, (4,), 10, 4) for rank in range(4)] == [60, 60, 60, 60], "parts of 2, 3, 2, 3: all but two that lie together"
+    assert [sent(RING, rank, (4,), 10, 4) for rank in range(4)] == [60, 60, 60, 60], (
+        "parts of 2, 3, 2, 3: all but two that lie together"
+    )
     assert [sent(RING, rank, (3,), 4, 4) for rank in range(3)] == [20, 20, 24], "parts of 1, 1, 2"
-    assert [sent(TWO_LEVEL, rank, (2, 2), 8, 1) for rank in range(4)] == [12] * 4, "half, half of a half and back, and half again"
+    assert [sent(TWO_LEVEL, rank, (2, 2), 8, 1) for rank in range(4)] == [12] * 4, (
+        "half, half of a half and back, and half again"
+    )
     assert [sent(TWO_LEVEL, rank, (2, 1), 6, 1) for rank in range(3)] == [12, 6, 6]
     assert sent(LIBRARY, 0, (4,), 10, 4) == sent(MEMORY, 3, (4,), 10, 4) == 60
 
@@ -158,7 +192,7 @@ def test_seconds_by_hand() -> None:
 @pytest.mark.parametrize("way", [*BY_MESSAGES, LIBRARY, MEMORY])
 def test_what_was_timed_is_predicted(way: str) -> None:
     machines = (2, 2) if way == TWO_LEVEL else (4,)
-    timed = [(1000, 3e-4), (10**5, 2e-4), (10**6, 7e-3), (10**7, 5e-2)]   # the second in a luckier moment than the first
+    timed = [(1000, 3e-4), (10**5, 2e-4), (10**6, 7e-3), (10**7, 5e-2)]  # the second in a luckier moment than the first
     speeds = Speeds(2 if way == TWO_LEVEL else 0, measured={way: fitted(way, machines, timed)})
     assert [seconds(way, size, machines, speeds) for size, _ in timed] == pytest.approx([3e-4, 3e-4, 7e-3, 5e-2])
     assert seconds(way, 19 * 10**6, machines, speeds) == pytest.approx(9.3e-2), "the last line goes on"
@@ -175,14 +209,21 @@ def test_a_tree_for_little_a_ring_for_much_and_two_levels_between_machines() -> 
 
 
 def test_another_way_than_the_usual_one_must_be_worth_it() -> None:
-    measured = {LIBRARY: (Rate(1e-9, 1e-5),), RING: (Rate(0.97e-9, 0.97e-5),), TREE: (Rate(1e-9, 1e-4),), NAIVE: (Rate(1e-9, 1e-4),)}
+    measured = {
+        LIBRARY: (Rate(1e-9, 1e-5),),
+        RING: (Rate(0.97e-9, 0.97e-5),),
+        TREE: (Rate(1e-9, 1e-4),),
+        NAIVE: (Rate(1e-9, 1e-4),),
+    }
     assert chosen(1 << 20, (4,), Speeds(measured=measured)) == LIBRARY
     assert chosen(1 << 20, (4,), Speeds(measured={**measured, RING: (Rate(0.5e-9, 0.5e-5),)})) == RING
 
 
 def test_ways_that_were_measured_on_a_busy_machine_are_not_compared() -> None:
     ways = {MEMORY: (Rate(1e-9, 1e-4, 1 << 20), Rate(2e-9, 1e-4, 1 << 24)), NAIVE: (Rate(1e-12, 1e-9, 1 << 24),)}
-    quiet, busy = (for_group(measured_group(Hardware(), "4 near", 4, ways, 7.0, busy), "4 near", 4, 4) for busy in (False, True))
+    quiet, busy = (
+        for_group(measured_group(Hardware(), "4 near", 4, ways, 7.0, busy), "4 near", 4, 4) for busy in (False, True)
+    )
     assert quiet.speeds is not None and quiet.speeds.measured == ways and chosen(1 << 24, (4,), quiet.speeds) == NAIVE
     assert busy.speeds is not None and str(sums_of(busy.speeds, range(4))) == "sums of 4 workers: shared memory"
     assert busy.links["4"][2] == 7.0 and busy.links["4"][0] == pytest.approx(2e-9)
@@ -193,7 +234,12 @@ def test_a_plan_says_how_sums_are_done() -> None:
     sums = sums_of(Speeds(inside=Rate(1e-9, 1e-5)), range(8))
     assert str(sums) == "sums of 8 workers: tree up to 16.0 KiB, ring above"
     assert [sums.way(size) for size in (0, 8, 1 << 14, 1 + (1 << 14), 1 << 60)] == [TREE, TREE, TREE, RING, RING]
-    assert str(AllReduceTable((4,))) == "" and AllReduceTable((4,)).alike and not sums.alike and sums_of(None, range(4)) == AllReduceTable((4,))
+    assert (
+        str(AllReduceTable((4,))) == ""
+        and AllReduceTable((4,)).alike
+        and not sums.alike
+        and sums_of(None, range(4)) == AllReduceTable((4,))
+    )
 
 
 @given(world=st.integers(2, 12), here=st.integers(0, 5), size=st.integers(0, 1 << 30))
@@ -205,7 +251,11 @@ def test_the_table_says_what_is_chosen_for_the_next_size(world: int, here: int, 
 
 def test_a_line_of_a_mesh_knows_which_of_its_workers_share_a_machine() -> None:
     speeds = Speeds(here=4)
-    assert speeds.machines([0, 1, 2, 3]) == (4,) and speeds.machines([0, 2, 4, 6]) == (2, 2) and speeds.machines([1, 5]) == (1, 1)
+    assert (
+        speeds.machines([0, 1, 2, 3]) == (4,)
+        and speeds.machines([0, 2, 4, 6]) == (2, 2)
+        and speeds.machines([1, 5]) == (1, 1)
+    )
     assert speeds.machines(range(6)) == (4, 2) and Speeds().machines(range(6)) == (6,)
 
 
@@ -213,7 +263,9 @@ def test_an_imagined_link_counts_and_takes_room_as_a_real_one(monkeypatch: pytes
     link = Link(2, 4, speeds=Speeds(inside=Rate(1e-9, 1e-5)))
     taken: list[int] = []
     real: Callable[[Link, Tensor], Tensor] = Link.room_to_add
-    monkeypatch.setattr(Link, "room_to_add", lambda self, tensor: taken.append(len(found := real(self, tensor))) or found)
+    monkeypatch.setattr(
+        Link, "room_to_add", lambda self, tensor: taken.append(len(found := real(self, tensor))) or found
+    )
     small, large = torch.ones(10), torch.ones(1 << 22)
     first, second = link.sum(small), link.sum(large)
     assert link.sent == 80 + (1 << 24) * 3 // 2 and not taken, "nothing is received before somebody waits"
@@ -229,7 +281,9 @@ def worker(rank: int, store: str, place: str) -> None:
     from torch import distributed
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG)
+    )
     try:
         found: dict[str, Any] = {}
         for world in LINES:
@@ -263,16 +317,21 @@ def tried(rank: int, world: int, group: Any) -> dict[str, Any]:
         before = link.sent
         passed.clear()
         link.sum(tensor).wait()
-        exact = sum((drawn(count, other, dtype).double() for other in range(world)), torch.zeros(count, dtype=torch.float64))
+        exact = sum(
+            (drawn(count, other, dtype).double() for other in range(world)), torch.zeros(count, dtype=torch.float64)
+        )
         if dtype != torch.uint8:
             slack = 1e-4 if dtype == torch.float32 else 4.0
-            torch.testing.assert_close(tensor.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=slack)
+            torch.testing.assert_close(
+                tensor.double(), exact, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=slack
+            )
         else:
             assert torch.equal(tensor.double(), exact % 256)
         assert link.sent - before == sent(way, rank, machines, count, tensor.itemsize)
         assert way not in BY_MESSAGES or sum(passed) == link.sent - before, "what was counted is what was passed on"
-        found[f"{way} {machines} {count} {dtype}"] = tensor.view(torch.uint8).numpy().tobytes().hex()[:4000] if count < 1001 else float(
-            tensor.double().sum())
+        found[f"{way} {machines} {count} {dtype}"] = (
+            tensor.view(torch.uint8).numpy().tobytes().hex()[:4000] if count < 1001 else float(tensor.double().sum())
+        )
     link.sums = usual = AllReduceTable((world,))
     spent = timed(link, {RING: (world,), MEMORY: (world,)}, {64: torch.ones(16)}, {64: 2}, count=2)
     assert set(spent) == {(RING, 64), (MEMORY, 64)} and min(spent.values()) > 0 and link.sums is usual
@@ -296,8 +355,8 @@ def lonely(rank: int) -> None:
     from shoestring.training.links.shared_memory_link import joined
 
     group = distributed.new_group([0, 1, 2, 3], timeout=timedelta(seconds=HUNG))
-    distributed.barrier()   # who is connected to all may leave only when all are
-    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)   # connecting may take its time
+    distributed.barrier()  # who is connected to all may leave only when all are
+    distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)  # connecting may take its time
     link: Any = joined(rank, 4, same_machine=False, group=group)
     link.sums = AllReduceTable((4,), ((1, RING),))
     if rank == 0:

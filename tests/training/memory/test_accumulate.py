@@ -1,4 +1,5 @@
 """Accumulation is equal to plain training for uneven pieces and for losses that are means over tokens."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -24,8 +25,10 @@ def masked_job() -> Job:
         return nn.functional.cross_entropy(output.flatten(0, 1), batch["targets"].flatten(), ignore_index=-100)
 
     return Job(
-        model=lambda: nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20)), data=lambda: [{"ids": ids, "targets": targets}] * 5,
-        forward=lambda model, batch: model(batch["ids"]), loss=loss,
+        model=lambda: nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20)),
+        data=lambda: [{"ids": ids, "targets": targets}] * 5,
+        forward=lambda model, batch: model(batch["ids"]),
+        loss=loss,
         weight=lambda batch: int((batch["targets"] != -100).sum()),
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
     )
@@ -52,7 +55,12 @@ def test_counting_samples_instead_of_tokens_would_be_wrong() -> None:
 
 
 def test_nested_batches_are_cut_by_sample_and_the_rest_is_shared() -> None:
-    batch = {"a": (torch.arange(5), [torch.zeros(5, 2)]), "shared": torch.ones(1, 3), "scale": torch.tensor(2.0), "name": "x"}
+    batch = {
+        "a": (torch.arange(5), [torch.zeros(5, 2)]),
+        "shared": torch.ones(1, 3),
+        "scale": torch.tensor(2.0),
+        "name": "x",
+    }
     first, second = split(batch, 2)
     assert first["a"][0].tolist() == [0, 1] and second["a"][0].tolist() == [2, 3, 4]
     assert first["shared"].shape == (1, 3) and first["name"] == "x" and second["a"][1][0].shape == (3, 2)

@@ -1,4 +1,5 @@
 """What a block keeps from one call to the next is put back before it is computed again; what can't be is told, never different."""
+
 from __future__ import annotations
 
 import random
@@ -23,7 +24,12 @@ from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.models import seeded
 
 WIDTH = 8
-PLANS = [(Checkpoint(every=1),), (Checkpoint(every=3),), (Checkpoint(schedule="((0,(1,),2),)"),), (OffloadActivations(), Checkpoint(every=2))]
+PLANS = [
+    (Checkpoint(every=1),),
+    (Checkpoint(every=3),),
+    (Checkpoint(schedule="((0,(1,),2),)"),),
+    (OffloadActivations(), Checkpoint(every=2)),
+]
 
 
 class Block(nn.Module):
@@ -87,19 +93,19 @@ class Draws(Block):
 class DrawsNumPy(Draws):
     def __init__(self) -> None:
         super().__init__()
-        self.chance = np.random.default_rng(3)   # type: ignore[assignment]
+        self.chance = np.random.default_rng(3)  # type: ignore[assignment]
 
-    def factor(self, x: Tensor) -> float:   # type: ignore[override]
-        return float(self.chance.random()) + 0.5   # type: ignore[attr-defined]
+    def factor(self, x: Tensor) -> float:  # type: ignore[override]
+        return float(self.chance.random()) + 0.5  # type: ignore[attr-defined]
 
 
 class DrawsPython(Draws):
     def __init__(self) -> None:
         super().__init__()
-        self.chance = random.Random(3)   # type: ignore[assignment]
+        self.chance = random.Random(3)  # type: ignore[assignment]
 
-    def factor(self, x: Tensor) -> float:   # type: ignore[override]
-        return self.chance.random() + 0.5   # type: ignore[attr-defined]
+    def factor(self, x: Tensor) -> float:  # type: ignore[override]
+        return self.chance.random() + 0.5  # type: ignore[attr-defined]
 
 
 class GlobalPython(Block):
@@ -131,10 +137,10 @@ class Sliding(Block):
         self.counts = {"calls": 0, "nested": [0.0]}
 
     def factor(self, x: Tensor) -> float:
-        self.counts["calls"] += 1   # type: ignore[operator]
-        self.counts["nested"][0] += 0.25   # type: ignore[index]
-        self.seen.append(1.0 / self.counts["calls"])   # type: ignore[operator]
-        return sum(self.seen) + self.counts["nested"][0]   # type: ignore[index]
+        self.counts["calls"] += 1  # type: ignore[operator]
+        self.counts["nested"][0] += 0.25  # type: ignore[index]
+        self.seen.append(1.0 / self.counts["calls"])  # type: ignore[operator]
+        return sum(self.seen) + self.counts["nested"][0]  # type: ignore[index]
 
 
 class InAnObject(Block):
@@ -210,20 +216,41 @@ class Hooked(nn.Module):
         return torch.tanh(self.more(torch.tanh(x @ self.weight)))
 
 
-BLOCKS = [Codebook, Replaced, Late, Draws, DrawsNumPy, DrawsPython, GlobalPython, GlobalNumPy, Growing, Sliding, InAnObject, TwoNames,
-          InPlaceAttribute, Spectral, spectral_block]
+BLOCKS = [
+    Codebook,
+    Replaced,
+    Late,
+    Draws,
+    DrawsNumPy,
+    DrawsPython,
+    GlobalPython,
+    GlobalNumPy,
+    Growing,
+    Sliding,
+    InAnObject,
+    TwoNames,
+    InPlaceAttribute,
+    Spectral,
+    spectral_block,
+]
 
 
 def job_of(model: Callable[[], nn.Module]) -> Job:
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0))
-    return Job(model=model, data=lambda: [x] * 6, loss=lambda output, batch: output.square().mean(),
-               optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9))
+    return Job(
+        model=model,
+        data=lambda: [x] * 6,
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    )
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.__name__)
-def test_what_a_block_keeps_is_put_back_before_it_is_computed_again(block: Callable[[], nn.Module], twice: bool, plan: tuple) -> None:  # type: ignore[type-arg]
+def test_what_a_block_keeps_is_put_back_before_it_is_computed_again(
+    block: Callable[[], nn.Module], twice: bool, plan: tuple
+) -> None:  # type: ignore[type-arg]
     made = job_of((lambda: Twice(block)) if twice else lambda: nn.Sequential(block(), block(), block()))
     equal, most = verify(made, plan, 4)
     assert equal, most
@@ -274,7 +301,7 @@ def test_what_can_not_be_put_back_is_told_and_never_different(block: type[nn.Mod
 
 class OverwritesInput(Block):
     def forward(self, x: Tensor) -> Tensor:
-        return self.work(x.relu_())   # type: ignore[no-any-return]
+        return self.work(x.relu_())  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -296,7 +323,7 @@ class Packed(nn.Module):
 
     def forward(self, x: PackedSequence) -> PackedSequence:
         assert isinstance(x, PackedSequence)
-        return self.memory(x)[0]   # type: ignore[no-any-return]
+        return self.memory(x)[0]  # type: ignore[no-any-return]
 
 
 class OfPacked(nn.Module):
@@ -322,11 +349,11 @@ def test_nothing_that_a_block_keeps_is_different_after_it_was_computed_again() -
     for plan in ((), (Checkpoint(every=1),)):
         model = seeded(made)
         verify_steps(made, plan, model)
-        kept.append((len(model[0].seen), list(model[1].seen), model[1].counts, model[2].kept.calls))   # type: ignore[arg-type]
+        kept.append((len(model[0].seen), list(model[1].seen), model[1].counts, model[2].kept.calls))  # type: ignore[arg-type]
     assert kept[0] == kept[1]
 
 
-def verify_steps(made: Job, plan: tuple, model: nn.Module) -> None:   # type: ignore[type-arg]
+def verify_steps(made: Job, plan: tuple, model: nn.Module) -> None:  # type: ignore[type-arg]
     from itertools import islice
 
     from shoestring.training.evidence.rehearse import prepared

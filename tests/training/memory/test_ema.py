@@ -1,4 +1,5 @@
 """EMA: the weights that are trained stay the same bits; their average is what is validated, shown and exported, and survives restarts."""
+
 from __future__ import annotations
 
 import json
@@ -32,7 +33,9 @@ from tests.models import seeded
 from tests.training.members import Group
 from tests.waiting import HUNG
 
-BATCHES = [(torch.randn(8, 6, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 3) for number in range(4)]
+BATCHES = [
+    (torch.randn(8, 6, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 3) for number in range(4)
+]
 
 
 class Tied(nn.Module):
@@ -50,8 +53,15 @@ class Tied(nn.Module):
 
 
 def job(**more: Any) -> Job:
-    return Job(**{"model": Tied, "data": lambda: BATCHES, "steps": 9,
-                  "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)} | more)
+    return Job(
+        **{
+            "model": Tied,
+            "data": lambda: BATCHES,
+            "steps": 9,
+            "optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        }
+        | more
+    )
 
 
 def by_hand(made: Job, decay: float, warmup: bool = False) -> dict[str, Tensor]:
@@ -72,7 +82,10 @@ def by_hand(made: Job, decay: float, warmup: bool = False) -> dict[str, Tensor]:
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_average_is_that_of_a_loop_by_hand_and_the_same_after_restarts(warmup: bool, tmp_path: Path) -> None:
     plain, made = trained(job(), (), tmp_path / "plain"), EMA(0.8, warmup)
-    whole, parted = trained(job(), (made,), tmp_path / "whole"), trained(job(), (made,), tmp_path / "parted", stops=(1, 4, 5))
+    whole, parted = (
+        trained(job(), (made,), tmp_path / "whole"),
+        trained(job(), (made,), tmp_path / "parted", stops=(1, 4, 5)),
+    )
     assert torch.equal(whole.weights, plain.weights) and torch.equal(parted.weights, plain.weights)
     expected = by_hand(job(), 0.8, warmup)
     for one in (whole, parted):
@@ -97,15 +110,32 @@ def test_validation_looks_at_the_average(tmp_path: Path) -> None:
     assert torch.equal(seen[-1], by_hand(job(), 0.8)["head.weight"])
 
 
-@pytest.mark.parametrize("others", [(), (Accumulate(2),), (Checkpoint(every=1),), (FusedOptimizer(),), (StepInBackward(),), (Precision("bf16"),),
-                                    (OffloadOptimizer(),)], ids=str)
+@pytest.mark.parametrize(
+    "others",
+    [
+        (),
+        (Accumulate(2),),
+        (Checkpoint(every=1),),
+        (FusedOptimizer(),),
+        (StepInBackward(),),
+        (Precision("bf16"),),
+        (OffloadOptimizer(),),
+    ],
+    ids=str,
+)
 def test_it_costs_what_was_rehearsed_and_one_copy_of_what_is_trained(others: tuple[Technique, ...]) -> None:
-    wide = job(model=lambda: nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 5000), nn.Tanh(), nn.Linear(5000, 3)))
+    wide = job(
+        model=lambda: nn.Sequential(
+            nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 5000), nn.Tanh(), nn.Linear(5000, 3)
+        )
+    )
     made = (*others, EMA())
     predicted, measured = peak(rehearse(wide, made)).bytes, peak(tracked(wide, made, seeded(wide))).bytes
     without = peak(rehearse(wide, others)).bytes
     trained_bytes = 4 * (6 * 5000 + 5000 + 5000 * 3 + 3)
-    assert predicted - without == trained_bytes and abs(predicted - measured) <= 0.001 * measured * (others == (Precision("bf16"),))
+    assert predicted - without == trained_bytes and abs(predicted - measured) <= 0.001 * measured * (
+        others == (Precision("bf16"),)
+    )
 
 
 def test_what_has_no_whole_weights_at_every_step_is_refused_with_the_reason() -> None:
@@ -115,7 +145,14 @@ def test_what_has_no_whole_weights_at_every_step_is_refused_with_the_reason() ->
     from shoestring.training.data_parallel.local_steps import LocalSteps
     from shoestring.training.memory.offload_model import OffloadModel
 
-    for other in (OffloadModel(), Shard(3), LocalSteps(), CompressGradients("topk", share=0.1), Asynchronous("hogwild"), DropStragglers()):
+    for other in (
+        OffloadModel(),
+        Shard(3),
+        LocalSteps(),
+        CompressGradients("topk", share=0.1),
+        Asynchronous("hogwild"),
+        DropStragglers(),
+    ):
         assert clash(EMA(0.9), other), other
     for other in (Shard(1), Shard(2), DataParallel(), CompressGradients("int8"), OffloadOptimizer()):
         assert not clash(EMA(0.9), other), other
@@ -125,7 +162,7 @@ def test_what_has_no_whole_weights_at_every_step_is_refused_with_the_reason() ->
         EMA(1.0)
 
 
-FILE = '''
+FILE = """
 import torch
 from torch import nn
 from shoestring import Job
@@ -135,7 +172,7 @@ def job() -> Job:
     return Job(model=lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), data=lambda: batches, steps=8, clip=1.0,
                optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
                schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 2, 0.5))
-'''
+"""
 
 
 @pytest.mark.parametrize("united", [DataParallel(), Shard(2)], ids=str)
@@ -147,10 +184,17 @@ def test_a_group_has_the_average_of_one_process_and_exports_it(united: Technique
         folder.mkdir()
         Group(tmp_path / f"at {name}", world, tmp_path / "job.py", plan, 8, str(folder), {"steps": 3}).results()
         checkpoint = newest(folder)
-        found[name] = {kind: {key: torch.cat([piece.reshape(-1) for piece in one.pieces()]) for key, one in
-                              checkpoint.all_weights(trained=kind == "trained").items()} for kind in ("average", "trained")}
+        found[name] = {
+            kind: {
+                key: torch.cat([piece.reshape(-1) for piece in one.pieces()])
+                for key, one in checkpoint.all_weights(trained=kind == "trained").items()
+            }
+            for kind in ("average", "trained")
+        }
     for kind in ("average", "trained"):
-        assert all(torch.allclose(value, found["two"][kind][key], atol=1e-6) for key, value in found["one"][kind].items())
+        assert all(
+            torch.allclose(value, found["two"][kind][key], atol=1e-6) for key, value in found["one"][kind].items()
+        )
     assert not torch.allclose(found["one"]["average"]["0.weight"], found["one"]["trained"]["0.weight"], atol=1e-4)
 
 
@@ -167,7 +211,9 @@ def test_export_gives_the_average_and_with_trained_the_weights(tmp_path: Path) -
     (tmp_path / "job.py").write_text(FILE)
 
     def shoestring(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG)
+        done = subprocess.run(
+            [sys.executable, "-m", "shoestring", *words], cwd=tmp_path, capture_output=True, text=True, timeout=HUNG
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -176,6 +222,10 @@ def test_export_gives_the_average_and_with_trained_the_weights(tmp_path: Path) -
         shoestring("export", "a", "--to", "safetensors", "--out", f"{name}.safetensors", *more)
     average, own = load_file(tmp_path / "average.safetensors"), load_file(tmp_path / "trained.safetensors")
     assert set(average) == set(own) and not any(torch.equal(average[name], own[name]) for name in own)
-    steps = [event for event in map(json.loads, (tmp_path / "a" / "events.jsonl").read_text().splitlines()) if event["event"] == "step"]
+    steps = [
+        event
+        for event in map(json.loads, (tmp_path / "a" / "events.jsonl").read_text().splitlines())
+        if event["event"] == "step"
+    ]
     assert [event["rate"] for event in steps] == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125, 0.0125]
     assert all(event["norm"] > 0 for event in steps)

@@ -1,4 +1,5 @@
 """Fused kernels step what a for-loop steps, whenever a weight's first gradient comes."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,13 +27,24 @@ class Late(nn.Module):
         return self.second(self.first(x)) if self.calls > 2 else self.first(x)
 
 
-@pytest.mark.parametrize("knobs", [
-    {"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}, {"momentum": 0.9, "dampening": 0.3, "maximize": True},
-    {"momentum": 0.9, "nesterov": True}, {}])
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1},
+        {"momentum": 0.9, "dampening": 0.3, "maximize": True},
+        {"momentum": 0.9, "nesterov": True},
+        {},
+    ],
+)
 def test_a_weight_whose_first_gradient_comes_late_is_stepped_as_by_a_for_loop(knobs: dict[str, Any]) -> None:
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    made = Job(model=Late, data=lambda: [x] * 6, loss=lambda output, batch: output.square().mean(),
-               optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, **knobs))
+    made = Job(
+        model=Late,
+        data=lambda: [x] * 6,
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, **knobs),
+    )
     found = []
     for plan in ((), (FusedOptimizer(),)):
         model = seeded(made)

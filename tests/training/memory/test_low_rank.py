@@ -1,4 +1,5 @@
 """LowRank trains what PEFT's LoRA trains, leaves nothing behind, and is exact in everything else: memory, restarts, other techniques."""
+
 from __future__ import annotations
 
 import json
@@ -74,6 +75,7 @@ def values(one: Any) -> Tensor:
 
 def calm(name: str) -> Job:
     """A job of these models without dropout, which PEFT's steps and ours would have to draw in the same order."""
+
     def model() -> nn.Module:
         made = job(name).model()
         for part in made.modules():
@@ -90,9 +92,12 @@ def test_the_updates_are_those_of_peft(name: str, where: str) -> None:
     run = prepared(made, (LowRank(rank=4, where=where, alpha=8),), seeded(made))
     ours = adapters(run)
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=list(ours.updates), fan_in_fan_out=name == "gpt2")
-    theirs = peft.get_peft_model(seeded(made), config)   # type: ignore[arg-type]
-    named = {path.removeprefix("base_model.model.").replace(".default", ""): one for path, one in theirs.named_parameters()
-             if one.requires_grad}
+    theirs = peft.get_peft_model(seeded(made), config)  # type: ignore[arg-type]
+    named = {
+        path.removeprefix("base_model.model.").replace(".default", ""): one
+        for path, one in theirs.named_parameters()
+        if one.requires_grad
+    }
     for path, update in ours.updates.items():
         named[f"{path}.lora_A.weight"].data.copy_(update.a)
         named[f"{path}.lora_B.weight"].data.copy_(update.b)
@@ -119,9 +124,18 @@ def test_the_updates_are_those_of_peft(name: str, where: str) -> None:
 # Beside other techniques
 
 PLANS: list[tuple[Technique, ...]] = [
-    (), (Accumulate(2),), (Checkpoint(every=1),), (Checkpoint(every=2), FusedOptimizer()), (OffloadActivations(),), (OffloadOptimizer(),),
-    (Checkpoint(every=1), StepInBackward()), (OffloadModel(),), (Precision("bf16"),), (Precision("fp16"), Checkpoint(every=1)),
-    (Precision("bf16", "bf16"), FusedOptimizer())]
+    (),
+    (Accumulate(2),),
+    (Checkpoint(every=1),),
+    (Checkpoint(every=2), FusedOptimizer()),
+    (OffloadActivations(),),
+    (OffloadOptimizer(),),
+    (Checkpoint(every=1), StepInBackward()),
+    (OffloadModel(),),
+    (Precision("bf16"),),
+    (Precision("fp16"), Checkpoint(every=1)),
+    (Precision("bf16", "bf16"), FusedOptimizer()),
+]
 
 
 def after(techniques: tuple[Technique, ...], made: Job) -> dict[str, Tensor]:
@@ -144,7 +158,7 @@ LOW = LowRank(rank=2, also="lm_head")
 @pytest.mark.parametrize("others", PLANS, ids=lambda plan: " ".join(map(text, plan)) or "alone")
 def test_beside_others_it_trains_the_same_in_the_bytes_that_were_rehearsed(others: tuple[Technique, ...]) -> None:
     made, plan = calm("llama"), (LOW, *others)
-    if any(type(one) in (StepInBackward, OffloadModel) for one in others):   # as ever, these can't clip
+    if any(type(one) in (StepInBackward, OffloadModel) for one in others):  # as ever, these can't clip
         made = replace(made, clip=0.0)
     predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes and predicted.moved == measured.moved
@@ -158,12 +172,18 @@ def test_beside_others_it_trains_the_same_in_the_bytes_that_were_rehearsed(other
 
 
 def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are_read_and_not_written(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A head that is larger than all blocks, in ranges of 64 rows."""
     monkeypatch.setattr("shoestring.training.memory.row_split.CHUNK", 64 * 128)
     batch = torch.randn(4, 128, generator=torch.Generator().manual_seed(0)), torch.arange(4)
-    made = Job(model=lambda: nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(6)), nn.Linear(128, 400)),
-               data=lambda: [batch] * 9, optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-2))
+    made = Job(
+        model=lambda: nn.Sequential(
+            *(nn.Sequential(nn.Linear(128, 128), nn.Tanh()) for _ in range(6)), nn.Linear(128, 400)
+        ),
+        data=lambda: [batch] * 9,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-2),
+    )
     plan = (LowRank(rank=2), OffloadModel())
     model = seeded(made)
     run = prepared(made, plan, model)
@@ -185,7 +205,9 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
     torch.testing.assert_close(model.state_dict(), wanted.state_dict(), rtol=1e-4, atol=1e-6)
     assert not torch.allclose(wanted[6].weight, seeded(made).state_dict()["6.weight"], atol=1e-3)
     size = sum(parameter.numel() * 4 for parameter in model.parameters())
-    assert 0 < rehearse(made, plan).moved[-1] <= 2.1 * size and rehearse(made, plan[1:]).moved[-1] >= 6 * size, "8 bytes a weight, not 28"
+    assert 0 < rehearse(made, plan).moved[-1] <= 2.1 * size and rehearse(made, plan[1:]).moved[-1] >= 6 * size, (
+        "8 bytes a weight, not 28"
+    )
 
 
 def test_clipping_is_by_the_norm_of_what_is_trained() -> None:
@@ -194,7 +216,9 @@ def test_clipping_is_by_the_norm_of_what_is_trained() -> None:
     before = [one.detach().clone() for one in adapters(run).trained]
     for _ in steps(run, islice(Feed(made), 1)):
         pass
-    moved = torch.cat([(one - old).detach().reshape(-1) for one, old in zip(adapters(run).trained, before, strict=True)])
+    moved = torch.cat(
+        [(one - old).detach().reshape(-1) for one, old in zip(adapters(run).trained, before, strict=True)]
+    )
     assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -221,7 +245,9 @@ def test_a_is_the_same_for_a_seed_and_a_name_whoever_else_has_one_and_draws_noth
 
     state = torch.get_rng_state()
     one = first(LowRank(rank=2))
-    assert torch.equal(one, first(LowRank(rank=2, where="*.q_proj"))) and not torch.equal(one, first(LowRank(rank=2), seed=1))
+    assert torch.equal(one, first(LowRank(rank=2, where="*.q_proj"))) and not torch.equal(
+        one, first(LowRank(rank=2), seed=1)
+    )
     torch.set_rng_state(state)
     model = seeded(made)
     torch.manual_seed(5)
@@ -242,7 +268,7 @@ class Bypassing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.inner(x)
         if self.training and self.evaluating:
-            return self.head(found)   # type: ignore[no-any-return]
+            return self.head(found)  # type: ignore[no-any-return]
         return nn.functional.linear(found, self.head.weight)
 
 
@@ -267,8 +293,11 @@ def test_a_weight_that_is_used_without_its_module_is_refused_in_training_and_in_
 
 
 def test_torchs_encoder_layers_evaluate_with_their_updates() -> None:
-    made = small(lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
-                 forward=lambda model, batch: model(batch[0][None])[0], optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0))
+    made = small(
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+        forward=lambda model, batch: model(batch[0][None])[0],
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=1.0),
+    )
     run = trained(made, LowRank(rank=2))
     assert list(adapters(run).updates) == ["linear1", "linear2"] and "self_attn.out_proj" in adapters(run).left
     run.model.eval()
@@ -282,7 +311,9 @@ def test_torchs_encoder_layers_evaluate_with_their_updates() -> None:
 
 
 def test_what_can_not_be_updated_is_refused_and_what_is_left_out_is_told() -> None:
-    with pytest.raises(Mistake, match=r"finds no weight to update: linear layers are inner, head. A pattern is of the whole name"):
+    with pytest.raises(
+        Mistake, match=r"finds no weight to update: linear layers are inner, head. A pattern is of the whole name"
+    ):
         prepared(small(Bypassing), (LowRank(where="in"),), seeded(small(Bypassing)))
     shared = small(lambda: Bypassing(shared=True))
     with pytest.raises(Mistake, match="inner shares its weight with another module"):
@@ -291,11 +322,14 @@ def test_what_can_not_be_updated_is_refused_and_what_is_left_out_is_told() -> No
         prepared(small(Bypassing), (LowRank(also="classifier"),), seeded(small(Bypassing)))
     for wrong in ({"rank": 0}, {"where": ""}, {"alpha": -1.0}):
         with pytest.raises(Mistake):
-            LowRank(**wrong)   # type: ignore[arg-type]
+            LowRank(**wrong)  # type: ignore[arg-type]
     assert conflict((LowRank(), Shard())) and not conflict((LowRank(), OffloadModel()))
     made = calm("gpt2")
     told = adapters(prepared(made, (LowRank(),), seeded(made))).remark
-    assert "lm_head shares its weight with another module" in told and "The SHA-256 of the weights is of what is trained" in told
+    assert (
+        "lm_head shares its weight with another module" in told
+        and "The SHA-256 of the weights is of what is trained" in told
+    )
 
 
 def test_a_layer_that_fails_under_an_update_is_the_jobs_and_not_ours() -> None:
@@ -319,29 +353,40 @@ def test_it_is_written_and_read_like_any_technique_and_never_chosen_by_itself() 
     for written in ("LowRank()", "LowRank(rank=4, where='*.q|*.v')", "LowRank(where=('*.q', '*.v'), also='head')"):
         made = parsed(written, CATALOGUE)
         assert parsed(text(made), CATALOGUE) == made and hash(made)
-    assert LowRank(where=("a", "b")) == LowRank(where="a|b")   # type: ignore[arg-type]
-    plan = Plan((LowRank(where=("a", "b")),), 1, 1, 1.0)   # type: ignore[arg-type]
-    assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_file())   # type: ignore[arg-type]
+    assert LowRank(where=("a", "b")) == LowRank(where="a|b")  # type: ignore[arg-type]
+    plan = Plan((LowRank(where=("a", "b")),), 1, 1, 1.0)  # type: ignore[arg-type]
+    assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_file())  # type: ignore[arg-type]
 
 
 def test_updates_are_in_the_group_of_their_weight_and_every_kind_of_optimizer_takes_them() -> None:
     made = small(lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)))
-    for kind in (torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.RMSprop, torch.optim.Adafactor, shoestring.Lamb):
+    for kind in (
+        torch.optim.AdamW,
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.RMSprop,
+        torch.optim.Adafactor,
+        shoestring.Lamb,
+    ):
+
         def two(weights: list[nn.Parameter], kind: Any = kind) -> torch.optim.Optimizer:
-            return kind([{"params": weights[:2], "lr": 0.0}, {"params": weights[2:], "lr": 0.1}])   # type: ignore[no-any-return]
+            return kind([{"params": weights[:2], "lr": 0.0}, {"params": weights[2:], "lr": 0.1}])  # type: ignore[no-any-return]
 
         run = trained(replace(made, optimizer=two), LowRank(rank=2, also="2.bias"))
         first, second = adapters(run).updates["0"], adapters(run).updates["2"]
         groups = [group["params"] for group in run.optimizer.param_groups]
         assert list(map(len, groups)) == [2, 3] and groups[0][0] is first.a and groups[1][0] is second.a
         assert not first.b.any() and second.b.any(), kind
-        one = trained(replace(made, optimizer=two), LowRank(rank=2, where="2"))   # a group that is left empty
+        one = trained(replace(made, optimizer=two), LowRank(rank=2, where="2"))  # a group that is left empty
         assert adapters(one).updates["2"].b.any()
 
 
-@pytest.mark.parametrize("others", [(), (Checkpoint(every=1), FusedOptimizer()), (OffloadModel(),), (Precision("fp16"),)], ids=str)
+@pytest.mark.parametrize(
+    "others", [(), (Checkpoint(every=1), FusedOptimizer()), (OffloadModel(),), (Precision("fp16"),)], ids=str
+)
 def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...], tmp_path: Path) -> None:
     """With a block and its dropout that are trained as they are, so that OffloadModel writes some of its weights."""
+
     def block() -> nn.Module:
         return nn.Sequential(nn.Linear(8, 2100), nn.Dropout(0.1), nn.Linear(2100, 8))
 
@@ -367,8 +412,9 @@ def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...]
     again, again_feed = begun(tmp_path / "a", resumed=True)
     restore(checkpoint, again, again_feed)
     assert found + some(again, again_feed, 2) == losses
-    assert weights_sha256(digested(again)) == weights_sha256(digested(whole)) and weights_sha256(weights(again)) == weights_sha256(
-        weights(whole))
+    assert weights_sha256(digested(again)) == weights_sha256(digested(whole)) and weights_sha256(
+        weights(again)
+    ) == weights_sha256(weights(whole))
     other = prepared(made, (LowRank(rank=4, also="1"), *others), seeded(made), tmp_path / "a", True)
     with pytest.raises(Mistake, match="the checkpoint has updates of rank 2"):
         other.state["low rank"].load_state_dict(checkpoint.state()["parts"]["low rank"])
@@ -390,19 +436,25 @@ def job(steps: int = 4) -> Job:
 
 
 def command(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "shoestring", *words], cwd=place, capture_output=True, text=True, timeout=HUNG)
+    return subprocess.run(
+        [sys.executable, "-m", "shoestring", *words], cwd=place, capture_output=True, text=True, timeout=HUNG
+    )
 
 
 def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_another_plan(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    config = transformers.BertConfig(num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50)
+    config = transformers.BertConfig(
+        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64, vocab_size=50
+    )
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
     (tmp_path / "job.py").write_text(JOB)
     Plan((LowRank(rank=4, where="*.query|*.value", also="classifier"),), 1, 1, 1.0).save(tmp_path / "plan.json")
     done = command(tmp_path, "train", "job.py", "--plan", "plan.json", "--run", "a", "--json")
     assert done.returncode == 0, done.stderr
-    assert any("LowRank trains updates of rank 4 of 4 weights and 2 weights as they are" in event.get("text", "")
-               for event in records(tmp_path / "a"))
+    assert any(
+        "LowRank trains updates of rank 4 of 4 weights and 2 weights as they are" in event.get("text", "")
+        for event in records(tmp_path / "a")
+    )
     for kind in ("safetensors", "hf", "peft"):
         out = command(tmp_path, "export", "a", "--job", "job.py", "--to", kind, "--out", kind)
         assert out.returncode == 0, out.stderr
@@ -415,8 +467,12 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
         merged = base()
         merged.load_state_dict(load_file(tmp_path / "safetensors"), strict=True)
         wanted = merged(input_ids=ids).logits
-        assert torch.equal(transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()(input_ids=ids).logits,
-                           wanted)
+        assert torch.equal(
+            transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")
+            .eval()(input_ids=ids)
+            .logits,
+            wanted,
+        )
         adapted = peft.PeftModel.from_pretrained(base(), tmp_path / "peft").eval()
         torch.testing.assert_close(adapted(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-6)
         assert not torch.allclose(base()(input_ids=ids).logits, wanted, atol=1e-3)
@@ -424,7 +480,9 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
 
     Plan((FusedOptimizer(),), 1, 1, 1.0).save(tmp_path / "plan.json")
     other = command(tmp_path, "train", "job.py", "--plan", "plan.json", "--run", "a", "--steps", "6", "--adopt")
-    assert other.returncode == 2 and "low rank is trained beside the model's weights there or here" in other.stderr, other.stderr
+    assert other.returncode == 2 and "low rank is trained beside the model's weights there or here" in other.stderr, (
+        other.stderr
+    )
 
     finished = checkpoint_of(Folder(Path(__file__).parents[2] / "golden" / "version-2" / "finished"), None)
     with pytest.raises(Mistake, match="the run trained the model's weights themselves"):
@@ -435,7 +493,10 @@ def test_a_tied_weight_that_is_trained_as_it_is_may_be_given_by_any_of_its_names
     made = calm("gpt2")
     for also in ("lm_head", "transformer.wte"):
         run = prepared(made, (LowRank(rank=2, where="*.c_attn", also=also),), seeded(made))
-        assert len(adapters(run).trained) == 1 + 2 * len(adapters(run).updates) and len(adapters(run).state_dict()["tied"]) == 1
+        assert (
+            len(adapters(run).trained) == 1 + 2 * len(adapters(run).updates)
+            and len(adapters(run).state_dict()["tied"]) == 1
+        )
         assert [name for name, one in run.model.named_parameters() if one.requires_grad] == ["transformer.wte.weight"]
 
 

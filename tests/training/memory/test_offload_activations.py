@@ -1,4 +1,5 @@
 """OffloadActivations meets a disk that is full, or a directory that is not there."""
+
 from __future__ import annotations
 
 import resource

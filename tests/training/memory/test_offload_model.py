@@ -1,4 +1,5 @@
 """Streamed from disk: the same bits, the predicted bytes, and nothing damaged whatever happens to the file."""
+
 from __future__ import annotations
 
 import copy
@@ -65,19 +66,26 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "CHUNK", 4096)
 
 
-@pytest.mark.parametrize("name", ["chain", "dropout chain", "recurrent", "u-net", "gpt2", "llama", "t5", "vit", "resnet", "mixtral"])
+@pytest.mark.parametrize(
+    "name", ["chain", "dropout chain", "recurrent", "u-net", "gpt2", "llama", "t5", "vit", "resnet", "mixtral"]
+)
 def test_a_streamed_model_is_trained_to_the_same_bits(name: str) -> None:
     made = job(name)
     assert apart(trained(made, (FusedOptimizer(),))[0], trained(made, (FusedOptimizer(), OffloadModel()))[0]) == 0.0
 
 
-@pytest.mark.parametrize("optimizer", [
-    lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
-    lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
-    lambda parameters: torch.optim.Adam(parameters, lr=1e-3, amsgrad=True),
-    lambda parameters: torch.optim.AdamW([{"params": parameters[:5], "lr": 1e-2}, {"params": parameters[5:]}], weight_decay=0.1),
-    lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
-])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+        lambda parameters: torch.optim.Adam(parameters, lr=1e-3, amsgrad=True),
+        lambda parameters: torch.optim.AdamW(
+            [{"params": parameters[:5], "lr": 1e-2}, {"params": parameters[5:]}], weight_decay=0.1
+        ),
+        lambda parameters: torch.optim.Adafactor(parameters, lr=1e-2),
+    ],
+)
 def test_the_users_own_optimizer_steps_what_is_streamed(optimizer: Any, tiny: None) -> None:
     made = job("chain", optimizer=lambda parameters: optimizer(list(parameters)))
     assert apart(trained(made, ())[0], trained(made, (OffloadModel(),))[0]) == 0.0
@@ -113,7 +121,7 @@ def test_an_update_in_blocks_on_the_host_gives_the_same_bits(here: bool, monkeyp
 def test_a_large_head_and_a_tied_one_are_cut_and_stay_within_rounding(name: str, tiny: None) -> None:
     made = job(name)
     after, run = trained(made, (OffloadModel(),))
-    assert run.state["stream"].row_splits   # type: ignore[attr-defined]
+    assert run.state["stream"].row_splits  # type: ignore[attr-defined]
     assert apart(trained(made, ())[0], after) <= 1e-4
 
 
@@ -123,7 +131,7 @@ def test_a_tied_head_in_one_slice_gives_the_same_bits(optimizer: Any, monkeypatc
         monkeypatch.setattr(module, "SMALL", 256)
     made = job("gpt2", optimizer=lambda parameters: optimizer(parameters, lr=1e-3, fused=True))
     after, run = trained(made, (OffloadModel(),))
-    (whole,) = run.state["stream"].row_splits.values()   # type: ignore[attr-defined]
+    (whole,) = run.state["stream"].row_splits.values()  # type: ignore[attr-defined]
     assert len(whole.spans) == 1
     assert apart(trained(made, ())[0], after) == 0.0
 
@@ -136,8 +144,10 @@ def test_a_slice_is_whole_vectors_and_no_more_than_a_chunk(width: int, chunk: in
     assert rows >= 1 and rows * width % row_split.VECTOR == 0 and rows * width <= max(chunk, row_split.VECTOR * width)
 
 
-def test_a_file_system_without_direct_input_and_output_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(job("chain"), (OffloadModel(),), folder=tmp_path)[1].state["stream"].remark == ""   # type: ignore[attr-defined]
+def test_a_file_system_without_direct_input_and_output_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert trained(job("chain"), (OffloadModel(),), folder=tmp_path)[1].state["stream"].remark == ""  # type: ignore[attr-defined]
     real = os.open
 
     def refused(name: Any, flags: int, *mode: int) -> int:
@@ -147,7 +157,7 @@ def test_a_file_system_without_direct_input_and_output_is_told_of(tmp_path: Path
 
     monkeypatch.setattr(os, "open", refused)
     run = trained(job("chain"), (OffloadModel(),), folder=tmp_path)[1]
-    assert "has no direct I/O" in run.state["stream"].remark   # type: ignore[attr-defined]
+    assert "has no direct I/O" in run.state["stream"].remark  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("technique", [OffloadModel(), OffloadOptimizer()])
@@ -168,7 +178,7 @@ def test_eight_bits_keep_to_the_error_that_they_state(drawn: np.ndarray) -> None
         eight_bits.pack(given_ones, held, positive)
         found = eight_bits.unpack(held, len(numbers), positive)
         for begin in range(0, len(numbers), eight_bits.BLOCK):
-            part, other = given_ones[begin: begin + eight_bits.BLOCK], found[begin: begin + eight_bits.BLOCK]
+            part, other = given_ones[begin : begin + eight_bits.BLOCK], found[begin : begin + eight_bits.BLOCK]
             assert (part - other).abs().max() <= error * part.abs().max() + 1e-30
             if positive:
                 assert (other >= part * (1 - 1e-5) - 1e-36).all()
@@ -178,7 +188,9 @@ def test_eight_bits_keep_to_the_error_that_they_state(drawn: np.ndarray) -> None
 def test_moments_in_eight_bits_train_nearly_as_well(technique: Technique, tiny: None) -> None:
     made = job("chain", optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
     plans: tuple[tuple[Technique, ...], ...] = ((), (technique,))
-    losses = [[float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans]
+    losses = [
+        [float(loss) for loss in steps(prepared(made, plan, seeded(made)), islice(Feed(made), 12))] for plan in plans
+    ]
     assert losses[0][-1] < 0.5 * losses[0][0]
     assert abs(losses[1][-1] - losses[0][-1]) <= 0.05 * losses[0][0]
 
@@ -198,8 +210,11 @@ def test_weights_that_take_no_part_are_kept_as_they_are(tiny: None) -> None:
             return x + self.used(x).relu()
 
     batch = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
-    made = Job(model=lambda: nn.Sequential(*(Layer() for _ in range(5))), data=lambda: [batch] * 8,
-               loss=lambda output, batch: output.square().mean())
+    made = Job(
+        model=lambda: nn.Sequential(*(Layer() for _ in range(5))),
+        data=lambda: [batch] * 8,
+        loss=lambda output, batch: output.square().mean(),
+    )
     assert apart(trained(made, ())[0], trained(made, (OffloadModel(),))[0]) == 0.0
 
 
@@ -219,7 +234,10 @@ def test_a_disk_that_is_full_while_a_model_is_made_is_told(monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("shoestring.core.swap.os.pwrite", full)
-    with pytest.raises(Mistake, match=r"wait in a file in .* \(No space left on device\): free some space there"), Swap(room=1 << 16):
+    with (
+        pytest.raises(Mistake, match=r"wait in a file in .* \(No space left on device\): free some space there"),
+        Swap(room=1 << 16),
+    ):
         nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)))
 
 
@@ -228,7 +246,10 @@ def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp
         with torch.device(device):
             return nn.MultiheadAttention(8, 2)
 
-    plain = Job(model=lambda: nn.Sequential(nn.Linear(9, 9), nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7)), nn.LSTM(7, 5)), data=list)
+    plain = Job(
+        model=lambda: nn.Sequential(nn.Linear(9, 9), nn.Sequential(nn.Linear(9, 7), nn.LayerNorm(7)), nn.LSTM(7, 5)),
+        data=list,
+    )
 
     def on_meta() -> nn.Module:
         with torch.device("meta"):
@@ -249,7 +270,9 @@ def test_a_model_made_on_the_meta_device_has_the_values_of_one_made_as_usual(tmp
 def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
     def on_meta() -> nn.Module:
         with torch.device("meta"):
-            return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(4)), nn.Linear(64, 10))
+            return nn.Sequential(
+                *(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(4)), nn.Linear(64, 10)
+            )
 
     made = Job(model=on_meta, data=lambda: [(torch.ones(4, 64), torch.zeros(4, dtype=torch.long))] * 4, steps=3)
     random_state.seed(made.seed)
@@ -258,6 +281,7 @@ def test_a_meta_model_is_planned_and_trained(tmp_path: Path) -> None:
 
 
 # The disk store
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DiskStore]:
@@ -310,7 +334,9 @@ def test_a_flipped_bit_is_noticed_when_it_is_read(store: DiskStore, tmp_path: Pa
         got(store, "first")
 
 
-def test_damage_to_what_no_checkpoint_stands_on_leaves_the_checkpoint_to_go_on_from(store: DiskStore, tmp_path: Path) -> None:
+def test_damage_to_what_no_checkpoint_stands_on_leaves_the_checkpoint_to_go_on_from(
+    store: DiskStore, tmp_path: Path
+) -> None:
     put(store, "first", 1)
     state = store.state_dict()
     store.pin()
@@ -342,7 +368,9 @@ def test_too_little_room_on_the_disk_is_said_before_anything_is_written(tmp_path
     assert not (tmp_path / "state.bin").exists()
 
 
-def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(store: DiskStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(store, "first", 1)
     store.state_dict()
     store.pin()
@@ -407,15 +435,27 @@ class Recurrent(nn.Module):
 
 def small_job(model: nn.Module) -> Job:
     ids = isinstance(model, Wide)
-    batch = (torch.randint(0, 1200, (2, 3)), torch.randint(0, 1200, (2, 3))) if ids else (torch.randn(2, 3, 16), torch.tensor([0, 1]))
-    return Job(model=lambda: copy.deepcopy(model), data=[batch], forward=lambda m, b: m(b[0]),
-               loss=lambda out, b: nn.functional.cross_entropy(out.flatten(0, -2), b[1].flatten()),
-               optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True), steps=3)
+    batch = (
+        (torch.randint(0, 1200, (2, 3)), torch.randint(0, 1200, (2, 3)))
+        if ids
+        else (torch.randn(2, 3, 16), torch.tensor([0, 1]))
+    )
+    return Job(
+        model=lambda: copy.deepcopy(model),
+        data=[batch],
+        forward=lambda m, b: m(b[0]),
+        loss=lambda out, b: nn.functional.cross_entropy(out.flatten(0, -2), b[1].flatten()),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+        steps=3,
+    )
 
 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
-@pytest.mark.parametrize("model", [Wide(1, tied=True), Wide(5, tied=True), Wide(1, tied=False), Recurrent(1), Recurrent(2), Recurrent(5)],
-                         ids=["tied", "tied and deep", "untied", "one LSTM", "two LSTMs", "five LSTMs"])
+@pytest.mark.parametrize(
+    "model",
+    [Wide(1, tied=True), Wide(5, tied=True), Wide(1, tied=False), Recurrent(1), Recurrent(2), Recurrent(5)],
+    ids=["tied", "tied and deep", "untied", "one LSTM", "two LSTMs", "five LSTMs"],
+)
 def test_buffers_take_no_more_memory_than_what_passes_through_them(model: nn.Module, clip: float) -> None:
     """Of every kind there are several buffers, each as large as the largest region: for a small model that is more than all of it."""
     made = replace(small_job(model), clip=clip)
@@ -423,9 +463,14 @@ def test_buffers_take_no_more_memory_than_what_passes_through_them(model: nn.Mod
     streaming = run.state["stream"]
     assert isinstance(streaming, Streaming)
     weight = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    spare = PAGE * 3 * len(streaming.buffers)   # each begins at a page, ends at one, and is in units whose weights do so too
+    spare = (
+        PAGE * 3 * len(streaming.buffers)
+    )  # each begins at a page, ends at one, and is in units whose weights do so too
     # Weights, their gradients where they are used twice or wait for the norm, and two moments
-    assert sum(buffer.numel() for buffer in streaming.buffers) <= (1 + isinstance(model, Wide) + bool(clip) + 2) * weight + spare
+    assert (
+        sum(buffer.numel() for buffer in streaming.buffers)
+        <= (1 + isinstance(model, Wide) + bool(clip) + 2) * weight + spare
+    )
     assert apart(trained(made, ())[0], weights) <= (1e-6 if isinstance(model, Wide) else 0.0)
 
 
@@ -462,14 +507,16 @@ class ReversibleModel(nn.Module):
         self.layers.requires_grad_(not frozen)
 
     def forward(self, x: Tensor) -> Any:
-        return self.head(Reversible.apply(self.first(x), self.layers).mean(1))   # type: ignore[no-untyped-call]
+        return self.head(Reversible.apply(self.first(x), self.layers).mean(1))  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_backward_that_calls_parts_of_blocks_is_noticed(frozen: bool) -> None:
     """Frozen weights have no gradient whose hook would see it: the first layer would learn from numbers that are not there."""
     made = replace(small_job(Recurrent(1)), model=lambda: ReversibleModel(frozen))
-    with pytest.raises(Mistake, match=r"uses the weight layers\..*outside of the module that it belongs to.*plan without OffloadModel"):
+    with pytest.raises(
+        Mistake, match=r"uses the weight layers\..*outside of the module that it belongs to.*plan without OffloadModel"
+    ):
         rehearse(made, (OffloadModel(),))
     with pytest.raises(Mistake, match="outside of the module"):
         trained(made, (OffloadModel(),))

@@ -1,4 +1,6 @@
-"""Frozen weights under OffloadModel are written once, when the run begins, and then only read; validation between two steps changes nothing."""
+"""Frozen weights under OffloadModel are written once, when the run begins, and then only read; validation between two
+steps changes nothing."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -41,6 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def frozen(which: Callable[[str], bool], clip: float = 0.0) -> Job:
     """Six transformer blocks, with some weights frozen."""
+
     def made() -> nn.Module:
         model = hugging("LlamaForCausalLM", "LlamaConfig", **{**SMALL, "num_hidden_layers": 6})()
         for name, parameter in model.named_parameters():
@@ -62,18 +65,29 @@ def streamed(run: Run) -> Any:
     return run.state["stream"]
 
 
-@pytest.mark.parametrize(("which", "clip", "more"), [(bottom, 0.0, ()), (bottom, 0.05, (Accumulate(2),)),
-                                                     (all_but_queries, 0.0, ()), (all_but_queries, 0.05, (Accumulate(2),))])
+@pytest.mark.parametrize(
+    ("which", "clip", "more"),
+    [
+        (bottom, 0.0, ()),
+        (bottom, 0.05, (Accumulate(2),)),
+        (all_but_queries, 0.0, ()),
+        (all_but_queries, 0.05, (Accumulate(2),)),
+    ],
+)
 def test_frozen_weights_are_written_once_and_the_others_trained_to_the_same_bits(
-        which: Callable[[str], bool], clip: float, more: tuple[Technique, ...]) -> None:
+    which: Callable[[str], bool], clip: float, more: tuple[Technique, ...]
+) -> None:
     made, plan = frozen(which, clip), (FusedOptimizer(), *more, OffloadModel())
     after, run = trained(made, plan)
     regions = streamed(run).store.regions.values()
     still = [region for region in regions if region.lasting and region.version == 1]
     assert len(still) == (5 if which is bottom else 6) and all(region.slots == 1 for region in still)
     assert all(region.version > 1 for region in regions if region not in still)
-    assert not any(which(region.name.removeprefix("moments of ").removeprefix("waiting gradient of ")) for region in regions
-                   if region.name.startswith(("moments", "waiting")))
+    assert not any(
+        which(region.name.removeprefix("moments of ").removeprefix("waiting gradient of "))
+        for region in regions
+        if region.name.startswith(("moments", "waiting"))
+    )
     assert apart(trained(made, (FusedOptimizer(), *more))[0], after) == 0.0
     predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
     assert peak(predicted).bytes == peak(measured).bytes
@@ -84,15 +98,18 @@ def test_a_frozen_block_below_all_that_is_trained_moves_its_bytes_once_a_step() 
     """4 bytes a weight instead of 28."""
     moved = []
     for count in (3, 4):
-        made = frozen(lambda name, count=count: name.startswith(  # type: ignore[misc]
-            ("model.embed_tokens", *(f"model.layers.{number}." for number in range(count)))))
+        made = frozen(
+            lambda name, count=count: name.startswith(  # type: ignore[misc]
+                ("model.embed_tokens", *(f"model.layers.{number}." for number in range(count)))
+            )
+        )
         moved.append(rehearse(made, (OffloadModel(),)).moved[-1])
     model = seeded(frozen(bottom))
     block = [parameter for name, parameter in model.named_parameters() if name.startswith("model.layers.3.")]
     large = [parameter for parameter in block if parameter.numel() >= 256]
     moments = sum(2 * pages(8 * parameter.numel()) for parameter in large)
     size = pages(sum(4 * parameter.numel() for parameter in block))
-    assert moved[0] - moved[1] == 2 * size + moments   # it is not read for a backward, not written, and has no moments
+    assert moved[0] - moved[1] == 2 * size + moments  # it is not read for a backward, not written, and has no moments
 
 
 def test_a_block_of_which_few_weights_are_trained_writes_those_alone() -> None:
@@ -103,7 +120,9 @@ def test_a_block_of_which_few_weights_are_trained_writes_those_alone() -> None:
     assert store.regions["frozen of model.layers.2"].slots == 1
 
 
-def between_steps(made: Job, plan: tuple[Technique, ...], count: int, validate: bool) -> tuple[list[int], list[float], dict[str, Tensor]]:
+def between_steps(
+    made: Job, plan: tuple[Technique, ...], count: int, validate: bool
+) -> tuple[list[int], list[float], dict[str, Tensor]]:
     """Bytes of every step, what validation found after each, and the weights."""
     run = prepared(made, plan, seeded(made))
     moved, found, before = [], [], traffic(run)
@@ -118,7 +137,8 @@ def between_steps(made: Job, plan: tuple[Technique, ...], count: int, validate: 
 
 @pytest.mark.parametrize(("name", "clip", "cut"), [("chain", 0.0, False), ("gpt2", 0.05, True), ("u-net", 0.0, False)])
 def test_a_validation_changes_neither_the_bytes_nor_the_bits_of_the_next_step(
-        name: str, clip: float, cut: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    name: str, clip: float, cut: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if cut:
         for module in (offloaded_optimizer, row_split, stream, offload):
             monkeypatch.setattr(module, "CHUNK", 4096)

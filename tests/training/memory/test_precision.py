@@ -1,4 +1,5 @@
 """fp16's loss scale skips what overflows and recovers; weights in bf16 are bf16."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -17,9 +18,12 @@ from tests.models import job, seeded
 def test_an_overflowing_step_is_skipped_and_training_recovers() -> None:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 16, generator=draw), torch.randn(8, 1, generator=draw)
-    scaled_up = Job(model=lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)), data=lambda: [(x, y)] * 40,
-                    loss=lambda output, batch: 300_000 * nn.functional.mse_loss(output.float(), batch[1]),
-                    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-7))
+    scaled_up = Job(
+        model=lambda: nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)),
+        data=lambda: [(x, y)] * 40,
+        loss=lambda output, batch: 300_000 * nn.functional.mse_loss(output.float(), batch[1]),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-7),
+    )
     model = seeded(scaled_up)
     before = [parameter.clone() for parameter in model.parameters()]
     run = prepared(scaled_up, (Precision("fp16"),), model)
@@ -45,6 +49,8 @@ def test_the_scale_doubles_after_patience_and_its_state_can_be_restored() -> Non
 def test_bf16_weights_are_bf16_and_the_optimizer_moves_them() -> None:
     made = job("chain")
     model = seeded(made)
-    losses = [float(loss) for loss in steps(prepared(made, (Precision("bf16", "bf16"),), model), islice(Feed(made), 16))]
+    losses = [
+        float(loss) for loss in steps(prepared(made, (Precision("bf16", "bf16"),), model), islice(Feed(made), 16))
+    ]
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert losses[-1] < losses[0]

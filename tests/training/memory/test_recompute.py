@@ -1,4 +1,5 @@
 """What is computed again is the same, in models that make it hard: batch norm, dropout, skips, shared blocks, layer drop."""
+
 from __future__ import annotations
 
 from itertools import islice
@@ -23,7 +24,9 @@ def test_every_model_trains_to_the_same_bits_with_everything_computed_again(name
     assert equal, most
 
 
-@pytest.mark.parametrize("schedule", ["((0,1,2),(3,4,5))", "(0,(1,(2,3)),4,5)", "((0,(1,(2,(3,(4,))))),5)", "((0,),(1,),2,3,4,(5,))"])
+@pytest.mark.parametrize(
+    "schedule", ["((0,1,2),(3,4,5))", "(0,(1,(2,3)),4,5)", "((0,(1,(2,(3,(4,))))),5)", "((0,),(1,),2,3,4,(5,))"]
+)
 @pytest.mark.parametrize("name", ["dropout chain", "u-net"])
 def test_nested_schedules_give_the_same_bits(name: str, schedule: str) -> None:
     assert verify(job(name), (Checkpoint(schedule=schedule),), 4)[0]
@@ -84,13 +87,21 @@ class Making(Remembering):
 
 def moving_job(block: type[nn.Module] = Moving) -> Job:
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
-    return Job(model=lambda: nn.Sequential(block(), block(), block()), data=lambda: [x] * 5,
-               loss=lambda output, batch: output.square().mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    return Job(
+        model=lambda: nn.Sequential(block(), block(), block()),
+        data=lambda: [x] * 5,
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+    )
 
 
-@pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), OffloadActivations()])
+@pytest.mark.parametrize(
+    "technique", [Checkpoint(every=1), Checkpoint(every=3), Checkpoint(schedule="((0,(1,),2),)"), OffloadActivations()]
+)
 @pytest.mark.parametrize("block", [Moving, Remembering, Making])
-def test_what_the_forward_changes_and_uses_stays_right(block: type[nn.Module], technique: Checkpoint | OffloadActivations) -> None:
+def test_what_the_forward_changes_and_uses_stays_right(
+    block: type[nn.Module], technique: Checkpoint | OffloadActivations
+) -> None:
     assert verify(moving_job(block), (technique,), 5)[0]
 
 

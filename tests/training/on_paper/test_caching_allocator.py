@@ -1,4 +1,5 @@
 """The simulated CUDA caching allocator keeps the rules that torch documents of its own."""
+
 from __future__ import annotations
 
 from itertools import pairwise
@@ -18,7 +19,13 @@ def test_sizes_are_rounded_to_512_bytes() -> None:
 
 def test_segments_are_2_mib_20_mib_or_the_request_rounded_to_2_mib() -> None:
     assert [segment_size(size) for size in (512, MiB, MiB + 512, 10 * MiB - 512, 10 * MiB, 11 * MiB)] == [
-        2 * MiB, 2 * MiB, 20 * MiB, 20 * MiB, 10 * MiB, 12 * MiB]
+        2 * MiB,
+        2 * MiB,
+        20 * MiB,
+        20 * MiB,
+        10 * MiB,
+        12 * MiB,
+    ]
 
 
 def test_small_requests_share_a_segment() -> None:
@@ -32,9 +39,9 @@ def test_small_requests_share_a_segment() -> None:
 
 def test_what_is_left_of_a_large_block_is_used_only_if_it_is_more_than_1_mib() -> None:
     device = CachingAllocator(100 * MiB)
-    device.allocate("first", 11 * MiB)                  # of a segment of 12 MiB, 1 MiB is left: not split
+    device.allocate("first", 11 * MiB)  # of a segment of 12 MiB, 1 MiB is left: not split
     assert device.allocated == 12 * MiB
-    device.allocate("second", 2 * MiB)                  # a new segment of 20 MiB, of which 18 are left
+    device.allocate("second", 2 * MiB)  # a new segment of 20 MiB, of which 18 are left
     device.allocate("third", 9 * MiB)
     assert device.reserved == 32 * MiB and device.allocated == 23 * MiB
 
@@ -59,7 +66,7 @@ def test_freed_neighbours_grow_together_in_either_order() -> None:
             device.allocate(name, 5 * MiB)
         for name in order:
             device.release(name)
-        device.allocate("whole", 20 * MiB)              # fits only into the segment as it was
+        device.allocate("whole", 20 * MiB)  # fits only into the segment as it was
         assert device.reserved == 20 * MiB and device.retries == 0
 
 
@@ -79,7 +86,7 @@ def test_where_there_is_no_more_wholly_free_segments_are_given_back() -> None:
     device.allocate("c", 30 * MiB)
     assert device.retries == 1 and device.reserved == 50 * MiB
     device.release("b")
-    device.allocate("part", 2 * MiB)                    # pins the segment that b had
+    device.allocate("part", 2 * MiB)  # pins the segment that b had
     device.release("c")
     with pytest.raises(DeviceFull):
         device.allocate("d", 40 * MiB)
@@ -93,7 +100,11 @@ def test_a_name_is_allocated_once() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 30 * MiB), st.sampled_from(["compute", "gather"])), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 30 * MiB), st.sampled_from(["compute", "gather"])), max_size=60
+    )
+)
 def test_blocks_never_overlap_and_all_freed_is_whole_again(steps: list[tuple[int, int, str]]) -> None:
     device = CachingAllocator(1 << 40)
     wanted: dict[str, int] = {}
@@ -108,7 +119,12 @@ def test_blocks_never_overlap_and_all_freed_is_whole_again(steps: list[tuple[int
         spans = sorted((block.address, block.address + block.size) for block in device.blocks.values())
         assert all(end <= start for (_, end), (start, _) in pairwise(spans))
         assert all(device.blocks[name].size >= size for name, size in wanted.items())
-        assert device.allocated == sum(block.size for block in device.blocks.values()) <= device.reserved <= device.most_reserved
+        assert (
+            device.allocated
+            == sum(block.size for block in device.blocks.values())
+            <= device.reserved
+            <= device.most_reserved
+        )
         free = sum(size for there in device.unused.values() for size, _, _ in there)
         assert free + device.allocated == device.reserved
     for name in wanted:

@@ -1,4 +1,5 @@
 """Plans on paper: for machines that somebody described."""
+
 from __future__ import annotations
 
 import json
@@ -24,7 +25,9 @@ from tests.models import job
 
 def described(folder: Path, **changes: object) -> Path:
     path = folder / "cluster.json"
-    path.write_text(json.dumps({key: value for key, value in {**json.loads(EXAMPLE), **changes}.items() if value is not None}))
+    path.write_text(
+        json.dumps({key: value for key, value in {**json.loads(EXAMPLE), **changes}.items() if value is not None})
+    )
     return path
 
 
@@ -42,29 +45,34 @@ def test_a_description_that_is_not_whole_is_refused_by_name(tmp_path: Path) -> N
         cluster(tmp_path / "list.json", 8)
 
 
-@pytest.mark.parametrize(("key", "value", "why"), [
-    ("flops", "many", "says flops \"many\": it must be a number"),
-    ("flops", True, "says flops true: it must be a number"),
-    ("flops", -1, "it must be a number more than 0"),
-    ("flops", float("nan"), "says flops NaN"),
-    ("flops", float("inf"), "says flops Infinity"),
-    ("memory", 80, "it must be bytes with their unit"),
-    ("memory", "80 gigs", "it must be bytes with their unit"),
-    ("link", [1], "it must be bytes per second with their unit"),
-    ("devices", 2.5, "it must be a whole number of at least 1"),
-    ("devices", 0, "it must be a whole number of at least 1"),
-    ("latency", -1e-6, "it must be a number of at least 0"),
-    ("device", "gpu", "it must be \"cpu\" or \"cuda\""),
-    ("name", 3, "it must be text"),
-    ("peak", 3e14, "it must be an object by precision"),
-    ("peak", {"bf61": 3e14}, "there is no bf61; did you mean bf16?"),
-    ("peak", {"bf16": "fast"}, "it must be a number"),
-    ("efficiency", {"bf16": 70}, "and at most 1"),
-    ("attention", 0, "it must be a number more than 0 and at most 1"),
-    ("processors", "108", "it must be a whole number"),
-    ("sending", 109, "says sending 109 of 108 processors"),
-])
-def test_a_value_that_can_not_be_is_refused_with_what_it_must_be(tmp_path: Path, key: str, value: object, why: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("flops", "many", 'says flops "many": it must be a number'),
+        ("flops", True, "says flops true: it must be a number"),
+        ("flops", -1, "it must be a number more than 0"),
+        ("flops", float("nan"), "says flops NaN"),
+        ("flops", float("inf"), "says flops Infinity"),
+        ("memory", 80, "it must be bytes with their unit"),
+        ("memory", "80 gigs", "it must be bytes with their unit"),
+        ("link", [1], "it must be bytes per second with their unit"),
+        ("devices", 2.5, "it must be a whole number of at least 1"),
+        ("devices", 0, "it must be a whole number of at least 1"),
+        ("latency", -1e-6, "it must be a number of at least 0"),
+        ("device", "gpu", 'it must be "cpu" or "cuda"'),
+        ("name", 3, "it must be text"),
+        ("peak", 3e14, "it must be an object by precision"),
+        ("peak", {"bf61": 3e14}, "there is no bf61; did you mean bf16?"),
+        ("peak", {"bf16": "fast"}, "it must be a number"),
+        ("efficiency", {"bf16": 70}, "and at most 1"),
+        ("attention", 0, "it must be a number more than 0 and at most 1"),
+        ("processors", "108", "it must be a whole number"),
+        ("sending", 109, "says sending 109 of 108 processors"),
+    ],
+)
+def test_a_value_that_can_not_be_is_refused_with_what_it_must_be(
+    tmp_path: Path, key: str, value: object, why: str
+) -> None:
     with pytest.raises(Mistake, match=re.escape(why)):
         cluster(described(tmp_path, **{key: value}), 8)
 
@@ -94,14 +102,18 @@ def test_past_one_machine_the_network_is_what_counts(tmp_path: Path) -> None:
 
 def test_cpus_add_up_in_two_levels_where_the_network_is_slow(tmp_path: Path) -> None:
     found = cluster(described(tmp_path, device="cpu"), 16).links["16"]
-    two_levels = 2 * 7 / 8 / 250e9 + 2 * 1 / 2 / 25e9   # seconds per byte that is added up, inside and between two machines
+    two_levels = (
+        2 * 7 / 8 / 250e9 + 2 * 1 / 2 / 25e9
+    )  # seconds per byte that is added up, inside and between two machines
     assert found[0] * 2 * 15 / 16 == pytest.approx(two_levels, rel=1e-6)
     alone = cluster(described(tmp_path, device="cpu", devices=1), 4).links["4"]
     assert alone[0] == pytest.approx(1 / 25e9, rel=1e-6), "a ring where each is alone"
 
 
 def test_a_plan_for_a_cluster_says_how_its_workers_add_up(tmp_path: Path) -> None:
-    found = shoestring.plan(job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, devices=1, device="cpu")).chosen
+    found = shoestring.plan(
+        job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, devices=1, device="cpu")
+    ).chosen
     assert "sums of 4 workers on 4 machines: tree up to" in found.sure and "ring above" in found.sure
     assert found.speeds is not None and len(found.ranks) == 4, "each worker sends an amount of its own"
     assert found.ranks[0].sent_bytes == found.sent_bytes and len({one.sent_bytes for one in found.ranks}) > 1
@@ -114,10 +126,14 @@ def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
     assert "sums of 4 workers: library" in fast.chosen.sure, "GPUs have their own"
     assert fast.chosen.world == 4 and fast.chosen.sent_bytes > 0 and "the hardware is not here" in fast.chosen.sure
     assert fast.chosen.process_bytes <= fast.memory == int(0.9 * (80 << 30))
-    slow = shoestring.plan(job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, link="1MB", latency=0.01))
+    slow = shoestring.plan(
+        job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, link="1MB", latency=0.01)
+    )
     assert slow.chosen.step_seconds > 10 * fast.chosen.step_seconds
-    whole, parts = (shoestring.plan(job("llama"), devices=4, use=[use], hardware=described(tmp_path)).chosen.peak_bytes
-                    for use in ("DataParallel()", "Shard(stage=3)"))
+    whole, parts = (
+        shoestring.plan(job("llama"), devices=4, use=[use], hardware=described(tmp_path)).chosen.peak_bytes
+        for use in ("DataParallel()", "Shard(stage=3)")
+    )
     assert parts < whole
     with pytest.raises(Mistake, match="batches of 4 samples for 512 workers"):
         shoestring.plan(job("llama"), devices=512, hardware=described(tmp_path))

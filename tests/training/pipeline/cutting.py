@@ -1,4 +1,5 @@
 """Models cut into stages in one process: workers are threads, so that many models are tried in little time. The engine is the real one."""
+
 from __future__ import annotations
 
 import copy
@@ -38,7 +39,7 @@ class Found:
 def still(model: nn.Module) -> nn.Module:
     """Without dropout: what is drawn follows from how many draw. Models also keep its rate as a number."""
     if hasattr(model, "config"):
-        model.config.layerdrop = 0.0   # type: ignore[union-attr]
+        model.config.layerdrop = 0.0  # type: ignore[union-attr]
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -92,7 +93,7 @@ def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique]
 
     def work(mesh: Mesh) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
         here = replace(job, mesh=mesh)
-        with one_at_a_time:   # the global generators are everybody's here
+        with one_at_a_time:  # the global generators are everybody's here
             run = prepared(here, (technique, *more), copy.deepcopy(model))
         mesh.link.objects("all have it")
         stages = run.state["stages"]
@@ -100,23 +101,37 @@ def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique]
         loss = last_loss(run, here, count)
         own = {name for name, users in stages.users.items() if mesh.along("stage").rank == users[0]}
         kept = {name for name, users in stages.buffer_users.items() if mesh.along("stage").rank == users[0]}
-        return (loss, {name: value for name, value in of_gradients(run.model).items() if name in own},
-                {name: value for name, value in of_buffers(run.model).items() if name in kept})
+        return (
+            loss,
+            {name: value for name, value in of_gradients(run.model).items() if name in own},
+            {name: value for name, value in of_buffers(run.model).items() if name in kept},
+        )
 
     told = in_threads(sizes, work)
     assert len({loss for loss, _, _ in told}) == 1, "all tell the same loss"
-    return Found(told[0][0], {name: value for _, some, _ in told for name, value in some.items()},
-                 {name: value for _, _, some in told for name, value in some.items()})
+    return Found(
+        told[0][0],
+        {name: value for _, some, _ in told for name, value in some.items()},
+        {name: value for _, _, some in told for name, value in some.items()},
+    )
 
 
 def apart(found: Found, expected: Found) -> float:
     """How far gradients are apart at most, relative to the size of each; 1 if a buffer is another or the loss is."""
-    missing = {name for name in expected.gradients if name not in found.gradients and bool(expected.gradients[name].any())}
+    missing = {
+        name for name in expected.gradients if name not in found.gradients and bool(expected.gradients[name].any())
+    }
     assert not missing and found.gradients.keys() <= expected.gradients.keys(), missing
     total = sum(float(one.abs().double().square().sum()) for one in expected.gradients.values()) ** 0.5
-    far = max(float((found.gradients[name] - one).abs().double().norm() / (one.abs().double().norm() + 1e-3 * total))
-              for name, one in expected.gradients.items() if name in found.gradients)
-    others = [name for name, one in expected.buffers.items()
-              if not torch.allclose(found.buffers[name].to_dense(), one.to_dense(), rtol=1e-5, atol=1e-7)]
+    far = max(
+        float((found.gradients[name] - one).abs().double().norm() / (one.abs().double().norm() + 1e-3 * total))
+        for name, one in expected.gradients.items()
+        if name in found.gradients
+    )
+    others = [
+        name
+        for name, one in expected.buffers.items()
+        if not torch.allclose(found.buffers[name].to_dense(), one.to_dense(), rtol=1e-5, atol=1e-7)
+    ]
     assert not others, others
     return max(far, abs(found.loss - expected.loss) / (abs(expected.loss) + 1e-12))

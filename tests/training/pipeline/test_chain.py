@@ -2,6 +2,7 @@
 
 Workers are threads here (tests/training/pipeline/cutting.py); the engine is the real one.
 """
+
 from __future__ import annotations
 
 import threading
@@ -28,9 +29,16 @@ NEAR = 1e-6
 QUICK = ("u-net", "resnet", "gpt2", "t5", "mixtral", "frozen bottom")
 
 
-@pytest.mark.parametrize(("name", "stages"), [
-    pytest.param(name, stages, marks=[] if (name, stages) in [(one, 2 + (one in ("u-net", "t5"))) for one in QUICK] else slow)
-    for name in MODELS for stages in (2, 3, 4)])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [
+        pytest.param(
+            name, stages, marks=[] if (name, stages) in [(one, 2 + (one in ("u-net", "t5"))) for one in QUICK] else slow
+        )
+        for name in MODELS
+        for stages in (2, 3, 4)
+    ],
+)
 def test_gradients_of_a_model_in_stages_are_those_of_one_process(name: str, stages: int) -> None:
     """The first stage has one block, and several cuts are uneven: skips, tied embeddings and encoders' outputs cross them."""
     made = job(name)
@@ -43,7 +51,7 @@ def test_gradients_of_a_model_in_stages_are_those_of_one_process(name: str, stag
 
 
 REFUSED = {
-    "spectral norm, called twice": "writes what depends on weights",   # its hook is on the block, so it runs before the block does
+    "spectral norm, called twice": "writes what depends on weights",  # its hook is on the block, so it runs before the block does
     "a buffer that first changes in the second call": "keeps something from call to call",
     "packed sequences": "failed in or after what comes before its blocks .*lengths",
     "a list that blocks fill": "changes a list or dict that it is given",
@@ -62,10 +70,12 @@ REFUSED = {
 }
 # Their random numbers are drawn by other workers than before, from global generators: another draw, as with dropout
 DRAWN = ("Python's random", "NumPy's random", "a generator outside of all blocks")
-UNSEEN = ("a counter outside of all blocks",)   # a global list: nobody sees that every worker has its own
+UNSEEN = ("a counter outside of all blocks",)  # a global list: nobody sees that every worker has its own
 
 
-@pytest.mark.parametrize("name", [name if name in ("t5", "gpt2") else pytest.param(name, marks=slow) for name in MODELS])
+@pytest.mark.parametrize(
+    "name", [name if name in ("t5", "gpt2") else pytest.param(name, marks=slow) for name in MODELS]
+)
 def test_a_backward_in_two_halves_is_a_whole_one(name: str) -> None:
     """Of every model, also where weights reach the loss on several ways (a bias that all layers share, tied embeddings)."""
     made = job(name)
@@ -76,10 +86,10 @@ def test_a_backward_in_two_halves_is_a_whole_one(name: str) -> None:
 def test_an_awkward_model_is_right_or_refused_before_anything_is_made(name: str) -> None:
     made = AWKWARD[name].job()
     if name in REFUSED:
-        torch.manual_seed(3)   # in which layers are left out
+        torch.manual_seed(3)  # in which layers are left out
         with pytest.raises(Mistake, match=REFUSED[name]):
             looked_at(made)
-            cut(made, Pipeline(2, 2))   # batches that can't be split are refused by the planner, or here
+            cut(made, Pipeline(2, 2))  # batches that can't be split are refused by the planner, or here
         return
     kept.SHARED_LIST.clear()
     assert apart(cut(made, Pipeline(2, 1), 3), alone(made, 3)) <= NEAR
@@ -127,7 +137,11 @@ class Body(nn.Module):
 
     def __init__(self, block: Callable[[], nn.Module] = Work, count: int = 4) -> None:
         super().__init__()
-        self.first, self.body, self.last = nn.Linear(WIDTH, WIDTH), nn.ModuleList(block() for _ in range(count)), nn.Linear(WIDTH, WIDTH)
+        self.first, self.body, self.last = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.ModuleList(block() for _ in range(count)),
+            nn.Linear(WIDTH, WIDTH),
+        )
         self.register_buffer("seen", torch.zeros(()))
         self.memory: Tensor | None = None
 
@@ -184,7 +198,7 @@ class AddsInPlace(Body):
         y += carried
         z = self.body[3](self.body[2](y))
         carried.relu_()
-        return z + carried   # type: ignore[no-any-return]
+        return z + carried  # type: ignore[no-any-return]
 
 
 class WritesAView(Body):
@@ -192,10 +206,10 @@ class WritesAView(Body):
 
     def between(self, x: Tensor) -> Tensor:
         x = x * 1.0
-        half = x[:, :WIDTH // 2]
+        half = x[:, : WIDTH // 2]
         y = self.body[1](self.body[0](x.detach()))
         half.mul_(2.0)
-        return self.body[3](self.body[2](y)) + x + half.sum()   # type: ignore[no-any-return]
+        return self.body[3](self.body[2](y)) + x + half.sum()  # type: ignore[no-any-return]
 
 
 class MaskOfValues(Body):
@@ -236,7 +250,7 @@ class KeepsBetween(Body):
     def between(self, x: Tensor) -> Tensor:
         self.memory = self.body[0](x)
         y = self.body[3](self.body[2](self.body[1](self.memory)))
-        return y + self.memory   # type: ignore[no-any-return]
+        return y + self.memory  # type: ignore[no-any-return]
 
 
 class LooksBack(Body):
@@ -246,7 +260,7 @@ class LooksBack(Body):
 
     def between(self, x: Tensor) -> Tensor:
         first = self.body[0](x)
-        return self.body[3](self.body[2](self.body[1](first)), lambda: first)   # type: ignore[no-any-return]
+        return self.body[3](self.body[2](self.body[1](first)), lambda: first)  # type: ignore[no-any-return]
 
     class Part(Work):
         def forward(self, x: Tensor, earlier: Callable[[], Tensor] | None = None) -> Tensor:
@@ -301,7 +315,7 @@ class Detached(Body):
     def between(self, x: Tensor) -> Tensor:
         first = self.body[0](x)
         third = self.body[2](self.body[1](first).detach())
-        return self.body[3](third.detach() + first.detach()) + first.detach()   # type: ignore[no-any-return]
+        return self.body[3](third.detach() + first.detach()) + first.detach()  # type: ignore[no-any-return]
 
 
 class PartlyDetached(Body):
@@ -312,7 +326,7 @@ class PartlyDetached(Body):
         y = self.body[1](torch.cat((left.detach(), right), 1))
         with torch.no_grad():
             size = y.square().mean(1, keepdim=True)
-        return self.body[3](self.body[2](y)) / (1 + size)   # type: ignore[no-any-return]
+        return self.body[3](self.body[2](y)) / (1 + size)  # type: ignore[no-any-return]
 
 
 class HalfPrecision(Body):
@@ -322,7 +336,7 @@ class HalfPrecision(Body):
 
 
 class WritesMask(Work):
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:   # type: ignore[override]
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         mask.mul_(0.5)
         return super().forward(x) * mask
 
@@ -347,34 +361,56 @@ class Pairs(Body):
 def a_job(model: Callable[[], nn.Module], **changes: Any) -> Job:
     chance = torch.Generator().manual_seed(0)
     batches = [torch.randn(6, WIDTH, generator=chance) for _ in range(4)]
-    settings: dict[str, Any] = {"loss": squares, "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05), "steps": 4,
-                                "data": lambda: batches}
+    settings: dict[str, Any] = {
+        "loss": squares,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        "steps": 4,
+        "data": lambda: batches,
+    }
     return Job(model=model, **settings | changes)
 
 
 def squares(output: Any, batch: Any) -> Tensor:
-    return sum(one.square().mean() for one in ([output] if isinstance(output, Tensor) else output))   # type: ignore[return-value]
+    return sum(one.square().mean() for one in ([output] if isinstance(output, Tensor) else output))  # type: ignore[return-value]
 
 
 RIGHT = [CalledTwice, LongSkip, AddsInPlace, MaskOfValues, KeepsBetween, Pairs, HalfPrecision, Detached, PartlyDetached]
-SAID = {OfBags: "in an object which nobody can look into", Left: "gave in an object|keeps something else",
-        WritesAView: "uses another view", ShapedByValues: "a shape that follows from values", KeepsForLater: "an earlier forward left",
-        Reads: "takes a random number out of its tensor", ReadsPython: "draws from Python's or NumPy's",
-        CountsBetween: "writes to the buffer seen", CountsInPython: "keeps something else than before",
-        OfMasks: "writes to a tensor that it is given"}
+SAID = {
+    OfBags: "in an object which nobody can look into",
+    Left: "gave in an object|keeps something else",
+    WritesAView: "uses another view",
+    ShapedByValues: "a shape that follows from values",
+    KeepsForLater: "an earlier forward left",
+    Reads: "takes a random number out of its tensor",
+    ReadsPython: "draws from Python's or NumPy's",
+    CountsBetween: "writes to the buffer seen",
+    CountsInPython: "keeps something else than before",
+    OfMasks: "writes to a tensor that it is given",
+}
 
 
 @pytest.mark.parametrize("model", RIGHT, ids=lambda model: model.__name__)
-@pytest.mark.parametrize("plan", [Pipeline(2, 1), pytest.param(Pipeline(3, 1, balance=(1, 2, 1)), marks=slow),
-                                  pytest.param(Pipeline(4, 1), marks=slow)], ids=str)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Pipeline(2, 1),
+        pytest.param(Pipeline(3, 1, balance=(1, 2, 1)), marks=slow),
+        pytest.param(Pipeline(4, 1), marks=slow),
+    ],
+    ids=str,
+)
 def test_what_people_write_between_blocks_is_right(model: type[nn.Module], plan: Pipeline) -> None:
     if model is CalledTwice and plan.balance:
         plan = Pipeline(3, 1, balance=(1, 4, 3))
     assert apart(cut(a_job(model), plan, 3), alone(a_job(model), 3)) <= NEAR
 
 
-@pytest.mark.parametrize("plan", [Pipeline(2, 2, schedule) for schedule in ("1f1b", "zero-bubble")] + [
-    Pipeline(2, 2, "interleaved", chunks=2), Pipeline(2, 2, "pipedream", flush=1)], ids=lambda plan: plan.schedule)
+@pytest.mark.parametrize(
+    "plan",
+    [Pipeline(2, 2, schedule) for schedule in ("1f1b", "zero-bubble")]
+    + [Pipeline(2, 2, "interleaved", chunks=2), Pipeline(2, 2, "pipedream", flush=1)],
+    ids=lambda plan: plan.schedule,
+)
 @pytest.mark.parametrize("model", [Detached, PartlyDetached], ids=lambda model: model.__name__)
 def test_a_stage_that_gets_no_gradient_back_does_not_wait_for_one(model: type[Body], plan: Pipeline) -> None:
     """And its weights have none, rather than zeros, by which weight decay would move them."""
@@ -390,12 +426,19 @@ def test_what_would_be_different_is_refused(model: type[Body]) -> None:
         looked_at(a_job(model))
 
 
-@pytest.mark.parametrize(("many", "told"), [(100, "in an object which nobody can look into"),
-                                            (5, r"body\.3 uses something that was made before it"), (0, "")])
-def test_a_block_that_takes_something_from_elsewhere_is_told_of(many: int, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("many", "told"),
+    [(100, "in an object which nobody can look into"), (5, r"body\.3 uses something that was made before it"), (0, "")],
+)
+def test_a_block_that_takes_something_from_elsewhere_is_told_of(
+    many: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In every step; from the second on, whose batch is smaller; or never."""
     monkeypatch.setattr(LooksBack, "many", many)
-    job = a_job(LooksBack, data=lambda: [torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(size)) for size in (6, 4, 4)])
+    job = a_job(
+        LooksBack,
+        data=lambda: [torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(size)) for size in (6, 4, 4)],
+    )
     if told:
         with pytest.raises(Mistake, match=told):
             cut(job, Pipeline(2, 1), 3)
@@ -403,7 +446,9 @@ def test_a_block_that_takes_something_from_elsewhere_is_told_of(many: int, told:
         assert apart(cut(job, Pipeline(2, 1), 3), alone(job, 3)) <= NEAR
 
 
-@pytest.mark.parametrize("technique", [Pipeline(2, 3), Pipeline(4, 2, "gpipe"), Pipeline(2, 4, "interleaved", chunks=2)], ids=str)
+@pytest.mark.parametrize(
+    "technique", [Pipeline(2, 3), Pipeline(4, 2, "gpipe"), Pipeline(2, 4, "interleaved", chunks=2)], ids=str
+)
 def test_all_workers_use_the_random_numbers_that_one_of_them_drew(technique: Pipeline) -> None:
     """The target of the last block is the noise that the first one was given; a mask is everybody's."""
     given: list[Tensor] = []
@@ -424,13 +469,13 @@ def test_all_workers_use_the_random_numbers_that_one_of_them_drew(technique: Pip
         return made
 
     cut(a_job(model, loss=loss), technique, 2)
-    aimed = [x for x in aimed if len(x) < 6]   # those of pieces: nobody computes when a model is looked at
+    aimed = [x for x in aimed if len(x) < 6]  # those of pieces: nobody computes when a model is looked at
     assert len(aimed) == 2 * technique.pieces and all(any(torch.equal(one, x) for x in given) for one in aimed)
 
 
 def test_weights_that_a_loss_captures_are_right() -> None:
     """A penalty by hand, over weights of all workers: each of them is then used by the last one, too."""
-    captured = threading.local()   # a worker is a thread here
+    captured = threading.local()  # a worker is a thread here
 
     def forward(model: nn.Module, batch: Tensor) -> Any:
         captured.model = model
@@ -459,11 +504,16 @@ def test_pieces_may_be_fewer_than_asked_for_and_uneven(schedule: str) -> None:
 
 def test_a_batch_is_split_as_the_job_says() -> None:
     """By rows of dicts, of unequal weight; the loss is a mean over what is weighed."""
+
     def split(batch: dict[str, Tensor], count: int) -> list[dict[str, Tensor]]:
         return [{"x": batch["x"][0:1]}, {"x": batch["x"][1:]}][:count]
 
-    made = a_job(Body, data=lambda: [{"x": torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1))}] * 2, split=split,
-                 weight=lambda batch: float(len(batch["x"])))
+    made = a_job(
+        Body,
+        data=lambda: [{"x": torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(1))}] * 2,
+        split=split,
+        weight=lambda batch: float(len(batch["x"])),
+    )
     assert apart(cut(made, Pipeline(2, 2), 2), alone(made, 2)) <= 2e-6
 
 
@@ -488,7 +538,7 @@ def test_a_stage_holds_no_more_pieces_than_the_schedule_says(monkeypatch: pytest
     for schedule, expected in (("1f1b", {0: 3, 1: 2, 2: 1}), ("gpipe", {0: 8, 1: 8, 2: 8})):
         most.clear()
         cut(a_job(Body), Pipeline(3, 8, schedule, balance=(1, 2, 1)))
-        assert most == ({stage: min(count, 6) for stage, count in expected.items()}), schedule   # six samples
+        assert most == ({stage: min(count, 6) for stage, count in expected.items()}), schedule  # six samples
 
 
 def test_nothing_that_a_model_keeps_is_changed_by_looking_at_it() -> None:
@@ -506,11 +556,12 @@ def test_nothing_that_a_model_keeps_is_changed_by_looking_at_it() -> None:
 
 def test_what_nobody_uses_later_does_not_cross_a_cut() -> None:
     """Though it is still there: the forward names it."""
+
     class Named(Body):
         def between(self, x: Tensor) -> Tensor:
             first = self.body[0](x)
             second = self.body[1](first)
             third = self.body[2](second)
-            return self.body[3](third)   # type: ignore[no-any-return]
+            return self.body[3](third)  # type: ignore[no-any-return]
 
     assert [len(crossing) for crossing in looked_at(a_job(Named)).crossing] == [0, 1, 1, 1]

@@ -1,4 +1,5 @@
 """What modules keep from call to call, where a forward calls them in several places: as in one process, or refused."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -61,8 +62,8 @@ class Back(Twice):
 
 def in_pieces(made: object, pieces: int, count: int) -> Found:
     """One process that computes the same pieces one after the other."""
-    run = prepared(made, (Accumulate(pieces),), still(seeded(made)))   # type: ignore[arg-type]
-    return Found(last_loss(run, made, count), of_gradients(run.model), of_buffers(run.model))   # type: ignore[arg-type]
+    run = prepared(made, (Accumulate(pieces),), still(seeded(made)))  # type: ignore[arg-type]
+    return Found(last_loss(run, made, count), of_gradients(run.model), of_buffers(run.model))  # type: ignore[arg-type]
 
 
 def test_a_norm_that_is_called_twice_in_one_stage_is_that_of_one_process() -> None:
@@ -71,14 +72,25 @@ def test_a_norm_that_is_called_twice_in_one_stage_is_that_of_one_process() -> No
 
 
 @pytest.mark.parametrize("model", [OneNorm, Back], ids=lambda model: model.__name__)
-@pytest.mark.parametrize(("plan", "more"), [
-    (Pipeline(2, 3), ()), (Pipeline(3, 2, "gpipe", balance=(1, 2, 1)), ()), (Pipeline(2, 2, "interleaved", chunks=2), ()),
-    (Pipeline(2, 2, "zero-bubble"), ()), (Pipeline(2, 3), (Checkpoint(every=1),))], ids=str)
+@pytest.mark.parametrize(
+    ("plan", "more"),
+    [
+        (Pipeline(2, 3), ()),
+        (Pipeline(3, 2, "gpipe", balance=(1, 2, 1)), ()),
+        (Pipeline(2, 2, "interleaved", chunks=2), ()),
+        (Pipeline(2, 2, "zero-bubble"), ()),
+        (Pipeline(2, 3), (Checkpoint(every=1),)),
+    ],
+    ids=str,
+)
 def test_a_norm_that_several_stages_call_has_the_statistics_of_one_process(
-        model: type[Body], plan: Pipeline, more: tuple[Technique, ...]) -> None:
+    model: type[Body], plan: Pipeline, more: tuple[Technique, ...]
+) -> None:
     plan = replace(plan, balance=(2, 3, 2)) if plan.balance and model is Back else plan
     """In double precision: a bias before a norm has the gradient zero, but for rounding."""
-    batches = [torch.randn(24, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    batches = [
+        torch.randn(24, WIDTH, dtype=torch.double, generator=torch.Generator().manual_seed(seed)) for seed in range(3)
+    ]
     made = a_job(lambda: model().double(), data=lambda: batches)
     found, expected = cut(made, plan, 3, more), in_pieces(made, plan.pieces, 3)
     assert any(bool((one - one.round()).any()) for one in expected.buffers.values()) and apart(found, expected) <= NEAR
@@ -93,7 +105,7 @@ def test_a_norm_that_is_not_trained_keeps_its_statistics() -> None:
 
     def model() -> Frozen:
         made = Frozen()
-        made.body[0].norm.running_var.fill_(4.0)   # type: ignore[union-attr, operator]
+        made.body[0].norm.running_var.fill_(4.0)  # type: ignore[union-attr, operator]
         return made
 
     made = a_job(model)
@@ -105,7 +117,7 @@ def test_statistics_that_another_stage_reads_are_refused() -> None:
         order = (0, 1, 2, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * self.body[0].norm.running_var.mean()   # type: ignore[no-any-return, union-attr, operator]
+            return super().forward(x) * self.body[0].norm.running_var.mean()  # type: ignore[no-any-return, union-attr, operator]
 
     with pytest.raises(Mistake, match=r"keeps something from call to call \(in body\.0\.norm\.running_var"):
         cut(a_job(Reads), Pipeline(2, 2))
@@ -121,7 +133,7 @@ def unnoted(count: int) -> type[nn.Module]:
             self.register_buffer("spread", torch.ones(count))
 
         def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.batch_norm(x, self.mean, self.spread, training=True)   # type: ignore[arg-type]
+            return nn.functional.batch_norm(x, self.mean, self.spread, training=True)  # type: ignore[arg-type]
 
     return Unnoted
 
@@ -135,8 +147,13 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("model", [OneNorm, Back], ids=lambda model: model.__name__)
-@pytest.mark.parametrize("norm", [unnoted(WIDTH), Counting, lambda: nn.BatchNorm1d(WIDTH, momentum=None)],
-                         ids=["by a function", "in Python", "cumulative"])
-def test_what_two_stages_would_keep_apart_is_refused(model: Callable[..., nn.Module], norm: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "norm",
+    [unnoted(WIDTH), Counting, lambda: nn.BatchNorm1d(WIDTH, momentum=None)],
+    ids=["by a function", "in Python", "cumulative"],
+)
+def test_what_two_stages_would_keep_apart_is_refused(
+    model: Callable[..., nn.Module], norm: Callable[[], nn.Module]
+) -> None:
     with pytest.raises(Mistake, match=r"keeps something from call to call \(in body\.\d\.norm"):
         cut(a_job(lambda: model(norm)), Pipeline(2, 2))

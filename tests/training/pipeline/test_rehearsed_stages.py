@@ -1,4 +1,5 @@
 """A stage is rehearsed without the others: nothing that it would receive has values that anybody may read."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ class Indexes(Body):
         x = self.body[0](x)
         places = x.argmax(1)
         x = self.body[2](self.body[1](x)) + self.table(places) + functional.one_hot(places, WIDTH)
-        return self.body[3](x).gather(1, x.argsort(1))   # type: ignore[no-any-return]
+        return self.body[3](x).gather(1, x.argsort(1))  # type: ignore[no-any-return]
 
 
 class Drawn(Body):
@@ -45,7 +46,7 @@ class Drawn(Body):
         return x
 
     class Repeated(Work):
-        def forward(self, x: Tensor, count: Tensor) -> Tensor:   # type: ignore[override]
+        def forward(self, x: Tensor, count: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x) * len(range(int(count)))
 
     def __init__(self) -> None:

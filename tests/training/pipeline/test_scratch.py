@@ -1,4 +1,5 @@
 """What modules keep is as it was after a while on copies, also what nn.Module itself keeps for them."""
+
 from __future__ import annotations
 
 from torch import nn
@@ -17,7 +18,11 @@ def test_hooks_that_are_added_or_removed_meanwhile_are_as_before() -> None:
         model.append(nn.Linear(2, 2))
         model.register_buffer("more", None, persistent=False)
     model(next(model.parameters()))
-    assert seen == ["kept"] and len(model) == 2 and list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert (
+        seen == ["kept"]
+        and len(model) == 2
+        and list(model.state_dict()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    )
     handle.remove()
     model(next(model.parameters()))
     assert seen == ["kept"], "the handle knows the hook"

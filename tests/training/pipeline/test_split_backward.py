@@ -1,4 +1,5 @@
 """A backward in two halves brings gradients from elsewhere once, and gives all weights theirs."""
+
 from __future__ import annotations
 
 import torch

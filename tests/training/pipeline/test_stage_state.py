@@ -1,4 +1,5 @@
 """What a worker of a pipeline holds of a model."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -20,9 +21,9 @@ from tests.models import job, seeded
 def test_weights_of_other_stages_are_let_go_of_though_they_wait_in_a_file_while_the_model_is_made(rank: int) -> None:
     made = replace(job("chain"), mesh=imagined_mesh({"data": 2, "stage": 2, "tensor": 1}, rank))
     expected = {name: one.detach().clone() for name, one in seeded(made).named_parameters()}
-    with Swap(room=1 << 15):   # less than its largest weights take
+    with Swap(room=1 << 15):  # less than its largest weights take
         model = seeded(made)
-        torch.zeros(1 << 18)   # whoever is in memory goes to the file now
+        torch.zeros(1 << 18)  # whoever is in memory goes to the file now
         run = prepared(made, (Pipeline(2, 2), Shard(1)), model)
     stages, shards = run.state["stages"], run.state["shards"]
     assert isinstance(stages, Stages) and isinstance(shards, Sharding)
@@ -30,4 +31,4 @@ def test_weights_of_other_stages_are_let_go_of_though_they_wait_in_a_file_while_
     assert here and set(expected) - here
     for name, one in run.model.named_parameters():
         assert one.untyped_storage().nbytes() == 0 if name not in here else torch.equal(one, expected[name]), name
-    assert {shards.names[one] for one in shards.unit_of} == here   # all of them are added up over the copies
+    assert {shards.names[one] for one in shards.unit_of} == here  # all of them are added up over the copies

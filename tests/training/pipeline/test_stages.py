@@ -1,4 +1,5 @@
 """The engine of a pipeline where a backward has less to do than usual: parts are frozen, or a backward can't be halved."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -20,7 +21,7 @@ NEAR = 2e-6
 
 class Reentrant(Work):
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=True)   # type: ignore[no-any-return]
+        return checkpoint(super().forward, x, use_reentrant=True)  # type: ignore[no-any-return]
 
 
 class AroundBlocks(Body):
@@ -43,7 +44,7 @@ class AroundTwo(Body):
 
     def between(self, x: Tensor) -> Tensor:
         x = checkpoint(lambda y: self.body[2](self.body[1](y)), self.body[0](x), use_reentrant=True)
-        return self.body[3](x)   # type: ignore[no-any-return]
+        return self.body[3](x)  # type: ignore[no-any-return]
 
 
 class AroundAndLater(Body):
@@ -52,7 +53,7 @@ class AroundAndLater(Body):
     def between(self, x: Tensor) -> Tensor:
         first = self.body[0](x)
         second = checkpoint(self.body[1], first, use_reentrant=True)
-        return self.body[4](self.body[3](self.body[2](second + first.detach())))   # type: ignore[no-any-return]
+        return self.body[4](self.body[3](self.body[2](second + first.detach())))  # type: ignore[no-any-return]
 
 
 def frozen_bottom() -> nn.Module:
@@ -62,19 +63,33 @@ def frozen_bottom() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("plan", [Pipeline(2, 2, "interleaved", chunks=2), Pipeline(2, 2), Pipeline(2, 3, "zero-bubble")], ids=str)
+@pytest.mark.parametrize(
+    "plan", [Pipeline(2, 2, "interleaved", chunks=2), Pipeline(2, 2), Pipeline(2, 3, "zero-bubble")], ids=str
+)
 def test_copies_add_up_their_gradients_though_the_last_backward_is_that_of_a_frozen_part(plan: Pipeline) -> None:
     made = a_job(frozen_bottom)
     assert apart(cut(made, plan, 2, (DataParallel(),), copies=2), alone(made, 2)) <= NEAR
 
 
-@pytest.mark.parametrize("model", [lambda: Body(Reentrant, 5), lambda: AroundBlocks(count=5), lambda: AroundAndLater(count=5)],
-                         ids=["inside of blocks", "around blocks", "detached later"])
-@pytest.mark.parametrize(("plan", "copies"), [
-    (Pipeline(2, 2, "zero-bubble", balance=(2, 3)), 2), (Pipeline(3, 3, "zero-bubble", balance=(2, 1, 2)), 1),
-    (Pipeline(2, 2, balance=(2, 3)), 1), (Pipeline(2, 2, "gpipe", balance=(2, 3)), 1),
-    (Pipeline(2, 2, "interleaved", balance=(2, 1, 1, 1), chunks=2), 1)], ids=str)
-def test_a_reentrant_checkpoint_of_the_model_is_computed_as_in_one_process(model: Any, plan: Pipeline, copies: int) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [lambda: Body(Reentrant, 5), lambda: AroundBlocks(count=5), lambda: AroundAndLater(count=5)],
+    ids=["inside of blocks", "around blocks", "detached later"],
+)
+@pytest.mark.parametrize(
+    ("plan", "copies"),
+    [
+        (Pipeline(2, 2, "zero-bubble", balance=(2, 3)), 2),
+        (Pipeline(3, 3, "zero-bubble", balance=(2, 1, 2)), 1),
+        (Pipeline(2, 2, balance=(2, 3)), 1),
+        (Pipeline(2, 2, "gpipe", balance=(2, 3)), 1),
+        (Pipeline(2, 2, "interleaved", balance=(2, 1, 1, 1), chunks=2), 1),
+    ],
+    ids=str,
+)
+def test_a_reentrant_checkpoint_of_the_model_is_computed_as_in_one_process(
+    model: Any, plan: Pipeline, copies: int
+) -> None:
     made = a_job(model)
     assert apart(cut(made, plan, 2, (DataParallel(),) if copies > 1 else (), copies), alone(made, 2)) <= NEAR
 
@@ -92,7 +107,7 @@ def test_a_stage_that_begins_where_the_model_records_no_gradients_is_refused() -
             second = self.body[1](self.body[0](x))
             with torch.no_grad():
                 size = self.body[2](second)
-            return self.body[3](second + size)   # type: ignore[no-any-return]
+            return self.body[3](second + size)  # type: ignore[no-any-return]
 
     with pytest.raises(Mistake, match=r"begins with body\.2, which the model calls where no gradients are recorded"):
         cut(a_job(Looks), Pipeline(2, 2))

@@ -1,4 +1,5 @@
 """A weight that two stages use, in steps and places where one of them, or none, gives it a gradient: as in one process."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -30,11 +31,11 @@ class Using(nn.Module):
 
 
 def plainly(tied: nn.Linear, x: Tensor) -> Tensor:
-    return tied(x)   # type: ignore[no-any-return]
+    return tied(x)  # type: ignore[no-any-return]
 
 
 def reentrant(tied: nn.Linear, x: Tensor) -> Tensor:
-    return checkpoint(tied, x, use_reentrant=True)   # type: ignore[no-any-return]
+    return checkpoint(tied, x, use_reentrant=True)  # type: ignore[no-any-return]
 
 
 def detached(tied: nn.Linear, x: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ def detached(tied: nn.Linear, x: Tensor) -> Tensor:
 
 
 def sometimes(tied: nn.Linear, x: Tensor) -> Tensor:
-    return tied(x) if x.size(1) == 3 else x   # type: ignore[no-any-return]
+    return tied(x) if x.size(1) == 3 else x  # type: ignore[no-any-return]
 
 
 class Tied(nn.Module):
@@ -60,21 +61,37 @@ class Tied(nn.Module):
 
 
 PLANS: list[tuple[Pipeline, tuple[Technique, ...]]] = [
-    (Pipeline(2, 2), ()), (Pipeline(2, 2, "zero-bubble"), ()), (Pipeline(2, 2), (DataParallel(),)), (Pipeline(2, 2), (Shard(1),))]
+    (Pipeline(2, 2), ()),
+    (Pipeline(2, 2, "zero-bubble"), ()),
+    (Pipeline(2, 2), (DataParallel(),)),
+    (Pipeline(2, 2), (Shard(1),)),
+]
 
 
-@pytest.mark.parametrize("uses", [(reentrant, detached, detached, reentrant), (detached, plainly, reentrant, detached),
-                                  (detached, plainly, plainly, detached), (detached, detached, plainly, plainly),
-                                  (detached, detached, detached, detached), (sometimes, sometimes, sometimes, sometimes)],
-                         ids=lambda uses: " ".join(use.__name__ for use in uses))
+@pytest.mark.parametrize(
+    "uses",
+    [
+        (reentrant, detached, detached, reentrant),
+        (detached, plainly, reentrant, detached),
+        (detached, plainly, plainly, detached),
+        (detached, detached, plainly, plainly),
+        (detached, detached, detached, detached),
+        (sometimes, sometimes, sometimes, sometimes),
+    ],
+    ids=lambda uses: " ".join(use.__name__ for use in uses),
+)
 @pytest.mark.parametrize(("plan", "more"), PLANS, ids=["1f1b", "zero-bubble", "average", "shard"])
 def test_a_tied_weight_has_the_gradient_of_one_process_or_none(
-        uses: tuple[Callable[[nn.Linear, Tensor], Tensor], ...], plan: Pipeline, more: tuple[Technique, ...]) -> None:
+    uses: tuple[Callable[[nn.Linear, Tensor], Tensor], ...], plan: Pipeline, more: tuple[Technique, ...]
+) -> None:
     """Also in later steps, in which weight decay would have moved one that has zeros; and where the model is looked at with a batch in
     which the weight is used, and no later one uses it."""
     batches = [torch.randn(8, length, WIDTH, generator=torch.Generator().manual_seed(length)) for length in (3, 2, 2)]
-    made = a_job(lambda: Tied(*uses), data=lambda: batches,
-                 optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.05, weight_decay=0.5))
+    made = a_job(
+        lambda: Tied(*uses),
+        data=lambda: batches,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.05, weight_decay=0.5),
+    )
     expected, found = alone(made, 3), cut(made, plan, 3, more, copies=2 if more else 1)
     if not any(isinstance(one, Shard) for one in more):
         assert found.gradients.keys() == expected.gradients.keys()

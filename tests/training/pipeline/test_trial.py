@@ -1,4 +1,5 @@
 """Trials: a few real steps before a plan is chosen. An imagined group's have the right bytes, and numbers that mean nothing."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -30,10 +31,16 @@ def job() -> Job:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_trial_of_an_imagined_group_asks_for_no_finite_loss(stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_of_an_imagined_group_asks_for_no_finite_loss(
+    stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    monkeypatch.setattr("shoestring.training.loop.math.isfinite", lambda loss: False)   # as what was not gathered may lead to
-    task = TrialTask(file=str(tmp_path / "job.py"), techniques=specs_of([Shard(stage)]), steps=3, position=Position(0, 2))
+    monkeypatch.setattr(
+        "shoestring.training.loop.math.isfinite", lambda loss: False
+    )  # as what was not gathered may lead to
+    task = TrialTask(
+        file=str(tmp_path / "job.py"), techniques=specs_of([Shard(stage)]), steps=3, position=Position(0, 2)
+    )
     assert trial(task, lambda event: None).steps == 3
 
 
@@ -44,7 +51,9 @@ def test_a_trial_of_one_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyP
         trial(TrialTask(file=str(tmp_path / "job.py"), steps=3), lambda event: None)
 
 
-def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "job.py").write_text(JOB)
     tasks: list[str] = []
 
@@ -54,6 +63,11 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(tmp_path: P
 
     planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
     ledger = planner.ledger()
-    assert "from a trial of 12 steps" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure and tasks.pop() == "trial"
+    assert (
+        "from a trial of 12 steps" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure
+        and tasks.pop() == "trial"
+    )
     monkeypatch.setattr("shoestring.training.predict.memory_free", lambda: 1 << 20)
-    assert "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure and "trial" not in tasks
+    assert (
+        "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure and "trial" not in tasks
+    )

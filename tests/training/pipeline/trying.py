@@ -1,8 +1,10 @@
-"""One worker of a group that tries plans: python -m tests.training.pipeline.trying RANK WORLD STORE MODEL [far clip still], plans on its input.
+"""One worker of a group that tries plans: python -m tests.training.pipeline.trying RANK WORLD STORE MODEL [far clip
+still], plans on its input.
 
 The first worker writes a JSON line for every plan: how far its weights are from one process with the whole batch, and bytes in memory and
 on the way, of the largest worker, rehearsed and measured.
 """
+
 from __future__ import annotations
 
 import json
@@ -38,7 +40,7 @@ from tests.waiting import HUNG
 
 STEPS = 5
 SEEDS = 12
-CLIP = 0.05   # less than the norm of any step's gradients
+CLIP = 0.05  # less than the norm of any step's gradients
 
 
 def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -64,25 +66,37 @@ def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Te
     grouped = replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    apart = joined(rank, world, near, group=dist.new_group())   # what is still on its way after two steps reaches no other plan
+    apart = joined(
+        rank, world, near, group=dist.new_group()
+    )  # what is still on its way after two steps reaches no other plan
     measured = tracked(replace(made, mesh=joined_mesh(apart, sizes, near)), techniques, seeded(made))
     wire = on_the_wire() - before
     predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, near)), techniques)
-    told = grouped.link.objects({
-        "apart": float((after - plain).abs().max()), "drift": float((after - plain).norm() / (plain - begun).norm()),
-        "losses": losses, "peaks": (peak(predicted).bytes, peak(measured).bytes),
-        "sent": (predicted.sent, measured.sent), "flops": (predicted.flops.total(), measured.flops.total()),
-        "sum": float(after.double().sum()), "wire": wire,
-    })
+    told = grouped.link.objects(
+        {
+            "apart": float((after - plain).abs().max()),
+            "drift": float((after - plain).norm() / (plain - begun).norm()),
+            "losses": losses,
+            "peaks": (peak(predicted).bytes, peak(measured).bytes),
+            "sent": (predicted.sent, measured.sent),
+            "flops": (predicted.flops.total(), measured.flops.total()),
+            "sum": float(after.double().sum()),
+            "wire": wire,
+        }
+    )
     return {"workers": told}
 
 
 def drawn(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Any]:
     """The finished model's loss on the whole batch, without dropout, over seeds: of one process and of the group."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    return {"plain": [judged(made, (), 1000 + seed) for seed in range(SEEDS)],
-            "group": [judged(replace(made, mesh=on_one_axis(joined(rank, world))), techniques, 2000 + SEEDS * rank + seed)
-                      for seed in range(SEEDS)]}
+    return {
+        "plain": [judged(made, (), 1000 + seed) for seed in range(SEEDS)],
+        "group": [
+            judged(replace(made, mesh=on_one_axis(joined(rank, world))), techniques, 2000 + SEEDS * rank + seed)
+            for seed in range(SEEDS)
+        ],
+    }
 
 
 def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
@@ -107,7 +121,9 @@ def on_the_wire() -> int:
                 with socket.socket(fileno=os.dup(int(number))) as one:
                     if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
                         told = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                        total += struct.unpack_from("Q", told, 120)[0]   # tcpi_bytes_acked: what was sent again counts once
+                        total += struct.unpack_from("Q", told, 120)[
+                            0
+                        ]  # tcpi_bytes_acked: what was sent again counts once
         except OSError:
             continue
     dist.barrier()
@@ -117,7 +133,9 @@ def on_the_wire() -> int:
 def main() -> None:
     rank, world, store, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG)
+    )
     made = job(name, optimizer=sgd, clip=CLIP if "clip" in sys.argv else 0.0)
     if "still" in sys.argv:
         factory = made.model
@@ -129,7 +147,7 @@ def main() -> None:
         if rank == 0:
             print(json.dumps(outcome), flush=True)
     dist.barrier()
-    leave(0)   # as the product's workers do: threads of gloo may abort a process that tidies up
+    leave(0)  # as the product's workers do: threads of gloo may abort a process that tidies up
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 A technique may meet a trait in four ways, and each cell of the matrix must be one of them: it works as stated; it is refused in
 planning; it is refused in the rehearsal; or it is stopped with a message in training. Never anything silent.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ from tests.ledgers import with_traits
 from tests.models import seeded
 
 STEPS = 3
-TOLERANCE = 1e-4   # of sums in another order, relative to the largest weight
+TOLERANCE = 1e-4  # of sums in another order, relative to the largest weight
 QUICK = (Checkpoint(every=1), Checkpoint(every=2), OffloadActivations(), Accumulate(2))
 
 
@@ -65,7 +66,9 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
         pass
     brought_home(run)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
-    return torch.cat([torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values])
+    return torch.cat(
+        [torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values]
+    )
 
 
 def reset() -> None:
@@ -80,7 +83,7 @@ def reset() -> None:
 def outcome(name: str, technique: Technique) -> str:
     """How a technique met a model: "refused: ..." or "kept"; anything else fails here."""
     asked, ledger = planner(name, inexact=isinstance(technique, Precision))
-    if (reason := technique.refusal(ledger)):
+    if reason := technique.refusal(ledger):
         return f"refused: {reason}"
     made = AWKWARD[name].job()
     try:
@@ -117,14 +120,17 @@ def test_awkward_models_keep_the_promises_of_all_techniques_or_these_are_refused
         outcome(name, technique)
 
 
-@pytest.mark.parametrize(("name", "technique", "why"), [
-    ("a generator outside of all blocks", Checkpoint(every=1), "computes something else when it runs again"),
-    ("weights that the forward changes", Checkpoint(every=1), "computes something else when it runs again"),
-    ("an input that is overwritten", Checkpoint(every=1), "changes its input in place"),
-    ("weights used without their module", OffloadActivations(), "no block of the model was called as a module"),
-    ("packed sequences", Accumulate(2), "half of the batch can't be trained on"),
-    ("a graph", Accumulate(2), "can't be counted or split"),
-])
+@pytest.mark.parametrize(
+    ("name", "technique", "why"),
+    [
+        ("a generator outside of all blocks", Checkpoint(every=1), "computes something else when it runs again"),
+        ("weights that the forward changes", Checkpoint(every=1), "computes something else when it runs again"),
+        ("an input that is overwritten", Checkpoint(every=1), "changes its input in place"),
+        ("weights used without their module", OffloadActivations(), "no block of the model was called as a module"),
+        ("packed sequences", Accumulate(2), "half of the batch can't be trained on"),
+        ("a graph", Accumulate(2), "can't be counted or split"),
+    ],
+)
 def test_a_refusal_names_the_trait(name: str, technique: Technique, why: str) -> None:
     assert why in outcome(name, technique)
 

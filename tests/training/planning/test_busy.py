@@ -1,4 +1,5 @@
 """A measurement that other processes held up is corrected, marked, told and made again, and does not favour a technique."""
+
 from __future__ import annotations
 
 import random
@@ -55,15 +56,22 @@ class Worker:
     """A worker that measures nothing: steps take what it is told, one time after the other."""
 
     def __init__(self, *steps: tuple[float, float]) -> None:
-        self.steps, self.asked = list(steps), []   # type: ignore[var-annotated]
+        self.steps, self.asked = list(steps), []  # type: ignore[var-annotated]
 
     def __call__(self, task: Any, environment: Mapping[str, str]) -> Any:
         self.asked.append(task.kind)
         if not isinstance(task, AnchorTask):
             return TrialResult(300 << 20, 1.0, 4)
         seconds, busy = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
-        times = {"step": seconds, "update (update)": 0.1 * seconds, "forward 0": 0.3 * seconds, "backward 0": 0.6 * seconds}
-        step = AnchorStep(times, 300 << 20, probes={"fused": 0.09 * seconds, "call": 0.0}, overheads={"": 250 << 20}, busy=busy)
+        times = {
+            "step": seconds,
+            "update (update)": 0.1 * seconds,
+            "forward 0": 0.3 * seconds,
+            "backward 0": 0.6 * seconds,
+        }
+        step = AnchorStep(
+            times, 300 << 20, probes={"fused": 0.09 * seconds, "call": 0.0}, overheads={"": 250 << 20}, busy=busy
+        )
         return AnchorResult(dict.fromkeys(task.variants, step))
 
 
@@ -98,31 +106,47 @@ def test_what_was_timed_on_a_busy_machine_is_timed_again_and_the_less_held_up_co
     assert answer(opened({"job": 1}, 1.0), 7.0, 0.0) == (0.48, 0.02), "a quiet one is not made again"
 
 
-def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = Worker((13.8, 0.9), (0.5, 0.0))
     monkeypatch.setattr(job_planning, "run_worker", worker)
     first = api.plan(file, memory="8GiB")
-    assert not first.chosen.techniques and worker.asked == ["anchor"], "plain fits with room: one step is measured, nothing is tried"
-    assert "90% of the time they waited for a core" in first.chosen.sure and "measured again next time" in first.chosen.sure
+    assert not first.chosen.techniques and worker.asked == ["anchor"], (
+        "plain fits with room: one step is measured, nothing is tried"
+    )
+    assert (
+        "90% of the time they waited for a core" in first.chosen.sure
+        and "measured again next time" in first.chosen.sure
+    )
     again = api.plan(file, memory="8GiB")
-    assert worker.asked == ["anchor"] * 2 and again.plain.step_seconds == pytest.approx(0.5) and "waited" not in again.chosen.sure
+    assert (
+        worker.asked == ["anchor"] * 2
+        and again.plain.step_seconds == pytest.approx(0.5)
+        and "waited" not in again.chosen.sure
+    )
     api.plan(file, memory="8GiB")
     assert worker.asked == ["anchor"] * 2, "that one was quiet"
 
 
-def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     worker = Worker((0.5, 0.0), (0.7, 0.0), (0.9, 0.0))
     monkeypatch.setattr(job_planning, "run_worker", worker)
     first, again = api.plan(file, memory="8GiB", lr=0.1), api.plan(file, memory="8GiB", lr=0.01)
     assert first.chosen.techniques == again.chosen.techniques and first.chosen.figures == again.chosen.figures
     assert again.measured and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
     steered = api.plan(file, memory="8GiB", share=0.5)
-    assert steered.plain.step_seconds == pytest.approx(0.9), "a number that changes the step, as its rehearsal shows, changes its seconds"
+    assert steered.plain.step_seconds == pytest.approx(0.9), (
+        "a number that changes the step, as its rehearsal shows, changes its seconds"
+    )
     assert api.plan(file, memory="8GiB", lr=0.2, fresh=True).plain.step_seconds == pytest.approx(0.9)
 
 
 def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memory_is_not_looked_at(
-        file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slow(Worker):
         """An update that takes most of the step, and a tenth of that if it is fused."""
 
@@ -136,10 +160,14 @@ def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memo
 
     monkeypatch.setattr(job_planning, "run_worker", Slow((1.0, 0.0)))
     idle = api.plan(file, memory="8GiB")
-    assert idle.chosen.techniques == (FusedOptimizer(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.sure
+    assert (
+        idle.chosen.techniques == (FusedOptimizer(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.sure
+    )
     assert idle.chosen.process_bytes <= ROOM * idle.memory
     tight = api.plan(file, memory="400MiB")
-    assert tight.tried > 100 and "idle" not in tight.chosen.sure, "what saves memory is looked at where it may be needed"
+    assert tight.tried > 100 and "idle" not in tight.chosen.sure, (
+        "what saves memory is looked at where it may be needed"
+    )
 
 
 def room(busy: float) -> TrainingRoom:
@@ -154,8 +182,13 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
     for busy in (0.0, 0.9):
         one = room(busy)
         chooser = Chooser(one, one.predictor.evidence.ledger)
-        fast = replace(one.plain, techniques=(FusedOptimizer(),), step_seconds=one.plain.step_seconds / 1.5, exactness=Exactness.ROUNDING)
-        idle, passed = Budget(memory=100 * one.plain.process_bytes), []   # type: ignore[var-annotated]
+        fast = replace(
+            one.plain,
+            techniques=(FusedOptimizer(),),
+            step_seconds=one.plain.step_seconds / 1.5,
+            exactness=Exactness.ROUNDING,
+        )
+        idle, passed = Budget(memory=100 * one.plain.process_bytes), []  # type: ignore[var-annotated]
         assert (chooser.smaller(fast, passed, idle, [one.plain]) == one.plain) == (busy > 0) == bool(passed)
 
 

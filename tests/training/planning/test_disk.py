@@ -1,4 +1,5 @@
 """What a plan moves to and from the disk, and the measured speed at which it does, are in the plan."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -33,16 +34,34 @@ def test_a_plan_that_moves_bytes_says_how_many_and_how_fast(tmp_path: Path) -> N
 
 def test_a_plan_that_moves_nothing_says_nothing_of_the_disk() -> None:
     outcome = Planner(job("chain"), MACHINE).outcome(None, forced=())
-    assert outcome.as_json()["chosen"]["disk_bytes_per_second"] == outcome.as_json()["plain"]["disk_bytes_per_second"] == 0.0
+    assert (
+        outcome.as_json()["chosen"]["disk_bytes_per_second"]
+        == outcome.as_json()["plain"]["disk_bytes_per_second"]
+        == 0.0
+    )
     assert "disk" not in plan_text(outcome.as_json(), {})
 
 
-@pytest.mark.parametrize(("techniques", "least", "most"), [
-    ((OffloadActivations(),), 3e8, 3e8), ((OffloadModel(),), 2e9, 2e9), ((OffloadOptimizer(),), 2e9, 2e9), ((OffloadModel(moments="8bit"),), 2e9, 2e9),
-    ((OffloadActivations(), OffloadOptimizer()), 3.1e8, 1.9e9),   # part of it is spilled through the page cache, part passes it by
-])
-def test_the_speed_is_that_measured_for_the_way_the_bytes_go(techniques: tuple[Technique, ...], least: float, most: float) -> None:
+@pytest.mark.parametrize(
+    ("techniques", "least", "most"),
+    [
+        ((OffloadActivations(),), 3e8, 3e8),
+        ((OffloadModel(),), 2e9, 2e9),
+        ((OffloadOptimizer(),), 2e9, 2e9),
+        ((OffloadModel(moments="8bit"),), 2e9, 2e9),
+        (
+            (OffloadActivations(), OffloadOptimizer()),
+            3.1e8,
+            1.9e9,
+        ),  # part of it is spilled through the page cache, part passes it by
+    ],
+)
+def test_the_speed_is_that_measured_for_the_way_the_bytes_go(
+    techniques: tuple[Technique, ...], least: float, most: float
+) -> None:
     found = Planner(job("gpt2"), MACHINE).ledger()
     after = total_cost(techniques, with_traits(found, "own process"))
     assert 0.999 * least <= disk_speed(after) <= 1.001 * most
-    assert after.traffic.disk == pytest.approx(disk_speed(after) * after.traffic.disk_seconds) and after.traffic.disk > 0
+    assert (
+        after.traffic.disk == pytest.approx(disk_speed(after) * after.traffic.disk_seconds) and after.traffic.disk > 0
+    )

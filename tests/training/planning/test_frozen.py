@@ -1,4 +1,5 @@
 """Layers that the model's factory froze cost no gradient and no moments, are the same bits after training, and their plans are exact."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -33,7 +34,8 @@ class Pictures(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4))
+            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4)
+        )
         self.head = nn.Linear(8 * 36, 60)
         self.blocks[:2].requires_grad_(False)
 
@@ -56,7 +58,10 @@ def pictures() -> Job:
     return Job(model=Pictures, data=lambda: [batch] * 16, optimizer=two_groups, steps=3)
 
 
-JOBS: dict[str, Callable[[], Job]] = {"a transformer": lambda: job("frozen bottom", optimizer=two_groups), "pictures": pictures}
+JOBS: dict[str, Callable[[], Job]] = {
+    "a transformer": lambda: job("frozen bottom", optimizer=two_groups),
+    "pictures": pictures,
+}
 
 
 @cache
@@ -75,22 +80,39 @@ def trained(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", JOBS)
 def test_what_is_frozen_has_no_gradient_and_no_moments(name: str) -> None:
     made = JOBS[name]()
-    sizes = {known: parameter.numel() * 4 for known, parameter in made.model().named_parameters() if parameter.requires_grad}
+    sizes = {
+        known: parameter.numel() * 4 for known, parameter in made.model().named_parameters() if parameter.requires_grad
+    }
     found, whole = ledger(name), sum(parameter.numel() * 4 for parameter in made.model().parameters())
     assert found.all_gradients == sum(sizes.values()) < whole == found.standing.parameters
-    assert found.standing.optimizer == 2 * sum(sizes.values()) + 4 * len(sizes)   # two moments, and a count of steps each
+    assert found.standing.optimizer == 2 * sum(sizes.values()) + 4 * len(
+        sizes
+    )  # two moments, and a count of steps each
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_under_every_technique_frozen_layers_stay_as_they_are_and_the_plan_is_exact_to_the_byte(name: str) -> None:
     made = JOBS[name]()
     begun, plain = seeded(made), trained(made, ())
-    frozen = {known: parameter.detach().clone() for known, parameter in begun.named_parameters() if not parameter.requires_grad}
+    frozen = {
+        known: parameter.detach().clone()
+        for known, parameter in begun.named_parameters()
+        if not parameter.requires_grad
+    }
     assert frozen and any("running_mean" in known for known in plain) is (name == "pictures")
     tried: list[Technique] = [EMA()]
     for kind in CATALOGUE:
-        tried += [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name)) and not one.computes_in][:1]
-    assert {type(one).__name__ for one in tried} >= {"Accumulate", "Checkpoint", "OffloadOptimizer", "OffloadModel", "StepInBackward", "OffloadActivations"}
+        tried += [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name)) and not one.computes_in][
+            :1
+        ]
+    assert {type(one).__name__ for one in tried} >= {
+        "Accumulate",
+        "Checkpoint",
+        "OffloadOptimizer",
+        "OffloadModel",
+        "StepInBackward",
+        "OffloadActivations",
+    }
     for one in tried:
         after, level = trained(made, (one,)), one.exactness(ledger(name))
         assert all(torch.equal(after[known], value) for known, value in frozen.items()), one

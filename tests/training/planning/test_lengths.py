@@ -1,4 +1,5 @@
 """Batches of varying length: a plan is for the largest that the data give, and says so; a larger one is told of before its step."""
+
 from __future__ import annotations
 
 import json
@@ -57,7 +58,7 @@ def test_the_largest_batch_is_found_and_where_it_stands() -> None:
 def test_batches_that_are_all_alike_change_nothing() -> None:
     found = look(linear(lambda: rows(3, 3, 3), steps=6))
     assert not found.batches and not found.lengths.planned_for and found.lengths.looked == 6
-    first = look(linear(lambda: rows(3, 3, 2), steps=3))   # a smaller one at the end: the first ones are the largest
+    first = look(linear(lambda: rows(3, 3, 2), steps=3))  # a smaller one at the end: the first ones are the largest
     assert not first.batches and first.lengths.varies
 
 
@@ -76,8 +77,10 @@ def test_a_job_may_state_its_largest_batch() -> None:
     assert "that the job states, 50 x 4" in found.lengths.planned_for
     assert len(next(planned_batches(job))) == 50
     outcome = api.plan(job, "8GiB", use=())
-    assert "that the job states" in outcome.chosen.sure and outcome.chosen.peak_bytes > api.plan(
-        linear(lambda: rows(2, 2), steps=2), "8GiB", use=()).chosen.peak_bytes
+    assert (
+        "that the job states" in outcome.chosen.sure
+        and outcome.chosen.peak_bytes > api.plan(linear(lambda: rows(2, 2), steps=2), "8GiB", use=()).chosen.peak_bytes
+    )
 
 
 def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,10 +95,19 @@ def test_a_look_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("stated", [False, True])
 def test_processes_that_load_data_and_their_batches_ahead_are_told_of(stated: bool) -> None:
     samples = [torch.zeros(10) for _ in range(8)]
-    made = Job(model=lambda: torch.nn.Linear(10, 1), data=lambda: samples, collate=torch.stack, batch=4, workers=2, steps=2,
-               largest=(lambda: torch.zeros(4, 10)) if stated else None)
-    assert look(made).lengths.beside == ("not counted: 2 processes for loading data, and up to 4 batches ahead in shared memory "
-                                         f"({bytes_text(4 * 4 * 10 * 4)})")
+    made = Job(
+        model=lambda: torch.nn.Linear(10, 1),
+        data=lambda: samples,
+        collate=torch.stack,
+        batch=4,
+        workers=2,
+        steps=2,
+        largest=(lambda: torch.zeros(4, 10)) if stated else None,
+    )
+    assert look(made).lengths.beside == (
+        "not counted: 2 processes for loading data, and up to 4 batches ahead in shared memory "
+        f"({bytes_text(4 * 4 * 10 * 4)})"
+    )
     own = replace(made, workers=0, collate=None, data=lambda: DataLoader(samples, 4, num_workers=1, prefetch_factor=3))
     assert look(own).lengths.beside.startswith("not counted: 1 process for loading data, and up to 3 batches ahead")
     assert not look(replace(made, workers=0)).lengths.beside
@@ -103,13 +115,15 @@ def test_processes_that_load_data_and_their_batches_ahead_are_told_of(stated: bo
 
 def test_a_look_leaves_a_loader_with_its_own_generator_as_it_was() -> None:
     own = torch.Generator().manual_seed(3)
-    loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=4, shuffle=True, generator=own)   # type: ignore[arg-type]
+    loader = torch.utils.data.DataLoader(torch.arange(20.0), batch_size=4, shuffle=True, generator=own)  # type: ignore[arg-type]
     before = own.get_state()
     look(linear(lambda: loader, steps=9))
     assert torch.equal(own.get_state(), before)
 
 
-@pytest.mark.parametrize("data", [lambda: rows(1, 5, 2, 7), lambda: iter(rows(1, 5, 2, 7)), lambda: varying.Samples(1, varying.text(2, 9))])
+@pytest.mark.parametrize(
+    "data", [lambda: rows(1, 5, 2, 7), lambda: iter(rows(1, 5, 2, 7)), lambda: varying.Samples(1, varying.text(2, 9))]
+)
 def test_any_batch_can_be_had_again_by_its_number(data: Any) -> None:
     job = linear(data, steps=4, batch=2, collate=varying.pair if isinstance(data(), varying.Samples) else None)
     found = batches_at(job, (3, 1))
@@ -138,7 +152,9 @@ def test_data_are_made_once_where_several_feeds_can_use_one_object() -> None:
 
     made.clear()
     iterators = shared_data(linear(once, steps=2))
-    assert [len(list(planned_batches(iterators))) for _ in range(2)] == [2, 2] and len(made) == 2   # an iterator can't be shared
+    assert [len(list(planned_batches(iterators))) for _ in range(2)] == [2, 2] and len(
+        made
+    ) == 2  # an iterator can't be shared
 
 
 def test_planning_makes_a_list_of_batches_once() -> None:
@@ -158,16 +174,33 @@ def test_a_batch_that_was_not_planned_for_is_told_of_once_and_before_its_step() 
     planned = look(linear(lambda: rows(2, 4), steps=2)).lengths
     sizes = BatchSizes(ExpectedBatches(planned, process=1000, growing=500), 1200, 1, said.append)
     tracked = [sizes.tracks(torch.ones(count, 4), step) for step, count in enumerate((4, 2, 4, 6, 5, 6), 1)]
-    assert len(said) == 1 and "step 4" in said[0] and "6 x 4" in said[0] and "4 x 4" in said[0] and "more than the budget" in said[0]
-    assert tracked == [True, True, True, True, False, False]   # the first step has no optimizer state, so its size is tracked again
+    assert (
+        len(said) == 1
+        and "step 4" in said[0]
+        and "6 x 4" in said[0]
+        and "4 x 4" in said[0]
+        and "more than the budget" in said[0]
+    )
+    assert tracked == [
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]  # the first step has no optimizer state, so its size is tracked again
 
 
 def trained(flags: dict[str, Any], folder: Path, chosen: Any) -> tuple[Any, list[Any]]:
     """What a run of a plan measured, and what was told meanwhile."""
     folder.mkdir(parents=True, exist_ok=True)
-    task = TrainTask(file=str(FILE), flags=flags, techniques=specs_of(chosen.techniques),
-                     recording=RecordingSettings(str(folder), memory=chosen.process_bytes, predicted=chosen.process_bytes),
-                     expected=expected(chosen))
+    task = TrainTask(
+        file=str(FILE),
+        flags=flags,
+        techniques=specs_of(chosen.techniques),
+        recording=RecordingSettings(str(folder), memory=chosen.process_bytes, predicted=chosen.process_bytes),
+        expected=expected(chosen),
+    )
     events: list[Any] = []
     result = run_worker(task, worker_environment(chosen.techniques), events.append)
     return result.measured, [one for one in events if isinstance(one, Warned)]
@@ -178,8 +211,12 @@ def check_peak(kind: str, seed: int, techniques: tuple[Any, ...]) -> None:
     rehearsals = Planner(varying.job(kind, seed), Hardware()).rehearsals
     rehearsals.log(())
     predicted = peak(rehearsals.log(techniques)).bytes
-    task = TrainTask(file=str(FILE), flags={"kind": kind, "seed": seed}, techniques=specs_of(techniques),
-                     expected=ExpectedBatches(rehearsals.lengths))
+    task = TrainTask(
+        file=str(FILE),
+        flags={"kind": kind, "seed": seed},
+        techniques=specs_of(techniques),
+        expected=ExpectedBatches(rehearsals.lengths),
+    )
     events: list[Any] = []
     with random_state.kept():
         result = training.train(task, events.append)
@@ -194,17 +231,22 @@ def test_the_peak_of_the_largest_batch_is_predicted_to_the_byte(kind: str) -> No
 
 def test_a_larger_batch_than_planned_for_is_told_of_before_its_step(tmp_path: Path) -> None:
     rows_of_file = tmp_path / "rows.py"
-    rows_of_file.write_text("import torch\nfrom torch import nn\nfrom shoestring import Job\n\ndef job(steps: int = 5) -> Job:\n"
-                            "    rows = [torch.ones(2, 4), torch.ones(3, 4), torch.ones(2, 4), torch.ones(9, 4), torch.ones(3, 4)]\n"
-                            "    return Job(model=lambda: nn.Linear(4, 4), data=lambda: rows, loss=lambda out, batch: out.sum(),\n"
-                            "               steps=steps)\n")
+    rows_of_file.write_text(
+        "import torch\nfrom torch import nn\nfrom shoestring import Job\n\ndef job(steps: int = 5) -> Job:\n"
+        "    rows = [torch.ones(2, 4), torch.ones(3, 4), torch.ones(2, 4), torch.ones(9, 4), torch.ones(3, 4)]\n"
+        "    return Job(model=lambda: nn.Linear(4, 4), data=lambda: rows, loss=lambda out, batch: out.sum(),\n"
+        "               steps=steps)\n"
+    )
     planned = look(linear(lambda: rows(2, 3, 2), steps=3)).lengths
     events: list[Any] = []
     with random_state.kept():
         training.train(TrainTask(file=str(rows_of_file), expected=ExpectedBatches(planned)), events.append)
     told = [one.text if isinstance(one, Warned) else one.step for one in events]
     assert [one if isinstance(one, int) else "warning" for one in told] == [1, 2, 3, "warning", 4, 5]
-    assert "the batch of step 4 is larger than what was planned for: 9 x 4" in told[3] and "the plan is for 3 x 4" in told[3]
+    assert (
+        "the batch of step 4 is larger than what was planned for: 9 x 4" in told[3]
+        and "the plan is for 3 x 4" in told[3]
+    )
 
 
 ROW = [(kind, seed) for kind in varying.KINDS for seed in (1, 2, 3)]
@@ -213,7 +255,9 @@ ROW = [(kind, seed) for kind in varying.KINDS for seed in (1, 2, 3)]
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "seed"), ROW, ids=str)
 def test_the_peak_is_exact_under_techniques_too(kind: str, seed: int) -> None:
-    check_peak(kind, seed, {1: (), 2: (Checkpoint(every=1), FusedOptimizer()), 3: (Accumulate(2), StepInBackward())}[seed])
+    check_peak(
+        kind, seed, {1: (), 2: (Checkpoint(every=1), FusedOptimizer()), 3: (Accumulate(2), StepInBackward())}[seed]
+    )
 
 
 @pytest.mark.slow
@@ -227,8 +271,19 @@ def test_no_job_of_varying_lengths_is_over_its_budget(kind: str, seed: int, tmp_
     budget = plain.process_bytes if use is not None else int(1.02 * plain.process_bytes)
     chosen = plain if use is not None else api.plan(FILE, budget, **flags).chosen
     measured, warned = trained(flags, tmp_path / "run", chosen)
-    print(json.dumps({"kind": kind, "seed": seed, "plan": str(chosen), "predicted": chosen.process_bytes, "budget": budget,
-                      "measured": measured["process_bytes"], "tensors": [chosen.peak_bytes, measured["peak_bytes"]]}))
+    print(
+        json.dumps(
+            {
+                "kind": kind,
+                "seed": seed,
+                "plan": str(chosen),
+                "predicted": chosen.process_bytes,
+                "budget": budget,
+                "measured": measured["process_bytes"],
+                "tensors": [chosen.peak_bytes, measured["peak_bytes"]],
+            }
+        )
+    )
     assert measured["peak_bytes"] == chosen.peak_bytes and not warned
     assert measured["process_bytes"] <= budget
     if use is not None:

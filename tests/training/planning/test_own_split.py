@@ -1,4 +1,5 @@
 """Batches that only their owner can split: graphs, whose edges name nodes by their place in the batch."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -55,9 +56,16 @@ def batch_of(graphs: int, seed: int = 0) -> Graphs:
     draw = torch.Generator().manual_seed(seed)
     sizes = [3 + number for number in range(graphs)]
     starts = [sum(sizes[:number]) for number in range(graphs)]
-    edges = [torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]) + start for size, start in zip(sizes, starts, strict=True)]
-    return {"x": torch.randn(sum(sizes), 16, generator=draw), "edges": torch.cat(edges, 1),
-            "graph": torch.repeat_interleave(torch.arange(graphs), torch.tensor(sizes)), "y": torch.arange(graphs) % 3}
+    edges = [
+        torch.stack([torch.arange(size), (torch.arange(size) + 1) % size]) + start
+        for size, start in zip(sizes, starts, strict=True)
+    ]
+    return {
+        "x": torch.randn(sum(sizes), 16, generator=draw),
+        "edges": torch.cat(edges, 1),
+        "graph": torch.repeat_interleave(torch.arange(graphs), torch.tensor(sizes)),
+        "y": torch.arange(graphs) % 3,
+    }
 
 
 def split_graphs(batch: Graphs, pieces: int) -> list[Graphs]:
@@ -70,15 +78,27 @@ def split_graphs(batch: Graphs, pieces: int) -> list[Graphs]:
         nodes = (batch["graph"] >= first) & (batch["graph"] < last)
         start = int(nodes.nonzero()[0])
         edges = batch["edges"][:, nodes[batch["edges"][0]]] - start
-        found.append({"x": batch["x"][nodes], "edges": edges, "graph": batch["graph"][nodes] - first, "y": batch["y"][first:last]})
+        found.append(
+            {
+                "x": batch["x"][nodes],
+                "edges": edges,
+                "graph": batch["graph"][nodes] - first,
+                "y": batch["y"][first:last],
+            }
+        )
     return found
 
 
 def job(**changes: Any) -> Job:
     settings: dict[str, Any] = {"split": split_graphs, "weight": lambda batch: len(batch["y"])} | changes
-    return Job(model=Net, data=lambda: [batch_of(7)] * 9, forward=lambda model, batch: model(batch),
-               loss=lambda output, batch: nn.functional.cross_entropy(output, batch["y"]),
-               optimizer=lambda p: torch.optim.SGD(p, lr=0.1), **settings)
+    return Job(
+        model=Net,
+        data=lambda: [batch_of(7)] * 9,
+        forward=lambda model, batch: model(batch),
+        loss=lambda output, batch: nn.functional.cross_entropy(output, batch["y"]),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        **settings,
+    )
 
 
 def weights_after(made: Job, *techniques: Accumulate) -> Tensor:
@@ -91,7 +111,10 @@ def weights_after(made: Job, *techniques: Accumulate) -> Tensor:
 @pytest.mark.parametrize("pieces", [2, 3, 7])
 def test_graphs_are_accumulated_by_the_jobs_own_split(pieces: int) -> None:
     assert torch.allclose(weights_after(job(), Accumulate(pieces)), weights_after(job()), atol=1e-6)
-    assert peak(rehearse(job(), (Accumulate(pieces),))).bytes == peak(tracked(job(), (Accumulate(pieces),), seeded(job()))).bytes
+    assert (
+        peak(rehearse(job(), (Accumulate(pieces),))).bytes
+        == peak(tracked(job(), (Accumulate(pieces),), seeded(job()))).bytes
+    )
 
 
 def test_a_graph_batch_is_planned_with_pieces_where_the_job_can_split_it_and_without_where_not() -> None:
@@ -108,12 +131,15 @@ def test_every_worker_of_a_group_gets_its_own_graphs() -> None:
     assert largest_worker(job(), 3) == 2
 
 
-@pytest.mark.parametrize(("own", "told"), [
-    (lambda batch, pieces: [batch], "asked for 2 pieces of a batch and gave 1 of them"),
-    (lambda batch, pieces: batch, "gave a dict"),
-    (lambda batch, pieces: [batch] * pieces, "the weight 14 of a batch with the weight 7"),
-    (lambda batch, pieces: batch["nodes"], "the job's split failed for 2 pieces: KeyError"),
-])
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        (lambda batch, pieces: [batch], "asked for 2 pieces of a batch and gave 1 of them"),
+        (lambda batch, pieces: batch, "gave a dict"),
+        (lambda batch, pieces: [batch] * pieces, "the weight 14 of a batch with the weight 7"),
+        (lambda batch, pieces: batch["nodes"], "the job's split failed for 2 pieces: KeyError"),
+    ],
+)
 def test_a_split_that_does_not_give_the_batch_in_pieces_is_told(own: Callable[..., Any], told: str) -> None:
     with pytest.raises(Mistake, match=told):
         weights_after(job(split=own), Accumulate(2))

@@ -1,4 +1,5 @@
 """A plan's numbers are figures, listed once; its file holds them once, and files of before still load."""
+
 from __future__ import annotations
 
 import json
@@ -29,9 +30,21 @@ from tests.models import job
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 PAPER = Hardware(described=True, memory=1 << 40)
-PLAN = Plan((Accumulate(2), FusedOptimizer()), 10, 20, 0.5, traffic_bytes=3.0, sent_bytes=4.0, where="backward of 1", parts=(("inputs", 4),),
-            sure="a trial", drift=0.25, world=3, ranks=(RankFigures((0, 1), 10, 4.0), RankFigures((2,), 9, 4.0)),
-            blocks=(("forward 1", 7),))
+PLAN = Plan(
+    (Accumulate(2), FusedOptimizer()),
+    10,
+    20,
+    0.5,
+    traffic_bytes=3.0,
+    sent_bytes=4.0,
+    where="backward of 1",
+    parts=(("inputs", 4),),
+    sure="a trial",
+    drift=0.25,
+    world=3,
+    ranks=(RankFigures((0, 1), 10, 4.0), RankFigures((2,), 9, 4.0)),
+    blocks=(("forward 1", 7),),
+)
 
 
 def test_every_quantity_is_a_figure_of_a_plan_and_a_number_to_limit() -> None:
@@ -43,16 +56,24 @@ def test_every_quantity_is_a_figure_of_a_plan_and_a_number_to_limit() -> None:
 
 @pytest.mark.parametrize("plan", [PLAN, Plan(), replace(PLAN, drift=math.inf)])
 def test_a_file_holds_a_plan_once_and_gives_it_back(plan: Plan, tmp_path: Path) -> None:
-    written = Outcome(plan, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()).as_file()
-    assert json.dumps(written).count('"peak_bytes"') == 3 + len(plan.ranks), "the chosen, the plain and the one that lost"
+    written = Outcome(
+        plan, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()
+    ).as_file()
+    assert json.dumps(written).count('"peak_bytes"') == 3 + len(plan.ranks), (
+        "the chosen, the plain and the one that lost"
+    )
     again = plan_in(json.loads(json.dumps(written)), tmp_path)
     assert again == plan and again.blocks == plan.blocks and again.ranks == plan.ranks
 
 
 def test_a_page_is_told_the_same_of_a_file_of_any_version() -> None:
-    written = Outcome(PLAN, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()).as_file()
+    written = Outcome(
+        PLAN, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()
+    ).as_file()
     told = plan_summary(written)
-    assert told["predicted"] == {one.name: PLAN.numbers()[one.name] for one in MEASURABLE if one.name != "validation_seconds"}
+    assert told["predicted"] == {
+        one.name: PLAN.numbers()[one.name] for one in MEASURABLE if one.name != "validation_seconds"
+    }
     assert told["techniques"][0] == {"name": "Accumulate", "knobs": {"pieces": 2}, "why": Accumulate.why}
     assert (told["exactness"], told["sure"], told["blocks"]) == ("same bits", "a trial", [["forward 1", 7]])
     assert told["runners_up"][0]["text"] == "FusedOptimizer()" and told["runners_up"][0]["lost"] == "slower"
@@ -62,7 +83,9 @@ def test_a_page_is_told_the_same_of_a_file_of_any_version() -> None:
     assert plan_summary({}) == {} == plan_summary({"chosen": 3})
 
 
-@pytest.mark.parametrize("file", sorted(GOLDEN.glob("version-*/**/*plan.json")), ids=lambda file: "-".join(file.parts[-3:]))
+@pytest.mark.parametrize(
+    "file", sorted(GOLDEN.glob("version-*/**/*plan.json")), ids=lambda file: "-".join(file.parts[-3:])
+)
 def test_plans_of_earlier_versions_load(file: Path) -> None:
     found: Any = json.loads(file.read_text())
     plan = plan_in(found, file)
@@ -75,7 +98,9 @@ def test_a_plan_of_a_later_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_techniques_state_is_added_up() -> None:
-    planner = Planner(job("chain"), replace(PAPER, dtypes={"bf16": "", "fp16": ""}), inexact=True, wanted=(Precision("bf16"),))
+    planner = Planner(
+        job("chain"), replace(PAPER, dtypes={"bf16": "", "fp16": ""}), inexact=True, wanted=(Precision("bf16"),)
+    )
     assert planner.outcome(None, (Precision("bf16"), FusedOptimizer())).chosen.drift == pytest.approx(0.05)
     assert planner.outcome(None, (FusedOptimizer(),)).chosen.drift == 0.0
 
@@ -103,5 +128,9 @@ def test_a_server_is_another_kind_than_those_it_serves() -> None:
 
 def test_a_plan_file_without_its_chosen_plan_still_tells_the_rest() -> None:
     """A page of such a run was drawn without its plan."""
-    told = {"techniques": [{"name": "FusedOptimizer", "knobs": {}}], "predicted": {"peak_bytes": 1}, "plain": {"process_bytes": 2}}
+    told = {
+        "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
+        "predicted": {"peak_bytes": 1},
+        "plain": {"process_bytes": 2},
+    }
     assert plan_summary(told) == told and plan_summary({}) == {}

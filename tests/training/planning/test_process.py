@@ -1,4 +1,5 @@
 """The process is its tensors and an overhead; what a plan does to the tensors must not change the overhead."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -42,18 +43,29 @@ def job() -> Job:
 """
 
 
-def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of_the_process_look_smaller(tmp_path: Path) -> None:
+def test_a_workspace_that_its_kernel_leaves_half_empty_does_not_make_the_rest_of_the_process_look_smaller(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "recurrent.py"
     path.write_text(RECURRENT)
-    over = run_worker(AnchorTask(file=str(path), variants={"": ()}, memory=True), following().environment).steps[""].overheads
+    over = (
+        run_worker(AnchorTask(file=str(path), variants={"": ()}, memory=True), following().environment)
+        .steps[""]
+        .overheads
+    )
     assert min(over.values()) > over["forward (start)"] - 2**21
 
 
-@pytest.mark.parametrize(("sizes", "largest", "trials"), [
-    ([950, 955], 980, 2),      # two more trials, both smaller than the first
-    ([1000], 1020, 1),         # the second one shows that it may not fit
-])
-def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(sizes: list[int], largest: int, trials: int) -> None:
+@pytest.mark.parametrize(
+    ("sizes", "largest", "trials"),
+    [
+        ([950, 955], 980, 2),  # two more trials, both smaller than the first
+        ([1000], 1020, 1),  # the second one shows that it may not fit
+    ],
+)
+def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(
+    sizes: list[int], largest: int, trials: int
+) -> None:
     """Runs of one plan under glibc's allocator differ by some percent; one trial that came out small led to a run over its budget."""
     left = list(sizes)
 
@@ -61,12 +73,16 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(size
         return TrialResult(left.pop(0), 1.0, 4)
 
     plan = Plan((FusedOptimizer(),), process_bytes=980, sure="process from a trial of 4 steps")
-    predictor = Predictor(Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log()))
+    predictor = Predictor(
+        Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log())
+    )
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
     assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
     left, predictor.trials = [1000, 1000], 0
     plain = Plan((), process_bytes=950, sure="process from the anchor step")
-    assert predictor.tried_again(plain, Budget(memory=1050)).process_bytes == 1020, "a few steps do not tell of plain training, either"
+    assert predictor.tried_again(plain, Budget(memory=1050)).process_bytes == 1020, (
+        "a few steps do not tell of plain training, either"
+    )
 
 
 def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:

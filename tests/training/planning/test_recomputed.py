@@ -1,4 +1,5 @@
 """Blocks that can't be computed again are refused in planning, with the reason, and plain training still does."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -31,7 +32,9 @@ def test_the_planner_tries_whether_blocks_can_be_computed_again(block: type[nn.M
     for technique in (Checkpoint(every=1), OffloadModel()):
         assert technique.refusal(ledger).startswith("the block ")
     found = Planner(made, Hardware()).outcome(None)
-    assert "Checkpoint" in dict(found.refused) and not any(isinstance(one, Checkpoint) for one in found.chosen.techniques)
+    assert "Checkpoint" in dict(found.refused) and not any(
+        isinstance(one, Checkpoint) for one in found.chosen.techniques
+    )
 
 
 def test_blocks_that_can_be_computed_again_are_not_refused() -> None:
@@ -41,5 +44,7 @@ def test_blocks_that_can_be_computed_again_are_not_refused() -> None:
 
 def test_a_job_file_is_tried_in_a_worker_and_the_technique_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "awkward.py").write_text(JOB)
-    with pytest.raises(Mistake, match=r"Checkpoint\(every=1\) can.t be used for this job: the block \d of the model computes"):
+    with pytest.raises(
+        Mistake, match=r"Checkpoint\(every=1\) can.t be used for this job: the block \d of the model computes"
+    ):
         plan(tmp_path / "awkward.py", use=["Checkpoint(every=1)"])

@@ -1,4 +1,5 @@
 """The same command leads to the same plan: times are measured and never twice the same, so what was chosen before is chosen again."""
+
 from __future__ import annotations
 
 import random
@@ -51,23 +52,39 @@ def logs() -> tuple[Any, ...]:
 def anchor(draw: random.Random) -> Anchor:
     """A real step as some machine might have done it."""
     log = logs()[1]
-    times = {f"{moment.phase} {moment.block}".strip(): count / 1e9 * draw.uniform(0.9, 1.1) for moment, count in log.flops.items()}
+    times = {
+        f"{moment.phase} {moment.block}".strip(): count / 1e9 * draw.uniform(0.9, 1.1)
+        for moment, count in log.flops.items()
+    }
     update = sum(times.values()) * draw.uniform(0.03, 0.2)
     step = sum(times.values()) + update
     tensors = peak(log).bytes
-    return Anchor(times | {"update (update)": update, "step": step}, ((2.0, draw.uniform(0.97, 1.06)), (4.0, draw.uniform(1.0, 1.2))),
-                  update / 10, {"call": update / 500, "fused": update * draw.uniform(0.2, 0.9)}, step * draw.uniform(1.02, 1.25),
-                  int(1.2 * tensors) + (1 << 20), tensors, dict.fromkeys(times, 1 << 20))
+    return Anchor(
+        times | {"update (update)": update, "step": step},
+        ((2.0, draw.uniform(0.97, 1.06)), (4.0, draw.uniform(1.0, 1.2))),
+        update / 10,
+        {"call": update / 500, "fused": update * draw.uniform(0.2, 0.9)},
+        step * draw.uniform(1.02, 1.25),
+        int(1.2 * tensors) + (1 << 20),
+        tensors,
+        dict.fromkeys(times, 1 << 20),
+    )
 
 
 def timed_again(before: Anchor, draw: random.Random, by: float = 0.02) -> Anchor:
     """The same step at another moment: every time off by up to so much."""
+
     def off(seconds: float) -> float:
         return seconds * (1 + draw.uniform(-by, by))
 
-    return replace(before, times={name: off(seconds) for name, seconds in before.times.items()},
-                   paces=tuple((pieces, off(seconds)) for pieces, seconds in before.paces), adding=off(before.adding),
-                   probes={name: off(seconds) for name, seconds in before.probes.items()}, following=off(before.following))
+    return replace(
+        before,
+        times={name: off(seconds) for name, seconds in before.times.items()},
+        paces=tuple((pieces, off(seconds)) for pieces, seconds in before.paces),
+        adding=off(before.adding),
+        probes={name: off(seconds) for name, seconds in before.probes.items()},
+        following=off(before.following),
+    )
 
 
 def ledger_of(measured: Anchor) -> Ledger:
@@ -104,13 +121,17 @@ def test_whatever_noise_does_to_times_the_plan_chosen_before_is_chosen_again() -
         first = anchor(draw)
         before = found(ledger_of(first))
         least, most = min(map(process, before)) * 1.01, max(process(one) for one in before if not one.techniques) * 1.05
-        chosen = {memory: ranked(before, memory)[0] for memory in (least + (most - least) * part / 7 for part in range(8))}
+        chosen = {
+            memory: ranked(before, memory)[0] for memory in (least + (most - least) * part / 7 for part in range(8))
+        }
         for _ in range(5):
             ledger = ledger_of(timed_again(first, draw))
             now = found(ledger)
             for memory, choice in chosen.items():
                 again = asked_for(choice.techniques, ledger)
-                assert ranked(now, memory, again)[0].techniques == choice.techniques, seconds(again) / min(map(seconds, now))
+                assert ranked(now, memory, again)[0].techniques == choice.techniques, seconds(again) / min(
+                    map(seconds, now)
+                )
                 alone += ranked(now, memory)[0].techniques != choice.techniques
     assert alone > 0, "without knowing the earlier choice, noise leads to others"
 
@@ -130,7 +151,9 @@ def test_of_plans_that_are_as_fast_the_more_exact_then_the_smaller_then_the_simp
     blank = found(ledger_of(anchor(random.Random(1))))[0]
 
     def one(seconds: float, process: float, exactness: Exactness, *techniques: Any) -> Combination:
-        return replace(but(blank, step_seconds=seconds, process_bytes=process), exactness=exactness, techniques=techniques)
+        return replace(
+            but(blank, step_seconds=seconds, process_bytes=process), exactness=exactness, techniques=techniques
+        )
 
     fastest = one(1.0, 90.0, Exactness.ROUNDING, Accumulate(2))
     exact = one(1.015, 95.0, Exactness.BITS, Checkpoint(every=1))
@@ -147,7 +170,9 @@ def test_the_planner_takes_what_was_chosen_before_if_it_is_allowed() -> None:
 
     first = Planner(logs()[0], Hardware()).outcome(8 << 30).chosen.techniques
     assert chosen(*first) == first
-    assert chosen(FusedOptimizer(), StepInBackward()) == first, "by operations alone it is as fast, and has nothing to save in an idle budget"
+    assert chosen(FusedOptimizer(), StepInBackward()) == first, (
+        "by operations alone it is as fast, and has nothing to save in an idle budget"
+    )
     assert chosen(OffloadModel()) == first, "it can't be used in this process"
     assert chosen(Checkpoint(every=1)) == first, "it is slower"
 
@@ -169,6 +194,7 @@ def test_a_choice_is_remembered_for_the_same_question_alone(tmp_path: Path, monk
 
 def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is killed while the plan is printed goes on with that plan."""
+
     def killed(*_: Any) -> str:
         raise KeyboardInterrupt
 
@@ -179,5 +205,8 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
     options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
         shoestring.commands.run_plan.settled_plan(options, logs()[0], held)
-    assert Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == [] and records(tmp_path)[-1]["event"] == "planning"
+    assert (
+        Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == []
+        and records(tmp_path)[-1]["event"] == "planning"
+    )
     held.lock.release()

@@ -1,4 +1,5 @@
 """A rate that changes is seen under every technique, in every group of weights, before and after a restart."""
+
 from __future__ import annotations
 
 import json
@@ -60,8 +61,11 @@ def settings() -> list[Technique]:
     """Of every technique of the catalogue, the settings worth trying on one worker."""
     found = [one for kind in CATALOGUE for one in kind.choices(ledger()) if not one.refusal(ledger())]
     kinds = [type(one).__name__ for one in found]
-    return [*(one for number, one in enumerate(found) if kinds.index(kinds[number]) == number or "8bit" in str(one)),
-            EMA(0.9), OffloadOptimizer("host")]
+    return [
+        *(one for number, one in enumerate(found) if kinds.index(kinds[number]) == number or "8bit" in str(one)),
+        EMA(0.9),
+        OffloadOptimizer("host"),
+    ]
 
 
 def test_under_every_technique_the_rate_is_that_of_the_schedule_before_and_after_a_restart(tmp_path: Path) -> None:
@@ -70,8 +74,17 @@ def test_under_every_technique_the_rate_is_that_of_the_schedule_before_and_after
     apart = float((plain.weights - constant.weights).abs().max())
     assert apart > 100 * TOLERANCE, "a schedule that is not seen must be found"
     tried = settings()
-    assert {type(one).__name__ for one in tried} >= {"Accumulate", "Checkpoint", "EMA", "FusedOptimizer", "OffloadOptimizer", "Precision", "OffloadActivations",
-                                                     "StepInBackward", "OffloadModel"}
+    assert {type(one).__name__ for one in tried} >= {
+        "Accumulate",
+        "Checkpoint",
+        "EMA",
+        "FusedOptimizer",
+        "OffloadOptimizer",
+        "Precision",
+        "OffloadActivations",
+        "StepInBackward",
+        "OffloadModel",
+    }
     for number, one in enumerate(tried):
         whole = trained(made(), (one,), tmp_path / f"whole {number}")
         parted = trained(made(), (one,), tmp_path / f"parted {number}", stops=(2, 5))
@@ -81,7 +94,7 @@ def test_under_every_technique_the_rate_is_that_of_the_schedule_before_and_after
         assert off <= {Exactness.BITS: 0.0, Exactness.ROUNDING: TOLERANCE}.get(level, apart / 3), (one, off, apart)
 
 
-FILE = '''
+FILE = """
 import torch
 from torch import nn
 from shoestring import Job
@@ -97,22 +110,37 @@ def job(kind: str = "falling") -> Job:
     batches = [(torch.randn(12, 6, generator=torch.Generator().manual_seed(n)), torch.arange(12) % 3) for n in range(4)]
     return Job(model=lambda: nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), data=lambda: batches, steps=8, clip=0.5,
                optimizer=groups, schedule=SCHEDULES[kind])
-'''
+"""
 RATES = [0.1 * 0.6**step for step in range(8)]
 
 
-def of_group(place: Path, name: str, world: int, plan: list[Technique], stops: tuple[int, ...] = (), **flags: str) -> torch.Tensor:
+def of_group(
+    place: Path, name: str, world: int, plan: list[Technique], stops: tuple[int, ...] = (), **flags: str
+) -> torch.Tensor:
     """The weights that a group trained, in processes of its own; it ends after each of `stops` and another goes on."""
     folder = place / name
     folder.mkdir()
     for steps in (*stops, 8):
-        Group(place / f"at {name}", world, place / "job.py", plan, steps, str(folder), {"steps": 100}, flags, str(place / f"{name}.bin")
-              ).results()
+        Group(
+            place / f"at {name}",
+            world,
+            place / "job.py",
+            plan,
+            steps,
+            str(folder),
+            {"steps": 100},
+            flags,
+            str(place / f"{name}.bin"),
+        ).results()
     return torch.cat([value.reshape(-1) for _, value in sorted(TensorFile(place / f"{name}.bin").items())])
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
-    return [event for event in map(json.loads, (folder / "events.jsonl").read_text().splitlines()) if event["event"] == "step"]
+    return [
+        event
+        for event in map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+        if event["event"] == "step"
+    ]
 
 
 @pytest.fixture
@@ -122,7 +150,9 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("technique", [DataParallel(), Shard(1), Shard(3), CompressGradients("fp16")], ids=str)
-def test_a_group_goes_by_the_schedule_before_and_after_a_restart_and_tells_rate_and_norm(technique: Technique, place: Path) -> None:
+def test_a_group_goes_by_the_schedule_before_and_after_a_restart_and_tells_rate_and_norm(
+    technique: Technique, place: Path
+) -> None:
     plain = of_group(place, "plain", 1, [])
     whole, parted = of_group(place, "whole", 2, [technique]), of_group(place, "parted", 2, [technique], stops=(3,))
     assert torch.equal(whole, parted)
@@ -133,13 +163,17 @@ def test_a_group_goes_by_the_schedule_before_and_after_a_restart_and_tells_rate_
     assert norms[1] == pytest.approx(norms[0], rel=1e-2)
 
 
-@pytest.mark.parametrize("technique", [Asynchronous("server"), Asynchronous("hogwild"), DropStragglers(), LocalSteps(4)], ids=str)
+@pytest.mark.parametrize(
+    "technique", [Asynchronous("server"), Asynchronous("hogwild"), DropStragglers(), LocalSteps(4)], ids=str
+)
 def test_those_who_do_not_wait_for_each_other_go_by_the_schedule_too(technique: Technique, place: Path) -> None:
     """Two runs differ. But a rate that is 0 after the first step leads no further than that step, whoever moves the weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
     begun = torch.cat([value.reshape(-1) for _, value in sorted(model.state_dict().items())])
-    near, far = (float((of_group(place, kind, 3, [technique], kind=kind) - begun).norm()) for kind in ("once", "constant"))
+    near, far = (
+        float((of_group(place, kind, 3, [technique], kind=kind) - begun).norm()) for kind in ("once", "constant")
+    )
     assert 0 < near < far / 3
     assert [event["rate"] for event in told(place / "once")] == [0.1] + [0.0] * 7
     assert "rate" not in told(place / "constant")[0]

@@ -1,4 +1,5 @@
 """Models as other libraries write them: layers in nested lists, layers that are called by other methods than forward."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -69,7 +70,7 @@ class Nested(nn.Module):
         self.head = nn.Linear(WIDE, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        for attention, mlp in self.layers:   # type: ignore[misc]
+        for attention, mlp in self.layers:  # type: ignore[misc]
             x = x + attention(x)
             x = x + mlp(x)
         out: Tensor = self.head(x.mean(1))
@@ -81,8 +82,9 @@ class Named(Nested):
 
     def __init__(self) -> None:
         super().__init__(0)
-        self.layers = nn.ModuleList([nn.ModuleDict({"norm": nn.LayerNorm(WIDE), "attention": Attention(), "mlp": dense()})
-                                     for _ in range(3)])
+        self.layers = nn.ModuleList(
+            [nn.ModuleDict({"norm": nn.LayerNorm(WIDE), "attention": Attention(), "mlp": dense()}) for _ in range(3)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -123,7 +125,7 @@ class Flow(nn.Module):
     def log_prob(self, x: Tensor) -> Tensor:
         total = x.new_zeros(len(x))
         for flow in reversed(self.flows):
-            x, log = flow.inverse(x)   # type: ignore[operator]
+            x, log = flow.inverse(x)  # type: ignore[operator]
             total = total + log
         return total - 0.5 * x.square().sum(-1)
 
@@ -131,13 +133,25 @@ class Flow(nn.Module):
 def classes(model: type[nn.Module], **more: Any) -> Job:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(8, 32, WIDE, generator=draw), torch.randint(10, (8,), generator=draw)
-    return Job(model=model, data=lambda: [(x, y)] * 9, optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), steps=3, **more)
+    return Job(
+        model=model,
+        data=lambda: [(x, y)] * 9,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        steps=3,
+        **more,
+    )
 
 
 def density() -> Job:
     x = torch.randn(256, WIDE, generator=torch.Generator().manual_seed(0))
-    return Job(model=Flow, data=lambda: [x] * 9, forward=lambda model, batch: model.log_prob(batch),
-               loss=lambda output, batch: -output.mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.01), steps=3)
+    return Job(
+        model=Flow,
+        data=lambda: [x] * 9,
+        forward=lambda model, batch: model.log_prob(batch),
+        loss=lambda output, batch: -output.mean(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.01),
+        steps=3,
+    )
 
 
 def weights_after(made: Job, techniques: tuple[Technique, ...]) -> Tensor:
@@ -152,11 +166,14 @@ def weights_after(made: Job, techniques: tuple[Technique, ...]) -> Tensor:
 JOBS = {"lists": lambda: classes(Nested), "dicts": lambda: classes(Named), "a flow": density}
 
 
-@pytest.mark.parametrize(("name", "found"), [
-    ("lists", [f"layers.{layer}.{part}" for layer in range(4) for part in range(2)]),
-    ("dicts", [f"layers.{layer}.{part}" for layer in range(3) for part in ("attention", "mlp")]),
-    ("a flow", [f"flows.{layer}" for layer in range(4)]),
-])
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("lists", [f"layers.{layer}.{part}" for layer in range(4) for part in range(2)]),
+        ("dicts", [f"layers.{layer}.{part}" for layer in range(3) for part in ("attention", "mlp")]),
+        ("a flow", [f"flows.{layer}" for layer in range(4)]),
+    ],
+)
 def test_blocks_are_modules_that_can_be_called(name: str, found: list[str]) -> None:
     assert list(blocks(JOBS[name]().model())) == found
 
@@ -173,7 +190,8 @@ def test_a_model_that_is_nothing_but_a_list_of_small_layers_has_those_as_blocks(
 @pytest.mark.parametrize("technique", [Checkpoint(every=1), Checkpoint(every=2), OffloadActivations(), OffloadModel()])
 @pytest.mark.parametrize("name", JOBS)
 def test_what_is_nested_or_called_by_another_method_is_trained_to_the_same_bits_in_the_bytes_that_were_rehearsed(
-        name: str, technique: Technique) -> None:
+    name: str, technique: Technique
+) -> None:
     made = JOBS[name]()
     assert torch.equal(weights_after(made, (technique,)), weights_after(made, ()))
     predicted = peak(rehearse(made, (technique,))).bytes
@@ -246,14 +264,24 @@ class ChangingInputs(nn.Module):
 
 def spectral() -> Job:
     x = torch.randn(4, 16, WIDE, generator=torch.Generator().manual_seed(0))
-    return Job(model=lambda: nn.Sequential(Spectral(), Spectral()), data=lambda: [x] * 9, loss=lambda output, batch: output.square().mean(),
-               optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2), steps=3)
+    return Job(
+        model=lambda: nn.Sequential(Spectral(), Spectral()),
+        data=lambda: [x] * 9,
+        loss=lambda output, batch: output.square().mean(),
+        optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2),
+        steps=3,
+    )
 
 
 def words(momentum: float = 0.9) -> Job:
     draw = torch.Generator().manual_seed(0)
     ids, y = torch.randint(500, (6, 12), generator=draw), torch.randint(10, (6,), generator=draw)
-    return Job(model=Words, data=lambda: [(ids, y)] * 9, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum), steps=3)
+    return Job(
+        model=Words,
+        data=lambda: [(ids, y)] * 9,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=momentum),
+        steps=3,
+    )
 
 
 def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[Tensor]:
@@ -265,10 +293,12 @@ def complex_weights_after(made: Job, techniques: tuple[Technique, ...]) -> list[
     return [value.detach().clone() for value in model.parameters()]
 
 
-@pytest.mark.parametrize("technique", [OffloadOptimizer(), OffloadModel(), StepInBackward(), Checkpoint(every=1), OffloadActivations()])
+@pytest.mark.parametrize(
+    "technique", [OffloadOptimizer(), OffloadModel(), StepInBackward(), Checkpoint(every=1), OffloadActivations()]
+)
 def test_complex_weights_are_trained_to_the_same_bits(technique: Technique, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (offloaded_optimizer, offload, streaming):
-        monkeypatch.setattr(module, "SMALL", 256)   # so that the moments of real and of complex weights leave memory
+        monkeypatch.setattr(module, "SMALL", 256)  # so that the moments of real and of complex weights leave memory
     plain, other = complex_weights_after(spectral(), ()), complex_weights_after(spectral(), (technique,))
     assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
 
@@ -276,14 +306,19 @@ def test_complex_weights_are_trained_to_the_same_bits(technique: Technique, monk
 def test_what_has_no_kernel_for_complex_weights_is_refused_with_the_reason_and_the_rest_is_planned() -> None:
     planner = Planner(spectral(), Hardware())
     outcome = planner.outcome(None)
-    assert dict(outcome.refused)["FusedOptimizer"] == "the model has complex weights, and torch's fused kernels are for real ones"
+    assert (
+        dict(outcome.refused)["FusedOptimizer"]
+        == "the model has complex weights, and torch's fused kernels are for real ones"
+    )
     ledger = planner.ledger()
     ledger = with_traits(of_world(ledger, 2), "own process")
     assert "complex weights" in OffloadModel(moments="8bit").refusal(ledger) and not OffloadModel().refusal(ledger)
     assert "complex weights" in DataParallel().refusal(ledger)
 
 
-@pytest.mark.parametrize("technique", [None, Accumulate(2), Checkpoint(every=1), OffloadActivations(), StepInBackward()])
+@pytest.mark.parametrize(
+    "technique", [None, Accumulate(2), Checkpoint(every=1), OffloadActivations(), StepInBackward()]
+)
 def test_sparse_gradients_are_tracked_and_trained_on(technique: Technique | None) -> None:
     techniques = (technique,) if technique else ()
     made = words(0.0 if isinstance(technique, Accumulate) else 0.9)
@@ -297,7 +332,16 @@ def test_what_can_not_step_sparse_gradients_is_refused_with_the_reason() -> None
     made = words()
     traits = frozenset(traits_of(made, tracked(made, (), seeded(made)), own_process=True))
     ledger = Ledger((), standing=StandingBytes(optimizer=1.0), workers=Workers(2), findings=Findings(traits))
-    for technique in (FusedOptimizer(), OffloadModel(), OffloadOptimizer(), DataParallel(), Shard(), DropStragglers(), LocalSteps(), CompressGradients()):
+    for technique in (
+        FusedOptimizer(),
+        OffloadModel(),
+        OffloadOptimizer(),
+        DataParallel(),
+        Shard(),
+        DropStragglers(),
+        LocalSteps(),
+        CompressGradients(),
+    ):
         assert "sparse gradients" in technique.refusal(of_world(ledger, 3)), technique
     assert not StepInBackward().refusal(ledger) and not Checkpoint().refusal(ledger)
 
@@ -316,7 +360,7 @@ def test_a_candidate_that_fails_in_its_rehearsal_is_passed_over_with_the_reason(
     assert outcome.chosen.techniques == ()
     told = [why for plan, why in outcome.runners_up if Hopeful() in plan.techniques]
     assert told == ["it fails when it is rehearsed: RuntimeError: not with this model"]
-    assert sum(Hopeful() in one.techniques for one, _ in outcome.runners_up) == 1   # and no other plan with it was tried
+    assert sum(Hopeful() in one.techniques for one, _ in outcome.runners_up) == 1  # and no other plan with it was tried
 
 
 def test_a_technique_that_was_asked_for_and_fails_is_told_by_name() -> None:
@@ -354,7 +398,7 @@ class ByWeights(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = torch.tanh(nn.functional.linear(x, block[0].weight, block[0].bias))   # type: ignore[index]
+            x = torch.tanh(nn.functional.linear(x, block[0].weight, block[0].bias))  # type: ignore[index]
         out: Tensor = self.head(x.mean(1))
         return out
 
@@ -376,14 +420,20 @@ def test_a_technique_that_was_asked_for_and_saves_nothing_says_so() -> None:
     def small(model: nn.Module, batch: Any) -> Any:
         return model(batch[0][:, :1])
 
-    heavy = replace(classes(Nested, forward=small), optimizer=torch.optim.AdamW)   # hardly any activations: the peak is in the update
+    heavy = replace(
+        classes(Nested, forward=small), optimizer=torch.optim.AdamW
+    )  # hardly any activations: the peak is in the update
     plan = Planner(heavy, Hardware()).outcome(None, (Checkpoint(every=1),)).chosen
-    assert "Checkpoint(every=1) saves nothing here: the peak of tensors is" in plan.sure and "in the update" in plan.sure
+    assert (
+        "Checkpoint(every=1) saves nothing here: the peak of tensors is" in plan.sure and "in the update" in plan.sure
+    )
     assert "saves nothing" not in Planner(classes(Nested), Hardware()).outcome(None, (Checkpoint(every=1),)).chosen.sure
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_a_group_can_part_the_weights_of_what_is_nested_or_called_by_another_method(name: str) -> None:
-    grouped = replace(JOBS[name](), mesh=on_one_axis(Link(0, 2)))   # the rehearsal refuses a weight that is used while it is not there
+    grouped = replace(
+        JOBS[name](), mesh=on_one_axis(Link(0, 2))
+    )  # the rehearsal refuses a weight that is used while it is not there
     whole, parted = (peak(rehearse(grouped, (Shard(stage=stage),))).bytes for stage in (1, 3))
     assert parted < whole

@@ -1,4 +1,5 @@
 """Validation, written once for every technique: it finds what plain training does, changes nothing, and its memory is in the plan."""
+
 from __future__ import annotations
 
 from contextlib import suppress
@@ -35,7 +36,11 @@ STEPS = 3
 
 
 def accuracy(output: Any, batch: Any) -> dict[str, Tensor]:
-    return {"hits": (output.argmax(1) == batch[1]).float().mean()} if isinstance(output, Tensor) else {"hits": output["loss"] < 3}
+    return (
+        {"hits": (output.argmax(1) == batch[1]).float().mean()}
+        if isinstance(output, Tensor)
+        else {"hits": output["loss"] < 3}
+    )
 
 
 def validating(made: Job, times: int = 1) -> Job:
@@ -84,9 +89,14 @@ def test_every_technique_is_validated_as_plain_training_is_and_trains_the_same_w
             assert found["loss"] == pytest.approx(plain(name)[0]["loss"], rel=0.1), plan
 
 
-ELSEWHERE = "a counter outside of all blocks"   # a list in the user's file, which may as well be for results: it is left alone
-TOLD = {"weights that the forward changes": "changes its weight .* in evaluation too", "second derivatives": "enable_grad",
-        "a graph": "can't be counted"}
+ELSEWHERE = (
+    "a counter outside of all blocks"  # a list in the user's file, which may as well be for results: it is left alone
+)
+TOLD = {
+    "weights that the forward changes": "changes its weight .* in evaluation too",
+    "second derivatives": "enable_grad",
+    "a graph": "can't be counted",
+}
 
 
 @pytest.mark.parametrize("name", [name for name in AWKWARD if name != ELSEWHERE])
@@ -98,7 +108,7 @@ def test_awkward_models_are_as_if_nobody_had_validated_them(name: str) -> None:
             with pytest.raises(Mistake, match=TOLD[name]):
                 awkward_weights(made, (), True)
             continue
-        with suppress(Mistake):   # what the technique refuses: test_awkward
+        with suppress(Mistake):  # what the technique refuses: test_awkward
             without = awkward_weights(made, plan, False)
             assert torch.equal(awkward_weights(made, plan, True), without), plan
 
@@ -110,7 +120,9 @@ def awkward_weights(made: Job, plan: tuple[Technique, ...], validates: bool) -> 
         if validates:
             validated(run, made)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
-    return torch.cat([torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values])
+    return torch.cat(
+        [torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values]
+    )
 
 
 def moments(log: Log) -> list[Moment]:
@@ -132,7 +144,7 @@ def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_techniq
         higher += peak(predicted).moment.phase == VALIDATE
         assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.flops, plan
         assert (predicted.moved, predicted.sent, predicted.draws) == (without.moved, without.sent, without.draws), plan
-        assert mixed or moments(predicted)[:len(without.marks)] == moments(without), plan
+        assert mixed or moments(predicted)[: len(without.marks)] == moments(without), plan
     assert higher
 
 
@@ -161,7 +173,11 @@ def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> No
     assert not any(name.startswith("validate") for name, _ in without.blocks)
     assert plan.validation_seconds > 0 and plan.training_seconds > 0
     assert "validation_seconds" in plan.as_json() and "validation_seconds" not in without.as_json()
-    assert (plan.flops, plan.traffic_bytes, plan.step_seconds) == (without.flops, without.traffic_bytes, without.step_seconds)
+    assert (plan.flops, plan.traffic_bytes, plan.step_seconds) == (
+        without.flops,
+        without.traffic_bytes,
+        without.step_seconds,
+    )
 
 
 def test_what_of_a_validation_is_not_in_the_plan_is_told() -> None:
@@ -172,13 +188,17 @@ def test_what_of_a_validation_is_not_in_the_plan_is_told() -> None:
     assert "validation is not part of the tensors (validate=... may do anything" in own.sure
 
 
-@pytest.mark.parametrize(("more", "said"), [
-    ({"goal": "max f1"}, "validation gave loss, hits"), ({"held_out": lambda: iter(())}, "yield no batch"),
-    ({"held_out": list}, "yield no batch"),
-    ({"metrics": lambda output, batch: {"step": 1.0}}, "'step', which stands beside every metric"),
-    ({"metrics": lambda output, batch: {"loss": 1.0}}, "'loss', which is the held-out loss"),
-    ({"metrics": lambda output, batch: 0.5}, "gave a float"),
-])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"goal": "max f1"}, "validation gave loss, hits"),
+        ({"held_out": lambda: iter(())}, "yield no batch"),
+        ({"held_out": list}, "yield no batch"),
+        ({"metrics": lambda output, batch: {"step": 1.0}}, "'step', which stands beside every metric"),
+        ({"metrics": lambda output, batch: {"loss": 1.0}}, "'loss', which is the held-out loss"),
+        ({"metrics": lambda output, batch: 0.5}, "gave a float"),
+    ],
+)
 def test_what_is_wrong_in_a_validation_is_told_before_a_step_is_trained(more: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         planned(**more)

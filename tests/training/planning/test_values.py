@@ -1,4 +1,5 @@
 """A forward that looks at values is measured on real tensors; no value is invented for it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -26,7 +27,11 @@ class Steered(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.wide, self.back = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 16 * WIDTH), nn.Linear(16 * WIDTH, WIDTH)
+        self.first, self.wide, self.back = (
+            nn.Linear(WIDTH, WIDTH),
+            nn.Linear(WIDTH, 16 * WIDTH),
+            nn.Linear(16 * WIDTH, WIDTH),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -64,7 +69,9 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(WIDTH, 3)
-        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(3))
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)) for _ in range(3)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         gates = self.router(x).softmax(-1)
@@ -72,7 +79,7 @@ class Experts(nn.Module):
         for number, expert in enumerate(self.experts):
             chosen = gates.argmax(-1) == number
             if chosen.any():
-                out[chosen] = expert(x[chosen]) * gates[chosen][:, number:number + 1]
+                out[chosen] = expert(x[chosen]) * gates[chosen][:, number : number + 1]
         return out
 
 

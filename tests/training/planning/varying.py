@@ -1,4 +1,5 @@
 """Jobs whose batches are of several sizes: text padded per batch, images, audio. `job` makes one of them by its kind and seed."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +15,9 @@ class Samples:
 
     def __init__(self, seed: int, shapes: Any, count: int = 48) -> None:
         drawn = torch.Generator().manual_seed(seed)
-        self.shapes = [shapes(lambda low, high: int(torch.randint(low, high, (1,), generator=drawn))) for _ in range(count)]
+        self.shapes = [
+            shapes(lambda low, high: int(torch.randint(low, high, (1,), generator=drawn))) for _ in range(count)
+        ]
 
     def __len__(self) -> int:
         return len(self.shapes)
@@ -62,13 +65,15 @@ class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.head = nn.Embedding(100, 96), nn.Linear(96, 2)
-        self.layers = nn.ModuleList([nn.TransformerEncoderLayer(96, 4, 192, dropout=0.0, batch_first=True) for _ in range(3)])
+        self.layers = nn.ModuleList(
+            [nn.TransformerEncoderLayer(96, 4, 192, dropout=0.0, batch_first=True) for _ in range(3)]
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         found = self.embed(ids)
         for layer in self.layers:
             found = layer(found)
-        return self.head(found.mean(1))   # type: ignore[no-any-return]
+        return self.head(found.mean(1))  # type: ignore[no-any-return]
 
 
 class Recurrent(nn.Module):
@@ -77,7 +82,7 @@ class Recurrent(nn.Module):
         self.embed, self.memory, self.head = nn.Embedding(100, 64), nn.GRU(64, 96, batch_first=True), nn.Linear(96, 2)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.memory(self.embed(ids))[0][:, -1])   # type: ignore[no-any-return]
+        return self.head(self.memory(self.embed(ids))[0][:, -1])  # type: ignore[no-any-return]
 
 
 def convolutions() -> nn.Module:
@@ -97,22 +102,31 @@ def waves() -> nn.Module:
 def from_config(name: str) -> nn.Module:
     import transformers as t
 
-    small = {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 192, "vocab_size": 100}
+    small = {
+        "hidden_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 192,
+        "vocab_size": 100,
+    }
     if name == "bert":
-        return t.BertForSequenceClassification(t.BertConfig(**small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
+        return t.BertForSequenceClassification(
+            t.BertConfig(**small, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        )
     if name == "llama":
         return t.LlamaForCausalLM(t.LlamaConfig(**small, num_key_value_heads=4))
     if name == "gpt2":
         return t.GPT2LMHeadModel(t.GPT2Config(n_embd=96, n_layer=3, n_head=4, vocab_size=100, n_positions=512))
-    return t.T5ForConditionalGeneration(t.T5Config(d_model=96, d_ff=192, num_layers=2, num_heads=4, d_kv=24, vocab_size=100,
-                                                   decoder_start_token_id=0))
+    return t.T5ForConditionalGeneration(
+        t.T5Config(d_model=96, d_ff=192, num_layers=2, num_heads=4, d_kv=24, vocab_size=100, decoder_start_token_id=0)
+    )
 
 
 def text(low: int, high: int) -> Any:
     return lambda draw: (draw(low, high),)
 
 
-KINDS: dict[str, Any] = {   # kind -> model, shapes of samples, how they are made a batch
+KINDS: dict[str, Any] = {  # kind -> model, shapes of samples, how they are made a batch
     "attention": (Attention, text(20, 300), pair),
     "recurrent": (Recurrent, text(10, 400), pair),
     "bert": (lambda: from_config("bert"), text(20, 300), padded_text),
@@ -128,5 +142,12 @@ KINDS: dict[str, Any] = {   # kind -> model, shapes of samples, how they are mad
 
 def job(kind: str = "attention", seed: int = 0, steps: int = 12, batch: int = 8) -> Job:
     model, shapes, collate = KINDS[kind]
-    return Job(model=model, data=lambda: Samples(seed, shapes), collate=collate, batch=batch, steps=steps, seed=seed,
-               optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4))
+    return Job(
+        model=model,
+        data=lambda: Samples(seed, shapes),
+        collate=collate,
+        batch=batch,
+        steps=steps,
+        seed=seed,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
+    )

@@ -1,4 +1,5 @@
 """Workers that compute the gradients of one batch together, each of them the part that it holds."""
+
 from __future__ import annotations
 
 import json
@@ -16,11 +17,15 @@ from tests.training.members import CONTEXT
 from tests.waiting import HUNG
 
 
-def compared(place: Path, names: Sequence[str], plans: Sequence[tuple[Technique, ...]], world: int = 2) -> list[dict[str, Any]]:
+def compared(
+    place: Path, names: Sequence[str], plans: Sequence[tuple[Technique, ...]], world: int = 2
+) -> list[dict[str, Any]]:
     """Of every job, plan and worker: how far gradients are from those of one process, and its bytes, rehearsed and measured."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    workers = [CONTEXT.Process(target=worker, args=(rank, world, store.port, str(place), tuple(names), tuple(plans)))
-               for rank in range(world)]
+    workers = [
+        CONTEXT.Process(target=worker, args=(rank, world, store.port, str(place), tuple(names), tuple(plans)))
+        for rank in range(world)
+    ]
     for one in workers:
         one.start()
     for one in workers:
@@ -31,7 +36,9 @@ def compared(place: Path, names: Sequence[str], plans: Sequence[tuple[Technique,
     return [line for rank in range(world) for line in json.loads((place / f"found-{rank}.json").read_text())]
 
 
-def worker(rank: int, world: int, port: int, place: str, names: tuple[str, ...], plans: tuple[tuple[Technique, ...], ...]) -> None:
+def worker(
+    rank: int, world: int, port: int, place: str, names: tuple[str, ...], plans: tuple[tuple[Technique, ...], ...]
+) -> None:
     import torch
     from torch import distributed
 
@@ -45,8 +52,13 @@ def worker(rank: int, world: int, port: int, place: str, names: tuple[str, ...],
     from tests.training.sequence.test_sequence_pipeline import JOBS, one_sample
 
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", store=TCPStore("127.0.0.1", port, is_master=False), rank=rank, world_size=world,
-                                   timeout=timedelta(seconds=HUNG / 2))
+    distributed.init_process_group(
+        "gloo",
+        store=TCPStore("127.0.0.1", port, is_master=False),
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=HUNG / 2),
+    )
     link = joined(rank, world)
     found = []
     try:
@@ -68,9 +80,19 @@ def worker(rank: int, world: int, port: int, place: str, names: tuple[str, ...],
                 apart = [float((one - whole[key]).norm()) / norm for key, one in own.items()]
                 predicted = rehearse(replace(made, mesh=imagined_mesh(sizes, rank, True)), plan)
                 measured = tracked(here, plan, seeded(made))
-                found.append({"job": name, "plan": str(plan), "rank": rank, "loss": off, "apart": max(apart), "weights": sorted(own),
-                              "predicted": peak(predicted).bytes, "measured": peak(measured).bytes,
-                              "sent": [predicted.sent, measured.sent]})
+                found.append(
+                    {
+                        "job": name,
+                        "plan": str(plan),
+                        "rank": rank,
+                        "loss": off,
+                        "apart": max(apart),
+                        "weights": sorted(own),
+                        "predicted": peak(predicted).bytes,
+                        "measured": peak(measured).bytes,
+                        "sent": [predicted.sent, measured.sent],
+                    }
+                )
         Path(place, f"found-{rank}.json").write_text(json.dumps(found))
     except Exception:
         Path(place, f"error-{rank}").write_text(traceback.format_exc())

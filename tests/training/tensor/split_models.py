@@ -1,4 +1,5 @@
 """Small models whose layers can be split, as jobs, and what one process makes of them."""
+
 from __future__ import annotations
 
 import copy
@@ -21,10 +22,24 @@ from shoestring.training.tensor.split_layers import TensorParts
 from shoestring.training.tensor.splits import SplitTensor, whole_of
 from tests.models import hugging
 
-WORDS = 101   # which no number of workers here divides
-LLAMA = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 128,
-         "vocab_size": WORDS}
-GPT2 = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": WORDS, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 0}
+WORDS = 101  # which no number of workers here divides
+LLAMA = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": WORDS,
+}
+GPT2 = {
+    "n_layer": 2,
+    "n_embd": 64,
+    "n_head": 4,
+    "vocab_size": WORDS,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 STILL = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -41,7 +56,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "gpt2": hugging("GPT2LMHeadModel", "GPT2Config", **GPT2, **STILL),
     "gpt2 with dropout": hugging("GPT2LMHeadModel", "GPT2Config", **GPT2),
     "llama": hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA),
-    "llama tied": hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "llama tied": hugging(
+        "LlamaForCausalLM", "LlamaConfig", **LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
     "frozen bottom": frozen_bottom,
     "mistral": hugging("MistralForCausalLM", "MistralConfig", **LLAMA),
     "qwen2": hugging("Qwen2ForCausalLM", "Qwen2Config", **LLAMA),
@@ -82,11 +99,17 @@ def split_job(name: str, **changes: Any) -> Job:
     settings: dict[str, Any] = {"optimizer": adam, "steps": 3, "batch": 4}
     if name == "pairs":
         batch = torch.randn(4, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 3])
-        return Job(model=pairs, data=lambda: iter([batch] * 3), loss=lambda output, batch: functional.cross_entropy(output, batch[1]),
-                   **settings | changes)
+        return Job(
+            model=pairs,
+            data=lambda: iter([batch] * 3),
+            loss=lambda output, batch: functional.cross_entropy(output, batch[1]),
+            **settings | changes,
+        )
     if name == "gpt":
-        settings |= {"loss": lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten()),
-                     "data": lambda: iter([(ids(), ids().roll(-1, 1))] * 3)}
+        settings |= {
+            "loss": lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten()),
+            "data": lambda: iter([(ids(), ids().roll(-1, 1))] * 3),
+        }
     else:
         settings |= {"data": lambda: iter([{"input_ids": ids(), "labels": ids()}] * 3)}
     return Job(model=MODELS[name], **settings | changes)
@@ -111,7 +134,9 @@ def whole_gradients(run: Run) -> dict[str, Tensor]:
             continue
         found[name] = weight.grad
         if isinstance(parts, TensorParts) and weight in parts.splits:
-            found[name] = whole_of(SplitTensor(weight, parts.splits[weight], parts.shapes[weight], parts.link, weight.grad))
+            found[name] = whole_of(
+                SplitTensor(weight, parts.splits[weight], parts.shapes[weight], parts.link, weight.grad)
+            )
     return found
 
 

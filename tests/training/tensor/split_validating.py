@@ -1,4 +1,5 @@
 """A transformer with held-out batches, for stages and tensor ways together."""
+
 from __future__ import annotations
 
 import torch
@@ -25,7 +26,18 @@ def judged(model: nn.Module) -> dict[str, float]:
 
 
 def job(own: bool = False) -> Job:
-    how = {"validate": judged, "goal": "min loss of the first"} if own else {"held_out": lambda: [batch(100 + n) for n in range(HELD_OUT)]}
-    return Job(model=lambda: Gpt(32, 2, 2, 16), data=lambda: [batch(n) for n in range(4)], loss=loss,
-               weight=lambda one: one[1].numel(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), steps=4, every=2,
-               **how)   # type: ignore[arg-type]
+    how = (
+        {"validate": judged, "goal": "min loss of the first"}
+        if own
+        else {"held_out": lambda: [batch(100 + n) for n in range(HELD_OUT)]}
+    )
+    return Job(
+        model=lambda: Gpt(32, 2, 2, 16),
+        data=lambda: [batch(n) for n in range(4)],
+        loss=loss,
+        weight=lambda one: one[1].numel(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        steps=4,
+        every=2,
+        **how,
+    )  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
 """TensorParallel by two real processes: what was predicted of it, to the byte; what it draws; and runs that go on with another mesh."""
+
 from __future__ import annotations
 
 import json
@@ -37,17 +38,30 @@ from tests.waiting import HUNG
 
 TWO, FOUR = {"data": 1, "stage": 1, "tensor": 2}, {"data": 2, "stage": 1, "tensor": 2}
 PLANS: tuple[tuple[Technique, ...], ...] = (
-    (TensorParallel(2),), (TensorParallel(2, sequence=True),), (TensorParallel(2), Checkpoint(every=1)), (TensorParallel(2), Accumulate(2)))
+    (TensorParallel(2),),
+    (TensorParallel(2, sequence=True),),
+    (TensorParallel(2), Checkpoint(every=1)),
+    (TensorParallel(2), Accumulate(2)),
+)
 MORE: tuple[tuple[Technique, ...], ...] = (
-    (TensorParallel(2, sequence=True), Checkpoint(every=1)), (TensorParallel(2), Precision("bf16")),
-    (TensorParallel(2, sequence=True), Accumulate(2)), (TensorParallel(2), OffloadActivations()), (TensorParallel(2), FusedOptimizer()))
+    (TensorParallel(2, sequence=True), Checkpoint(every=1)),
+    (TensorParallel(2), Precision("bf16")),
+    (TensorParallel(2, sequence=True), Accumulate(2)),
+    (TensorParallel(2), OffloadActivations()),
+    (TensorParallel(2), FusedOptimizer()),
+)
 ON_TWO_AXES: tuple[tuple[Technique, ...], ...] = (
-    (TensorParallel(2), DataParallel()), (TensorParallel(2), Shard(1)), (TensorParallel(2, sequence=True), DataParallel(), Checkpoint(every=1)),
-    (TensorParallel(2), CompressGradients("int8")))
+    (TensorParallel(2), DataParallel()),
+    (TensorParallel(2), Shard(1)),
+    (TensorParallel(2, sequence=True), DataParallel(), Checkpoint(every=1)),
+    (TensorParallel(2), CompressGradients("int8")),
+)
 slow = pytest.mark.slow
 
 
-def member(rank: int, sizes: dict[str, int], place: str, near: bool, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def member(
+    rank: int, sizes: dict[str, int], place: str, near: bool, work: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     from torch import distributed
 
     from shoestring.training.links.process_mesh import joined_mesh
@@ -55,8 +69,9 @@ def member(rank: int, sizes: dict[str, int], place: str, near: bool, work: Calla
 
     torch.set_num_threads(1)
     world = sizes["data"] * sizes["stage"] * sizes["tensor"]
-    distributed.init_process_group("gloo", init_method=f"file://{place}/store", rank=rank, world_size=world,
-                                   timeout=timedelta(seconds=HUNG))
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG)
+    )
     try:
         mesh = joined_mesh(joined(rank, world, near, 200.0), sizes, near)
         Path(place, f"result-{rank}").write_text(json.dumps(work(mesh, *args)))
@@ -68,7 +83,9 @@ def member(rank: int, sizes: dict[str, int], place: str, near: bool, work: Calla
 def in_processes(place: Path, sizes: dict[str, int], near: bool, work: Callable[..., Any], *args: Any) -> list[Any]:
     """What every worker of a mesh of real processes gives."""
     world = sizes["data"] * sizes["stage"] * sizes["tensor"]
-    processes = [CONTEXT.Process(target=member, args=(rank, sizes, str(place), near, work, args)) for rank in range(world)]
+    processes = [
+        CONTEXT.Process(target=member, args=(rank, sizes, str(place), near, work, args)) for rank in range(world)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -87,17 +104,32 @@ def compared(mesh: Mesh, name: str, plans: tuple[tuple[Technique, ...], ...]) ->
         measured = tracked(replace(job, mesh=mesh), plan, made(job))
         imagined = imagined_mesh(mesh.sizes, mesh.link.rank, mesh.link.same_machine)
         predicted = rehearse(replace(job, mesh=imagined), plan)
-        found.append({"peaks": (peak(predicted).bytes, peak(measured).bytes), "sent": (predicted.sent, measured.sent),
-                      "flops": (predicted.flops.total(), measured.flops.total())})
+        found.append(
+            {
+                "peaks": (peak(predicted).bytes, peak(measured).bytes),
+                "sent": (predicted.sent, measured.sent),
+                "flops": (predicted.flops.total(), measured.flops.total()),
+            }
+        )
     return found
 
 
-@pytest.mark.parametrize(("name", "sizes", "near", "plans"), [
-    ("gpt", TWO, True, PLANS), pytest.param("gpt", TWO, False, PLANS + MORE, marks=slow),
-    *(pytest.param(name, TWO, True, PLANS + MORE, marks=slow) for name in ("gpt2", "llama", "gpt2 with dropout")),
-    *(pytest.param(name, FOUR, near, ON_TWO_AXES, marks=slow) for name in ("gpt", "gpt2") for near in (True, False))])
+@pytest.mark.parametrize(
+    ("name", "sizes", "near", "plans"),
+    [
+        ("gpt", TWO, True, PLANS),
+        pytest.param("gpt", TWO, False, PLANS + MORE, marks=slow),
+        *(pytest.param(name, TWO, True, PLANS + MORE, marks=slow) for name in ("gpt2", "llama", "gpt2 with dropout")),
+        *(
+            pytest.param(name, FOUR, near, ON_TWO_AXES, marks=slow)
+            for name in ("gpt", "gpt2")
+            for near in (True, False)
+        ),
+    ],
+)
 def test_memory_bytes_and_operations_are_those_that_were_rehearsed(
-        name: str, sizes: dict[str, int], near: bool, plans: tuple[tuple[Technique, ...], ...], tmp_path: Path) -> None:
+    name: str, sizes: dict[str, int], near: bool, plans: tuple[tuple[Technique, ...], ...], tmp_path: Path
+) -> None:
     for worker in in_processes(tmp_path, sizes, near, compared, name, plans):
         for plan, found in zip(plans, worker, strict=True):
             for figure in ("peaks", "sent", "flops"):
@@ -114,9 +146,18 @@ def against_one_process(mesh: Mesh, name: str, sequence: bool) -> tuple[float, f
     return apart(whole_gradients(run), whole_gradients(plain)), abs(losses[0] - losses[1])
 
 
-@pytest.mark.parametrize(("name", "sequence", "near"), [
-    ("llama", False, True), *(pytest.param(name, sequence, near, marks=slow) for name in ("gpt", "gpt2", "llama")
-                              for sequence in (False, True) for near in (True, False))])
+@pytest.mark.parametrize(
+    ("name", "sequence", "near"),
+    [
+        ("llama", False, True),
+        *(
+            pytest.param(name, sequence, near, marks=slow)
+            for name in ("gpt", "gpt2", "llama")
+            for sequence in (False, True)
+            for near in (True, False)
+        ),
+    ],
+)
 def test_gradients_of_real_processes_are_those_of_one(name: str, sequence: bool, near: bool, tmp_path: Path) -> None:
     for gradients, loss in in_processes(tmp_path, TWO, near, against_one_process, name, sequence):
         assert gradients <= 1e-6 and loss <= 2e-6
@@ -125,7 +166,7 @@ def test_gradients_of_real_processes_are_those_of_one(name: str, sequence: bool,
 def drawn(mesh: Mesh, sequence: bool) -> dict[str, Any]:
     """What dropout left inside and outside of split layers, twice, and weights that all hold, after some steps."""
     job, found = split_job("pairs"), []
-    torch.manual_seed(5)   # as fresh_model does: the same along a tensor line
+    torch.manual_seed(5)  # as fresh_model does: the same along a tensor line
     run = run_of(job, (TensorParallel(2), Checkpoint(every=1)), made(job), mesh)
     torch.manual_seed(5)
     for _ in steps(run, job.data()):
@@ -134,8 +175,12 @@ def drawn(mesh: Mesh, sequence: bool) -> dict[str, Any]:
     other = run_of(whole, (TensorParallel(2),), made(whole), mesh)
     torch.manual_seed(5)
     list(steps(other, whole.data()))
-    norms = [weight.double().sum().item() for runs in (run, other) for weight in runs.model.parameters()
-             if weight not in runs.state["tensor parts"].splits]   # type: ignore[attr-defined]
+    norms = [
+        weight.double().sum().item()
+        for runs in (run, other)
+        for weight in runs.model.parameters()
+        if weight not in runs.state["tensor parts"].splits
+    ]  # type: ignore[attr-defined]
     return {"seen": found, "norms": norms}
 
 
@@ -162,13 +207,23 @@ def beside_torch(mesh: Mesh) -> float:
             module.p = 0.0
     ours = run_of(job, (TensorParallel(2),), model, mesh)
     loss = ours.gradients(ours, batch)
-    theirs = parallelize_module(model, init_device_mesh("cpu", (2,)), {f"{block}.{name}": style() for block in (0, 1) for name, style in (
-        ("up", ColwiseParallel), ("down", RowwiseParallel))})
+    theirs = parallelize_module(
+        model,
+        init_device_mesh("cpu", (2,)),
+        {
+            f"{block}.{name}": style()
+            for block in (0, 1)
+            for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))
+        },
+    )
     value = nn.functional.cross_entropy(theirs(batch[0]), batch[1])
     value.backward()
     assert abs(float(value.detach()) - float(loss)) <= 1e-6
-    whole = {name: weight.grad.full_tensor() if hasattr(weight.grad, "full_tensor") else weight.grad
-             for name, weight in theirs.named_parameters() if weight.grad is not None}
+    whole = {
+        name: weight.grad.full_tensor() if hasattr(weight.grad, "full_tensor") else weight.grad
+        for name, weight in theirs.named_parameters()
+        if weight.grad is not None
+    }
     return apart(whole_gradients(ours), whole)
 
 
@@ -182,7 +237,9 @@ GPT = Path(job_path("gpt"))
 FLAGS = {"width": 32, "depth": 2, "heads": 2, "context": 16, "batch": 4}
 
 
-def trained(place: Path, world: int, techniques: list[Technique], count: int, folder: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def trained(
+    place: Path, world: int, techniques: list[Technique], count: int, folder: str
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     place.mkdir(exist_ok=True)
     weights = place / f"weights-{count}"
     first = Group(place, world, GPT, techniques, count, folder, {"steps": 2}, FLAGS, str(weights)).results()[0]
@@ -198,11 +255,15 @@ def test_a_run_goes_on_with_another_mesh_and_ends_as_one_process_does(tmp_path: 
     trained(tmp_path / "group", 1, [], 4, folder)
     last, found = trained(tmp_path / "group", 2, line, 6, folder)
     assert last["losses"] == pytest.approx(plain["losses"][-2:], rel=1e-5) and len(last["losses"]) == 2
-    assert apart(found, expected) <= 1e-3, "a bias of keys has no gradient but what rounding leaves, and AdamW makes steps of that"
+    assert apart(found, expected) <= 1e-3, (
+        "a bias of keys has no gradient but what rounding leaves, and AdamW makes steps of that"
+    )
 
 
 @slow
-@pytest.mark.parametrize("plan", [[TensorParallel(2)], [TensorParallel(2, sequence=True)], [TensorParallel(2), Shard(1)]], ids=str)
+@pytest.mark.parametrize(
+    "plan", [[TensorParallel(2)], [TensorParallel(2, sequence=True)], [TensorParallel(2), Shard(1)]], ids=str
+)
 def test_a_run_that_goes_on_with_the_same_mesh_ends_with_the_same_bits(plan: list[Technique], tmp_path: Path) -> None:
     world, folder = 2 * len(plan), tmp_path / "run"
     folder.mkdir()
@@ -213,7 +274,15 @@ def test_a_run_that_goes_on_with_the_same_mesh_ends_with_the_same_bits(plan: lis
 
 
 def test_the_planner_promises_the_bytes_and_the_peak_that_are_measured(tmp_path: Path) -> None:
-    plan = Planner(replace(loaded_job(GPT, FLAGS), steps=3), Hardware(described=True, memory=1 << 40), wanted=(TensorParallel(2),),
-                   devices=2).outcome(None, (TensorParallel(2),)).chosen
+    plan = (
+        Planner(
+            replace(loaded_job(GPT, FLAGS), steps=3),
+            Hardware(described=True, memory=1 << 40),
+            wanted=(TensorParallel(2),),
+            devices=2,
+        )
+        .outcome(None, (TensorParallel(2),))
+        .chosen
+    )
     first = Group(tmp_path, 2, GPT, [TensorParallel(2)], 3, flags=FLAGS).results()[0]
     assert first["measured"]["peak_bytes"] == plan.peak_bytes and first["measured"]["sent_bytes"] == plan.sent_bytes > 0

@@ -1,4 +1,5 @@
 """TensorParallel: the gradients of one process, from parts of its layers; and what can't be split, said before anything is changed."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -61,11 +62,27 @@ def gradients_apart(job: Job, techniques: tuple[Technique, ...], sizes: dict[str
     return max(apart(gradients, whole_gradients(plain)) for _, gradients in found)
 
 
-@pytest.mark.parametrize(("name", "ways", "sequence"), [
-    ("gpt", 2, False), ("gpt", 4, True), ("gpt2", 2, False), ("gpt2", 2, True), ("llama", 2, False), ("llama tied", 2, True),
-    ("frozen bottom", 2, False), ("frozen bottom", 2, True),
-    pytest.param("gpt2", 4, False, marks=slow), pytest.param("gpt", 4, False, marks=slow), pytest.param("llama tied", 2, False, marks=slow),
-    *(pytest.param(name, 2, sequence, marks=slow) for name in ("mistral", "qwen2", "qwen3") for sequence in (False, True))])
+@pytest.mark.parametrize(
+    ("name", "ways", "sequence"),
+    [
+        ("gpt", 2, False),
+        ("gpt", 4, True),
+        ("gpt2", 2, False),
+        ("gpt2", 2, True),
+        ("llama", 2, False),
+        ("llama tied", 2, True),
+        ("frozen bottom", 2, False),
+        ("frozen bottom", 2, True),
+        pytest.param("gpt2", 4, False, marks=slow),
+        pytest.param("gpt", 4, False, marks=slow),
+        pytest.param("llama tied", 2, False, marks=slow),
+        *(
+            pytest.param(name, 2, sequence, marks=slow)
+            for name in ("mistral", "qwen2", "qwen3")
+            for sequence in (False, True)
+        ),
+    ],
+)
 def test_gradients_are_those_of_one_process(name: str, ways: int, sequence: bool) -> None:
     """Vocabularies that can't be divided, tied embeddings, grouped heads and norms of each head among them."""
     assert gradients_apart(split_job(name), (TensorParallel(ways, sequence),), LINE | {"tensor": ways}) <= 1e-6
@@ -97,11 +114,16 @@ def test_clipped_training_on_two_axes_is_that_of_one_process(uniting: Technique)
         assert apart(after, {name: value.detach() for name, value in plain.model.named_parameters()}) <= 1e-5
 
 
-@pytest.mark.parametrize(("name", "plan", "sizes"), [
-    ("gpt", TensorParallel(2), {"data": 2, "stage": 1, "tensor": 2}),     # norms are held by both workers of a line,
-    ("gpt2", Pipeline(2, 2), {"data": 2, "stage": 2, "tensor": 1})])      # tied embeddings by both stages
+@pytest.mark.parametrize(
+    ("name", "plan", "sizes"),
+    [
+        ("gpt", TensorParallel(2), {"data": 2, "stage": 1, "tensor": 2}),  # norms are held by both workers of a line,
+        ("gpt2", Pipeline(2, 2), {"data": 2, "stage": 2, "tensor": 1}),
+    ],
+)  # tied embeddings by both stages
 def test_short_messages_between_copies_leave_weights_that_several_workers_hold_alike(
-        name: str, plan: Technique, sizes: dict[str, int]) -> None:
+    name: str, plan: Technique, sizes: dict[str, int]
+) -> None:
     job = split_job(name, optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9))
     model, batch = made(job), next(iter(job.data()))
     before = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -111,15 +133,18 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
     lock = Lock()
 
     def work(mesh: Mesh) -> dict[str, Tensor]:
-        with lock:   # a worker is a thread here, and all have one random state
+        with lock:  # a worker is a thread here, and all have one random state
             run = prepared(replace(job, mesh=mesh), (plan, CompressGradients("int8")), deepcopy(model))
         mesh.link.objects("all have it")
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         list(steps(run, [half] * 6))
         stages = run.state.get("stages")
         tied = stages.tied if isinstance(stages, StagedState) else {}
-        own = {name: value.detach().clone() for name, value in run.model.named_parameters()
-               if (name in tied or run.share(value) < 1) and value not in run.elsewhere}
+        own = {
+            name: value.detach().clone()
+            for name, value in run.model.named_parameters()
+            if (name in tied or run.share(value) < 1) and value not in run.elsewhere
+        }
         assert own, "some are held by several"
         brought_home(run)
         return own | {f"whole {name}": value.detach() for name, value in run.model.named_parameters()}
@@ -139,7 +164,11 @@ def test_the_optimizer_s_state_is_that_of_one_process_through_two_techniques() -
     list(steps(plain, [batch] * 2))
 
     def whole(value: Any) -> Any:
-        return value if isinstance(value, Tensor) else torch.cat([piece.clone() for piece in value.pieces()]).view(value.shape)
+        return (
+            value
+            if isinstance(value, Tensor)
+            else torch.cat([piece.clone() for piece in value.pieces()]).view(value.shape)
+        )
 
     def save(mesh: Mesh) -> dict[int, dict[str, Tensor]]:
         run = run_of(job, (TensorParallel(2), Shard(1)), model, mesh)
@@ -161,8 +190,12 @@ def test_the_optimizer_s_state_is_that_of_one_process_through_two_techniques() -
         return [whole(value) for _, found in sorted(again.items()) for _, value in sorted(found.items())]
 
     for again in in_threads(LINE, load):
-        assert all(torch.equal(value, other) for value, other in
-                   zip(again, (value for _, found in sorted(saved.items()) for _, value in sorted(found.items())), strict=True))
+        assert all(
+            torch.equal(value, other)
+            for value, other in zip(
+                again, (value for _, found in sorted(saved.items()) for _, value in sorted(found.items())), strict=True
+            )
+        )
 
 
 def test_between_steps_the_model_is_the_user_s_but_for_parts_of_weights() -> None:
@@ -177,24 +210,38 @@ def test_between_steps_the_model_is_the_user_s_but_for_parts_of_weights() -> Non
         same = all(vars(module) == before[name] for name, module in run.model.named_modules())
         own = sum(weight.numel() for weight in run.model.parameters())
         with torch.no_grad(), run.usable():
-            alone = float(run.model(**batch).loss) if mesh.link.rank == 0 else float(expected)   # one of them, as for `show`
+            alone = (
+                float(run.model(**batch).loss) if mesh.link.rank == 0 else float(expected)
+            )  # one of them, as for `show`
         assert run.together is not None
         with torch.no_grad(), run.together():
             all_of_them = float(run.model(**batch).loss)
-        assert all(torch.equal(torch.cat(list(value.pieces())).view(value.shape) if not isinstance(value, Tensor) else value,
-                               model.state_dict()[name]) for name, value in weights(run).items())
+        assert all(
+            torch.equal(
+                torch.cat(list(value.pieces())).view(value.shape) if not isinstance(value, Tensor) else value,
+                model.state_dict()[name],
+            )
+            for name, value in weights(run).items()
+        )
         return alone, same, own, all_of_them
 
     count = sum(weight.numel() for weight in model.parameters())
     for alone, same, own, all_of_them in in_threads(LINE, work):
-        assert alone == pytest.approx(float(expected), rel=1e-6) and same and all_of_them == pytest.approx(float(expected), rel=1e-6)
+        assert (
+            alone == pytest.approx(float(expected), rel=1e-6)
+            and same
+            and all_of_them == pytest.approx(float(expected), rel=1e-6)
+        )
         assert 0.5 * count < own < 0.52 * count + 64 * 64, "half of nearly all; positions are whole"
 
 
 # Losses of all kinds
 
+
 def shifted(output: Tensor, batch: Batch) -> Tensor:
-    return functional.cross_entropy(output[:, :-1].reshape(-1, output.size(-1)), batch[1][:, :-1].reshape(-1), ignore_index=7)
+    return functional.cross_entropy(
+        output[:, :-1].reshape(-1, output.size(-1)), batch[1][:, :-1].reshape(-1), ignore_index=7
+    )
 
 
 def by_hand(output: Tensor, batch: Batch) -> Tensor:
@@ -203,14 +250,22 @@ def by_hand(output: Tensor, batch: Batch) -> Tensor:
 
 
 LOSSES: dict[str, Callable[[Tensor, Batch], Tensor]] = {
-    "shifted": shifted, "by hand": by_hand,
-    "summed": lambda output, batch: functional.cross_entropy(output[..., :, :].view(-1, 256), batch[1].view(-1), reduction="sum") / 96,
-    "each": lambda output, batch: functional.cross_entropy(
-        (2 * output).flatten(0, 1), batch[1].flatten(), reduction="none").square().sum(),
-    "smoothed": lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten(), label_smoothing=0.1),
+    "shifted": shifted,
+    "by hand": by_hand,
+    "summed": lambda output, batch: (
+        functional.cross_entropy(output[..., :, :].view(-1, 256), batch[1].view(-1), reduction="sum") / 96
+    ),
+    "each": lambda output, batch: (
+        functional.cross_entropy((2 * output).flatten(0, 1), batch[1].flatten(), reduction="none").square().sum()
+    ),
+    "smoothed": lambda output, batch: functional.cross_entropy(
+        output.flatten(0, 1), batch[1].flatten(), label_smoothing=0.1
+    ),
     "classes second": lambda output, batch: nn.CrossEntropyLoss()(output.transpose(1, 2), batch[1]),
     "masked": lambda output, batch: functional.cross_entropy(output[batch[1] > 50], batch[1][batch[1] > 50]),
-    "soft": lambda output, batch: functional.cross_entropy(output.flatten(0, 1), functional.one_hot(batch[1].flatten(), 256).float()),
+    "soft": lambda output, batch: functional.cross_entropy(
+        output.flatten(0, 1), functional.one_hot(batch[1].flatten(), 256).float()
+    ),
 }
 
 
@@ -221,7 +276,9 @@ def test_any_loss_of_split_words_is_that_of_all_words(name: str) -> None:
 
 def logits_of(mesh: Mesh, whole: Tensor) -> SplitLogits:
     parts = whole.tensor_split(2, -1)
-    return SplitLogits.of(parts[mesh.along("tensor").rank].clone().requires_grad_(), whole.shape[-1], mesh.along("tensor"))
+    return SplitLogits.of(
+        parts[mesh.along("tensor").rank].clone().requires_grad_(), whole.shape[-1], mesh.along("tensor")
+    )
 
 
 def test_split_words_look_like_all_words() -> None:
@@ -229,17 +286,43 @@ def test_split_words_look_like_all_words() -> None:
 
     def work(mesh: Mesh) -> None:
         logits = logits_of(mesh, whole)
-        assert logits.shape == (2, 3, 7) and logits.size(-1) == 7 and logits.dim() == 3 and len(logits) == 2 and logits.requires_grad
+        assert (
+            logits.shape == (2, 3, 7)
+            and logits.size(-1) == 7
+            and logits.dim() == 3
+            and len(logits) == 2
+            and logits.requires_grad
+        )
         assert isinstance(logits, Tensor) and logits.device.type == "cpu" and "SplitLogits" in repr(logits)
-        for split in (logits.view(-1, 7), logits.flatten(0, 1), logits[:, 1:], logits[..., :2, :], logits[0], logits.double(), logits / 3,
-                      logits.unsqueeze(0), logits.detach()):
+        for split in (
+            logits.view(-1, 7),
+            logits.flatten(0, 1),
+            logits[:, 1:],
+            logits[..., :2, :],
+            logits[0],
+            logits.double(),
+            logits / 3,
+            logits.unsqueeze(0),
+            logits.detach(),
+        ):
             assert isinstance(split, SplitLogits)
-        for found, expected in ((logits.argmax(-1), whole.argmax(-1)), (logits[..., 2], whole[..., 2]), (logits + whole, whole + whole),
-                                (torch.stack([logits, logits]), torch.stack([whole, whole])), (logits.view(7, 6), whole.view(7, 6)),
-                                (logits[:, None, 1:].detach().tolist(), whole[:, None, 1:].tolist())):
-            assert not isinstance(found, SplitLogits) and (found == expected if isinstance(found, list) else torch.equal(found, expected))
-        for change in (lambda: logits.div_(2), lambda: logits.__setitem__(0, 1.0), logits.retain_grad,
-                       lambda: logits.__itruediv__(2)):
+        for found, expected in (
+            (logits.argmax(-1), whole.argmax(-1)),
+            (logits[..., 2], whole[..., 2]),
+            (logits + whole, whole + whole),
+            (torch.stack([logits, logits]), torch.stack([whole, whole])),
+            (logits.view(7, 6), whole.view(7, 6)),
+            (logits[:, None, 1:].detach().tolist(), whole[:, None, 1:].tolist()),
+        ):
+            assert not isinstance(found, SplitLogits) and (
+                found == expected if isinstance(found, list) else torch.equal(found, expected)
+            )
+        for change in (
+            lambda: logits.div_(2),
+            lambda: logits.__setitem__(0, 1.0),
+            logits.retain_grad,
+            lambda: logits.__itruediv__(2),
+        ):
             with pytest.raises(Mistake, match="in place"):
                 change()
 
@@ -263,10 +346,13 @@ def test_a_line_along_tensor_draws_alike_and_all_others_apart() -> None:
 
 # What is refused
 
+
 class Stranger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([nn.Sequential(Pair(), nn.Linear(16, 16)), nn.Sequential(Pair(), nn.Linear(16, 16))])
+        self.layers = nn.ModuleList(
+            [nn.Sequential(Pair(), nn.Linear(16, 16)), nn.Sequential(Pair(), nn.Linear(16, 16))]
+        )
 
 
 class Heir(Pair):
@@ -291,21 +377,45 @@ def with_other_layer() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("factory", "ways", "said"), [
-    (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, "knows no layer of Sequential"),
-    (MODELS["gpt"], 3, "layers.0 has heads = 4, which can't be divided by 3"),
-    (MODELS["llama"], 4, "num_key_value_heads = 2, which can't be divided by 4"),
-    (hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA | {"intermediate_size": 127}), 2, "gate_proj has 127 outputs"),
-    (hugging("GPT2LMHeadModel", "GPT2Config", n_layer=2, n_embd=64, n_head=4, vocab_size=100, add_cross_attention=True), 2,
-     r"does not know transformer.h.0.crossattention.c_attn \(Conv1D, in a GPT2Block\)"),
-    (hugging("MixtralForCausalLM", "MixtralConfig", **LLAMA, num_local_experts=2), 2, "knows no layer of MixtralForCausalLM"),
-    (Stranger, 2, r"does not know layers.0.1 \(Linear, in a Sequential\)"),
-    (lambda: nn.Sequential(Heir(), Heir()), 2, "knows no layer"),
-    (tied, 2, r"2 \(Linear\) shares a weight"),
-    (with_sparse, 2, "bytes has sparse=True"),
-    (with_other_layer, 2, "up_proj is a Bilinear, where an nn.Linear is expected"),
-])
-def test_what_can_t_be_split_is_said_and_nothing_is_changed(factory: Callable[[], nn.Module], ways: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("factory", "ways", "said"),
+    [
+        (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), 2, "knows no layer of Sequential"),
+        (MODELS["gpt"], 3, "layers.0 has heads = 4, which can't be divided by 3"),
+        (MODELS["llama"], 4, "num_key_value_heads = 2, which can't be divided by 4"),
+        (
+            hugging("LlamaForCausalLM", "LlamaConfig", **LLAMA | {"intermediate_size": 127}),
+            2,
+            "gate_proj has 127 outputs",
+        ),
+        (
+            hugging(
+                "GPT2LMHeadModel",
+                "GPT2Config",
+                n_layer=2,
+                n_embd=64,
+                n_head=4,
+                vocab_size=100,
+                add_cross_attention=True,
+            ),
+            2,
+            r"does not know transformer.h.0.crossattention.c_attn \(Conv1D, in a GPT2Block\)",
+        ),
+        (
+            hugging("MixtralForCausalLM", "MixtralConfig", **LLAMA, num_local_experts=2),
+            2,
+            "knows no layer of MixtralForCausalLM",
+        ),
+        (Stranger, 2, r"does not know layers.0.1 \(Linear, in a Sequential\)"),
+        (lambda: nn.Sequential(Heir(), Heir()), 2, "knows no layer"),
+        (tied, 2, r"2 \(Linear\) shares a weight"),
+        (with_sparse, 2, "bytes has sparse=True"),
+        (with_other_layer, 2, "up_proj is a Bilinear, where an nn.Linear is expected"),
+    ],
+)
+def test_what_can_t_be_split_is_said_and_nothing_is_changed(
+    factory: Callable[[], nn.Module], ways: int, said: str
+) -> None:
     model = factory()
     before = {name: weight.shape for name, weight in model.named_parameters()}
     with pytest.raises(Mistake, match=said):
@@ -334,11 +444,18 @@ def test_sequences_that_can_t_be_divided_are_refused() -> None:
 def test_a_weight_that_is_used_as_if_it_were_whole_is_found_before_training() -> None:
     """A penalty on the norms of weights would be one on those of their parts."""
     model = MODELS["gpt"]()
-    job = split_job("gpt", loss=lambda output, batch: functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
-                    + sum(weight.norm() for weight in held[0].parameters()),
-                    forward=lambda made, batch: (held.__setitem__(slice(None), [made]), made(batch[0]))[1])
+    job = split_job(
+        "gpt",
+        loss=lambda output, batch: (
+            functional.cross_entropy(output.flatten(0, 1), batch[1].flatten())
+            + sum(weight.norm() for weight in held[0].parameters())
+        ),
+        forward=lambda made, batch: (held.__setitem__(slice(None), [made]), made(batch[0]))[1],
+    )
     held: list[nn.Module] = [model]
-    with pytest.raises(Mistake, match=r"outside of the module that it belongs to.*TensorParallel every worker has a part"):
+    with pytest.raises(
+        Mistake, match=r"outside of the module that it belongs to.*TensorParallel every worker has a part"
+    ):
         rehearse(replace(job, mesh=imagined_mesh(LINE)), (TensorParallel(2),))
 
 
@@ -357,9 +474,16 @@ def test_layers_that_transformers_has_now_are_those_whose_code_was_read() -> Non
 def test_the_ledger_s_arithmetic_is_close_to_what_is_rehearsed() -> None:
     """Of peak and bytes sent; of a plan that is confirmed, the rehearsed ones count."""
     flags = {"width": 64, "depth": 4, "heads": 4, "context": 64, "batch": 8}
-    for world, plans in ((2, ((TensorParallel(2),), (TensorParallel(2, sequence=True),))), (4, ((TensorParallel(4),),))):
-        planner = Planner(replace(loaded_job(job_path("gpt"), flags), steps=3), Hardware(described=True, memory=1 << 40), wanted=plans[0],
-                          devices=world)
+    for world, plans in (
+        (2, ((TensorParallel(2),), (TensorParallel(2, sequence=True),))),
+        (4, ((TensorParallel(4),),)),
+    ):
+        planner = Planner(
+            replace(loaded_job(job_path("gpt"), flags), steps=3),
+            Hardware(described=True, memory=1 << 40),
+            wanted=plans[0],
+            devices=world,
+        )
         for plan in plans:
             one = asked_for(plan, planner.ledger())
             found = planner.predictor.plan(one)

@@ -1,4 +1,5 @@
 """The local training of many simulated devices at once, in one process: hand-written steps, a stacked forward, or one after the other."""
+
 from __future__ import annotations
 
 from shoestring.federated.simulation.cohort.engine import Engine, TrainedDevices, work_of

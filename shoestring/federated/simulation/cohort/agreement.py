@@ -3,6 +3,7 @@
 The devices are cut to unequal sizes, because that is where ways differ: batches that are full, short, and one sample. What is tried here
 is tried again while devices work (stacked.py), on the shapes and the records that a round really has.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -24,15 +25,15 @@ from shoestring.federated.simulation.cohort.sequential import SequentialMethod, 
 from shoestring.federated.simulation.cohort.way import CohortMethod, Moved, Unsuitable
 from shoestring.training.memory.block_state import BlockState, FrozenTensor
 
-CLOSE = 1e-5      # largest difference, relative to the size of a device's update
+CLOSE = 1e-5  # largest difference, relative to the size of a device's update
 EPS = torch.finfo(torch.float32).eps
-STEPS = 3         # of every device that are tried
-ATTEMPTS = 3      # from other weights: where a maximum or a ReLU is decided by the last bit, one attempt says nothing
+STEPS = 3  # of every device that are tried
+ATTEMPTS = 3  # from other weights: where a maximum or a ReLU is decided by the last bit, one attempt says nothing
 
 
 class Agreement(NamedTuple):
-    reason: str = ""      # why the way can't be used; empty: it can
-    draws: bool = False   # it draws other random numbers than the plain loop
+    reason: str = ""  # why the way can't be used; empty: it can
+    draws: bool = False  # it draws other random numbers than the plain loop
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,12 @@ class AgreementTrial:
         """A few steps from weights that follow from the attempt's number."""
         row, local = begun(self.plain, attempt), self.plain.job.local
         some = replace(local, steps=min(local.steps or STEPS, STEPS))
-        return way.moved(row.expand(len(self.devices), -1), self.devices, Objective(some),
-                         [attempt + 7 * place for place in range(len(self.devices))])
+        return way.moved(
+            row.expand(len(self.devices), -1),
+            self.devices,
+            Objective(some),
+            [attempt + 7 * place for place in range(len(self.devices))],
+        )
 
 
 def agreement(way: CohortMethod, trial: AgreementTrial) -> Agreement:
@@ -82,7 +87,7 @@ def agreement(way: CohortMethod, trial: AgreementTrial) -> Agreement:
                     apart = distance(trial.tried(way, attempt), one, begun(trial.plain, attempt))
         except Unsuitable as why:
             return Agreement(str(why))
-        except Exception as error:   # whatever a model does that can't be done for several at once
+        except Exception as error:  # whatever a model does that can't be done for several at once
             return Agreement(kind_of(error))
     if not apart <= CLOSE:
         return Agreement(f"its updates differ from the plain loop's by {apart:.1g} of their size")
@@ -110,8 +115,8 @@ def unequal(devices: Sequence[Records], batch: int) -> list[Records]:
         whole = devices[place % len(devices)]
         size = int(times * (batch or whole.count / 2.5)) + place % 2
         size = min(max(size, 1), whole.count)
-        begin = (whole.count - size) * place // 6   # other samples each time
-        found.append(replace(whole, trained=whole.trained[begin:begin + size]))
+        begin = (whole.count - size) * place // 6  # other samples each time
+        found.append(replace(whole, trained=whole.trained[begin : begin + size]))
     return found
 
 
@@ -123,7 +128,7 @@ def begun(plain: SequentialMethod, attempt: int) -> Tensor:
 
 def learn(plain: SequentialMethod, records: Records) -> None:
     """A forward and a backward in training."""
-    batch = records.batch(records.trained[:max(plain.job.local.batch, 2)])
+    batch = records.batch(records.trained[: max(plain.job.local.batch, 2)])
     plain.job.loss(plain.job.forward(plain.model, batch), batch).backward()
     plain.model.zero_grad(set_to_none=True)
 

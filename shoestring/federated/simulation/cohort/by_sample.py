@@ -9,6 +9,7 @@ the steps that it was in. With X all samples of a device and W, b where it began
 The large products are made once, however many epochs there are, and those of samples with each other once and for all. See first_layer.py
 for the form that many samples want.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -26,37 +27,47 @@ from shoestring.federated.simulation.cohort.workspace import Workspace
 class DeviceSamples(NamedTuple):
     """What a device trains on, as this form wants it. It follows from the records alone, so it is made once and kept with them."""
 
-    inputs: Tensor     # X, (n, in)
-    targets: Tensor    # (n)
-    products: Tensor   # X X^T + 1, or without the 1 if the layer has no bias, (n, n); empty where there are too many samples for it
+    inputs: Tensor  # X, (n, in)
+    targets: Tensor  # (n)
+    products: Tensor  # X X^T + 1, or without the 1 if the layer has no bias, (n, n); empty where there are too many samples for it
 
 
-MOST = 1024   # samples whose products are kept
+MOST = 1024  # samples whose products are kept
 
 
 def samples_of(inputs: Tensor, targets: Tensor, biased: bool) -> DeviceSamples:
-    return DeviceSamples(inputs, targets, inputs @ inputs.mT + float(biased) if len(inputs) <= MOST else inputs.new_empty(0, 0))
+    return DeviceSamples(
+        inputs, targets, inputs @ inputs.mT + float(biased) if len(inputs) <= MOST else inputs.new_empty(0, 0)
+    )
 
 
 class BySample:
     """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
 
-    steps = 1   # that are prepared together
+    steps = 1  # that are prepared together
 
-    def __init__(self, dense: Dense, layout: Layout, start: Tensor, rows: Tensor, table: PackedRows, samples: Sequence[DeviceSamples],
-                 workspace: Workspace) -> None:
+    def __init__(
+        self,
+        dense: Dense,
+        layout: Layout,
+        start: Tensor,
+        rows: Tensor,
+        table: PackedRows,
+        samples: Sequence[DeviceSamples],
+        workspace: Workspace,
+    ) -> None:
         self.dense, self.layout, self.table, self.rows = dense, layout, table, rows
         self.inputs = [one.inputs for one in samples]
         count, most, make, before = len(samples), max(map(len, self.inputs)), workspace.tensor, layout.views(start)
-        self.outside = make("outside", count, most, dense.width)       # X W^T + b
-        self.products = make("products", count, most, most)            # X X^T + 1; 0 beside it
+        self.outside = make("outside", count, most, dense.width)  # X W^T + b
+        self.products = make("products", count, most, most)  # X X^T + 1; 0 beside it
         self.d = make("d", count, most, dense.width).zero_()
         # (steps, k, batch): the places of samples among those of all devices
         self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)
         for row, ((x, _, products), device) in enumerate(zip(samples, table.order, strict=True)):
-            torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, :len(x)])
-            self.products[row, :len(x), :len(x)] = products
-            self.products[row, :len(x), len(x):] = 0
+            torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, : len(x)])
+            self.products[row, : len(x), : len(x)] = products
+            self.products[row, : len(x), len(x) :] = 0
         if dense.bias is not None:
             self.outside += before[dense.bias][table.index].unsqueeze(1)
         self.now, self.found = self.index[0], make("found", count, table.batch, dense.width)
@@ -80,6 +91,6 @@ class BySample:
         """Leave in `rows` by how much the weights have changed."""
         views = self.layout.views(self.rows)
         for row, (x, device) in enumerate(zip(self.inputs, self.table.order, strict=True)):
-            views[self.dense.weight][device].addmm_(self.d[row, :len(x)].mT, x, beta=0, alpha=-1)
+            views[self.dense.weight][device].addmm_(self.d[row, : len(x)].mT, x, beta=0, alpha=-1)
         if self.dense.bias is not None:
             views[self.dense.bias][self.table.index] = self.d.sum(1).neg_()

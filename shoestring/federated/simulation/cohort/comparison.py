@@ -3,6 +3,7 @@
 Of every shape of a chunk's steps, one device: its gradient in the stack against that of the model by itself, with the same weights and
 samples. Only gradients are compared, of one step, so that rounding does not grow from step to step, as it does in a device's whole work.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -18,10 +19,12 @@ from shoestring.federated.simulation.cohort.recorded import Gradients, Weights
 from shoestring.federated.simulation.cohort.sequential import SequentialMethod, load
 from shoestring.federated.simulation.cohort.way import Differs
 
-CLOSE = 1e-3       # largest difference of two gradients, relative to the plain one: rounding is far below, another loss far above
-ABSOLUTE = 1e-4    # of losses, which may be 0
-ATTEMPTS = 3       # where a maximum is decided by the last bit, or a gradient nearly vanishes, others with nearby weights say more
-NEARBY = 1e-2      # relative
+CLOSE = 1e-3  # largest difference of two gradients, relative to the plain one: rounding is far below, another loss far above
+ABSOLUTE = 1e-4  # of losses, which may be 0
+ATTEMPTS = (
+    3  # where a maximum is decided by the last bit, or a gradient nearly vanishes, others with nearby weights say more
+)
+NEARBY = 1e-2  # relative
 
 
 class GradientComparison:
@@ -39,27 +42,37 @@ class GradientComparison:
         row = int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
         generator = torch.Generator().manual_seed(0)
         for attempt in range(ATTEMPTS):
-            near = {name: one if not attempt else one * (1 + NEARBY * torch.randn(one.shape, generator=generator))
-                    for name, one in weights.items()}
+            near = {
+                name: one if not attempt else one * (1 + NEARBY * torch.randn(one.shape, generator=generator))
+                for name, one in weights.items()
+            }
             if (apart := self.apart(near, batch, shares, row, int(counts[row]))) <= CLOSE:
                 return
-        raise Differs(f"the gradient of a device with a batch of {int(counts[row])} samples, beside others with up to {int(counts.max())}, "
-                      f"differs from the plain loop's by {apart:.1g} of its size")
+        raise Differs(
+            f"the gradient of a device with a batch of {int(counts[row])} samples, beside others with up to {int(counts.max())}, "
+            f"differs from the plain loop's by {apart:.1g} of its size"
+        )
 
     def apart(self, weights: Weights, batch: Callable[[], Batch], shares: Tensor | None, row: int, size: int) -> float:
         """How far a device's gradient, or its loss, is from the plain one."""
-        call = self.gradients.live if self.draws else self.gradients   # a recording would have the dropout in it
+        call = self.gradients.live if self.draws else self.gradients  # a recording would have the dropout in it
         with random_state.kept(), NoDropout() if self.draws else nullcontext():
             losses, found = call(weights, batch(), shares)
-            loss, right = self.plain_gradients({name: one[row] for name, one in weights.items()},
-                                               mapped(lambda leaf: leaf[row, :size], batch()))
+            loss, right = self.plain_gradients(
+                {name: one[row] for name, one in weights.items()}, mapped(lambda leaf: leaf[row, :size], batch())
+            )
         if not all(one.isfinite().all() for one in (loss, *right)):
-            return 0.0   # a device that diverges is rejected for that
-        squares = sum(float((one if other is None else one - other[row]).double().square().sum()) for one, other in
-                      zip(right, found, strict=True))
+            return 0.0  # a device that diverges is rejected for that
+        squares = sum(
+            float((one if other is None else one - other[row]).double().square().sum())
+            for one, other in zip(right, found, strict=True)
+        )
         whole = sum(float(one.double().square().sum()) for one in right)
         off = float((losses[row] - loss).abs())
-        return max((squares / whole) ** 0.5 if whole else float(squares > 0), 0.0 if off <= ABSOLUTE else off / float(loss.abs()))
+        return max(
+            (squares / whole) ** 0.5 if whole else float(squares > 0),
+            0.0 if off <= ABSOLUTE else off / float(loss.abs()),
+        )
 
     def plain_gradients(self, weights: Weights, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """The model by itself: its loss, and the gradient of every weight."""

@@ -1,4 +1,5 @@
 """Models that hand-written steps can train: linear layers one after the other, with a function of every number between them."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -16,22 +17,32 @@ from shoestring.federated.simulation.cohort.way import Unsuitable
 class Activation:
     """A function of every number, and its derivative times what comes from behind."""
 
-    forward: Callable[[Tensor, Tensor], Any]             # (z, out)
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Any]   # (gradient to the result, z, result, out)
+    forward: Callable[[Tensor, Tensor], Any]  # (z, out)
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Any]  # (gradient to the result, z, result, out)
 
 
 aten = torch.ops.aten
-RELU = Activation(lambda z, out: torch.clamp(z, min=0, out=out),
-                  lambda gradient, z, result, out: aten.threshold_backward.grad_input(gradient, result, 0, grad_input=out))
-TANH = Activation(lambda z, out: torch.tanh(z, out=out),
-                  lambda gradient, z, result, out: aten.tanh_backward.grad_input(gradient, result, grad_input=out))
-SIGMOID = Activation(lambda z, out: torch.sigmoid(z, out=out),
-                     lambda gradient, z, result, out: aten.sigmoid_backward.grad_input(gradient, result, grad_input=out))
+RELU = Activation(
+    lambda z, out: torch.clamp(z, min=0, out=out),
+    lambda gradient, z, result, out: aten.threshold_backward.grad_input(gradient, result, 0, grad_input=out),
+)
+TANH = Activation(
+    lambda z, out: torch.tanh(z, out=out),
+    lambda gradient, z, result, out: aten.tanh_backward.grad_input(gradient, result, grad_input=out),
+)
+SIGMOID = Activation(
+    lambda z, out: torch.sigmoid(z, out=out),
+    lambda gradient, z, result, out: aten.sigmoid_backward.grad_input(gradient, result, grad_input=out),
+)
 
 
 def gelu(approximate: str) -> Activation:
-    return Activation(lambda z, out: aten.gelu.out(z, approximate=approximate, out=out),
-                      lambda gradient, z, result, out: aten.gelu_backward.grad_input(gradient, z, approximate=approximate, grad_input=out))
+    return Activation(
+        lambda z, out: aten.gelu.out(z, approximate=approximate, out=out),
+        lambda gradient, z, result, out: aten.gelu_backward.grad_input(
+            gradient, z, approximate=approximate, grad_input=out
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -40,9 +51,9 @@ class Dense:
 
     weight: str
     bias: str | None
-    width: int                       # numbers that come out
+    width: int  # numbers that come out
     inputs: int
-    activation: Activation | None    # None: the last layer
+    activation: Activation | None  # None: the last layer
 
 
 def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
@@ -53,8 +64,13 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
     pending: nn.Linear | None = None
 
     def added(linear: nn.Linear, activation: Activation | None) -> Dense:
-        found = Dense(names[id(linear.weight)], None if linear.bias is None else names[id(linear.bias)],
-                      linear.out_features, linear.in_features, activation)
+        found = Dense(
+            names[id(linear.weight)],
+            None if linear.bias is None else names[id(linear.bias)],
+            linear.out_features,
+            linear.in_features,
+            activation,
+        )
         if not {found.weight, found.bias} - {None} <= rows:
             raise Unsuitable("some of its weights are frozen")
         return found
@@ -93,8 +109,11 @@ def flattened(model: nn.Module) -> Iterator[nn.Module]:
 
 def passes(module: nn.Module) -> bool:
     """Whether it changes no number: at most the shape, to one row a sample."""
-    return (type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
-            or (type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)))
+    return (
+        type(module) is nn.Identity
+        or (type(module) is nn.Dropout and module.p == 0)
+        or (type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1))
+    )
 
 
 def activation_of(module: nn.Module) -> Activation | None:

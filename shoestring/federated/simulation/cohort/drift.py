@@ -1,7 +1,8 @@
 """What moves weights beside the gradient of the loss, with plain SGD:
 
-    w  <-  w - rate (gradient + pull (w - anchor) + correction)   =   (w - rate (pull (w - anchor) + correction))  -  rate gradient
+w  <-  w - rate (gradient + pull (w - anchor) + correction)   =   (w - rate (pull (w - anchor) + correction))  -  rate gradient
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from shoestring.federated.round import Objective
 class Drift:
     rate: float
     pull: float
-    anchor: dict[str, Tensor]         # by the weight's name; empty: nothing pulls
-    correction: dict[str, Tensor]     # (k, ...) each, devices in the order in which they are stacked; empty: none
+    anchor: dict[str, Tensor]  # by the weight's name; empty: nothing pulls
+    correction: dict[str, Tensor]  # (k, ...) each, devices in the order in which they are stacked; empty: none
 
     @property
     def some(self) -> bool:
@@ -35,6 +36,6 @@ def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
     """`index`: the device of every row."""
     trained = Layout(tuple(entry for entry in layout.entries if entry.trained))
     pulls = objective.pull and objective.anchor is not None
-    anchor = trained.views(objective.anchor[:layout.trained]) if pulls and objective.anchor is not None else {}
+    anchor = trained.views(objective.anchor[: layout.trained]) if pulls and objective.anchor is not None else {}
     correction = {} if objective.correction is None else trained.views(objective.correction[index])
     return Drift(objective.local.rate, objective.pull, anchor, correction)

@@ -1,4 +1,5 @@
 """Dropout switched off for a while: two ways that draw differently can't be compared otherwise."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -7,8 +8,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-DROPOUTS = {nn.functional.dropout, nn.functional.dropout1d, nn.functional.dropout2d, nn.functional.dropout3d, nn.functional.alpha_dropout,
-            nn.functional.feature_alpha_dropout, torch.dropout}
+DROPOUTS = {
+    nn.functional.dropout,
+    nn.functional.dropout1d,
+    nn.functional.dropout2d,
+    nn.functional.dropout3d,
+    nn.functional.alpha_dropout,
+    nn.functional.feature_alpha_dropout,
+    torch.dropout,
+}
 
 
 class NoDropout(TorchFunctionMode):

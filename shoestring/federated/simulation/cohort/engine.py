@@ -1,4 +1,5 @@
 """The engine: trains and judges the devices of a chunk at once, in one process, in the way that was found for the job."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,9 +26,9 @@ from shoestring.federated.simulation.cohort.whole_comparison import WholeCompari
 class TrainedDevices(NamedTuple):
     """What k devices have at the end of their work."""
 
-    rows: Tensor      # (k, size): their weights
-    losses: Tensor    # (k) float64: mean training loss of their steps, by samples
-    steps: Tensor     # (k) int64
+    rows: Tensor  # (k, size): their weights
+    losses: Tensor  # (k) float64: mean training loss of their steps, by samples
+    steps: Tensor  # (k) int64
 
 
 class Engine:
@@ -38,14 +39,21 @@ class Engine:
         self.model = made_model(job)
         self.plain = sequential(job, layout, self.model)
         self.way: CohortMethod = way_of(how, self.plain)
-        self.differs = ""   # why the plain loop works although `how` says otherwise
+        self.differs = ""  # why the plain loop works although `how` says otherwise
 
     @cached_property
     def whole_comparison(self) -> WholeComparison:
         assert isinstance(self.way, FusedMethod), "asked for only then"
         return WholeComparison(self.plain, self.way)
 
-    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool = False) -> Moved:
+    def moved(
+        self,
+        start: Tensor,
+        records: Sequence[Records],
+        objective: Objective,
+        seeds: Sequence[int],
+        checks: bool = False,
+    ) -> Moved:
         """The work of k devices; `start` (k, size) is where each begins. As many at once as `how` says. `checks`: some of it is compared
         with the plain loop; if it differs, that is what is given from then on, and `differs` says why."""
         parts = []
@@ -54,7 +62,9 @@ class Engine:
             parts.append(self.chunk(start[some], records[some], part_of(objective, some), seeds[some], checks))
         return joined(parts)
 
-    def chunk(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool) -> Moved:
+    def chunk(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool
+    ) -> Moved:
         """The work of one chunk. Where a device does not suit the way, or fails in it, each works alone, plainly if it must."""
         try:
             if checks and isinstance(self.way, FusedMethod):
@@ -65,15 +75,19 @@ class Engine:
         except Differs as why:
             self.differs, self.way = str(why), self.plain
             return self.plain.moved(start, records, objective, seeds)
-        except Exception:   # whatever a faster way can't do: the plain loop can, or says what is wrong
+        except Exception:  # whatever a faster way can't do: the plain loop can, or says what is wrong
             if self.way is self.plain:
                 raise
             if len(records) == 1:
                 return self.plain.moved(start, records, objective, seeds)
         alone = [slice(one, one + 1) for one in range(len(records))]
-        return joined([self.chunk(start[one], records[one], part_of(objective, one), seeds[one], checks) for one in alone])
+        return joined(
+            [self.chunk(start[one], records[one], part_of(objective, one), seeds[one], checks) for one in alone]
+        )
 
-    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> TrainedDevices:
+    def trained(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> TrainedDevices:
         """The same, with the weights that they end at."""
         found = self.moved(start, records, objective, seeds, checks=True)
         return TrainedDevices(found.rows.add_(start), found.losses, found.steps)

@@ -10,6 +10,7 @@ steps so far and X their samples,
 in which X W^T and the products of samples with one another are made once a block. It is the same sum in another order: equal to rounding.
 That gradient descent on a linear layer has this dual form is old (Aizerman, Braverman, Rozonoer 1964).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,42 +31,58 @@ BLOCK = 128
 class FirstLayer:
     """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
 
-    def __init__(self, dense: Dense, layout: Layout, start: Tensor, rows: Tensor, table: PackedRows, inputs: Sequence[Tensor],
-                 drift: Drift, workspace: Workspace) -> None:
+    def __init__(
+        self,
+        dense: Dense,
+        layout: Layout,
+        start: Tensor,
+        rows: Tensor,
+        table: PackedRows,
+        inputs: Sequence[Tensor],
+        drift: Drift,
+        workspace: Workspace,
+    ) -> None:
         self.dense, self.table, self.inputs, self.drift, self.workspace = dense, table, inputs, drift, workspace
         before, after = layout.views(start), layout.views(rows)
-        self.begin, self.weights = before[dense.weight], after[dense.weight]     # (k, out, in): views of `start`, and of `rows`
+        self.begin, self.weights = (
+            before[dense.weight],
+            after[dense.weight],
+        )  # (k, out, in): views of `start`, and of `rows`
         self.biases = None if dense.bias is None else after[dense.bias]
         self.bias = torch.zeros(len(rows), dense.width) if dense.bias is None else before[dense.bias][table.index]
         self.first_bias = self.bias.clone()
         # A drift changes the weights in every step, so nothing can be put off
-        self.steps = 1 if drift.some else max(BLOCK // table.batch, 1)           # of a block
-        self.single = [steps <= self.steps and not drift.some for steps in table.steps]   # devices that need one block only
-        self.x, self.z, self.d = (torch.empty(0), ) * 3                          # of a block: samples, X W^T + b, and D
-        self.used: list[int] = []                                                # samples of each device in it
-        self.products: list[Tensor] = []                                         # of every step's samples with those before, and 1
+        self.steps = 1 if drift.some else max(BLOCK // table.batch, 1)  # of a block
+        self.single = [
+            steps <= self.steps and not drift.some for steps in table.steps
+        ]  # devices that need one block only
+        self.x, self.z, self.d = (torch.empty(0),) * 3  # of a block: samples, X W^T + b, and D
+        self.used: list[int] = []  # samples of each device in it
+        self.products: list[Tensor] = []  # of every step's samples with those before, and 1
 
     def open(self, begin: int, end: int, active: int) -> None:
         """Prepare the steps `begin` to `end` of the devices that are still at work."""
         samples, batch, make = (end - begin) * self.table.batch, self.table.batch, self.workspace.tensor
-        self.x, self.z, self.d = (make(name, active, samples, width) for name, width in
-                                  (("x", self.dense.inputs), ("z", self.dense.width), ("d", self.dense.width)))
+        self.x, self.z, self.d = (
+            make(name, active, samples, width)
+            for name, width in (("x", self.dense.inputs), ("z", self.dense.width), ("d", self.dense.width))
+        )
         self.used = self.table.used(begin, end)[:active]
         weights = self.begin if begin == 0 else self.weights
         for row, device in enumerate(self.table.order[:active]):
             torch.index_select(self.inputs[row], 0, self.table.places[row, begin:end].view(-1), out=self.x[row])
-            torch.mm(self.x[row, :self.used[row]], weights[device].mT, out=self.z[row, :self.used[row]])
-            self.z[row, self.used[row]:] = 0   # has no share, and must be a number
+            torch.mm(self.x[row, : self.used[row]], weights[device].mT, out=self.z[row, : self.used[row]])
+            self.z[row, self.used[row] :] = 0  # has no share, and must be a number
         if self.dense.bias is not None:
             self.z.add_(self.bias[:active].unsqueeze(1))
         self.products = []
-        for step in range(1, end - begin, 2):   # two steps at a time
+        for step in range(1, end - begin, 2):  # two steps at a time
             now, past = slice(step * batch, (step + 2) * batch), slice(0, min(step + 1, end - begin - 1) * batch)
             rows = self.x[:, now]
             made = torch.bmm(rows, self.x[:, past].mT, out=make(f"products {step}", active, rows.shape[1], past.stop))
             if self.dense.bias is not None:
                 made.add_(1)
-            self.products += [made[:, :batch, :step * batch], made[:, batch:]]
+            self.products += [made[:, :batch, : step * batch], made[:, batch:]]
 
     def outputs(self, step: int, out: Tensor) -> None:
         """What the layer gives in the block's n-th step."""
@@ -77,14 +94,14 @@ class FirstLayer:
 
     def gradient(self, step: int) -> Tensor:
         """Where the rate times the gradient to what the layer gave in that step is to be put."""
-        return self.d[:, step * self.table.batch:(step + 1) * self.table.batch]
+        return self.d[:, step * self.table.batch : (step + 1) * self.table.batch]
 
     def close(self, begin: int, active: int) -> None:
         """Bring the weights up to date."""
         for row, device in enumerate(self.table.order[:active]):
             before, after = self.begin[device] if begin == 0 else self.weights[device], self.weights[device]
-            d, x = self.d[row, :self.used[row]], self.x[row, :self.used[row]]
-            if self.single[row]:   # its change is all that is wanted, and nothing is to be added to
+            d, x = self.d[row, : self.used[row]], self.x[row, : self.used[row]]
+            if self.single[row]:  # its change is all that is wanted, and nothing is to be added to
                 after.addmm_(d.mT, x, beta=0, alpha=-1)
                 continue
             if self.drift.some:

@@ -6,6 +6,7 @@ Of a step of SGD with rate r on a layer  z = x W^T + b,  with g the gradient to 
 
 The first layer has a form of its own (first_layer.py).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,7 +41,9 @@ class FusedMethod:
             raise Unsuitable("devices do not train by plain SGD")
         table = packed([one.count for one in records], objective.local, seeds)
         samples = [kept_samples(records[one], self.dense) for one in table.order]
-        classes = torch.stack([one.targets[places] for one, places in zip(samples, table.places, strict=True)], dim=1).unsqueeze(-1)
+        classes = torch.stack(
+            [one.targets[places] for one, places in zip(samples, table.places, strict=True)], dim=1
+        ).unsqueeze(-1)
         rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
         first = self.first_layer(start, rows, table, samples, drift)
         steps = FusedSteps(table, first, stacked_layers(self, start, table), classes, drift)
@@ -52,11 +55,13 @@ class FusedMethod:
             layer.store(views, before, table.index)
         return Moved(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
 
-    def first_layer(self, start: Tensor, rows: Tensor, table: PackedRows, samples: Sequence[DeviceSamples], drift: Drift) -> FirstLayer | BySample:
+    def first_layer(
+        self, start: Tensor, rows: Tensor, table: PackedRows, samples: Sequence[DeviceSamples], drift: Drift
+    ) -> FirstLayer | BySample:
         """In the form that has less to do. Operations with n samples, e epochs, inputs of d numbers, a width w and blocks of m samples:
 
-            by sample      4 n d w        +  2 e n^2 w
-            by block    e (4 n d w        +  n m (d + w))
+        by sample      4 n d w        +  2 e n^2 w
+        by block    e (4 n d w        +  n m (d + w))
         """
         dense, most = self.dense[0], max(len(one.inputs) for one in samples)
         epochs, block = table.steps[0] * table.batch / most, min(most, BLOCK)
@@ -64,7 +69,9 @@ class FusedMethod:
         by_block = epochs * (4 * dense.inputs * dense.width + block * (dense.inputs + dense.width))
         if not drift.some and most <= MOST and by_sample < by_block:
             return BySample(dense, self.layout, start, rows, table, samples, self.workspace)
-        return FirstLayer(dense, self.layout, start, rows, table, [one.inputs for one in samples], drift, self.workspace)
+        return FirstLayer(
+            dense, self.layout, start, rows, table, [one.inputs for one in samples], drift, self.workspace
+        )
 
 
 def kept_samples(records: Records, dense: Sequence[Dense]) -> DeviceSamples:
@@ -81,7 +88,9 @@ def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]
     whole = records.whole
     if not isinstance(whole, (tuple, list)) or len(whole) != 2:
         raise Unsuitable("its samples are not pairs of an input and a class")
-    inputs, targets = whole if records.count == len(whole[0]) else (whole[0][records.trained], whole[1][records.trained])
+    inputs, targets = (
+        whole if records.count == len(whole[0]) else (whole[0][records.trained], whole[1][records.trained])
+    )
     if inputs.dtype != torch.float32 or inputs.numel() != len(inputs) * width:
         raise Unsuitable(f"its inputs are not rows of {width} numbers of 32 bits")
     if targets.dtype != torch.long or targets.dim() != 1 or not 0 <= int(targets.min()) <= int(targets.max()) < classes:
@@ -94,16 +103,18 @@ class FusedLayer:
     """A layer of a chunk's models. The first one's weights are not here."""
 
     dense: Dense
-    weight: Tensor        # (k, out, in)
-    bias: Tensor | None   # (k, 1, out)
-    z: Tensor             # (k, batch, out): what comes out,
-    result: Tensor        # and after the activation (of the last layer: exp(z - largest))
-    gradient: Tensor      # the rate times the gradient to z
+    weight: Tensor  # (k, out, in)
+    bias: Tensor | None  # (k, 1, out)
+    z: Tensor  # (k, batch, out): what comes out,
+    result: Tensor  # and after the activation (of the last layer: exp(z - largest))
+    gradient: Tensor  # the rate times the gradient to z
 
     def some(self, count: int) -> FusedLayer:
         """The same of the first rows."""
         bias = None if self.bias is None else self.bias[:count]
-        return FusedLayer(self.dense, self.weight[:count], bias, self.z[:count], self.result[:count], self.gradient[:count])
+        return FusedLayer(
+            self.dense, self.weight[:count], bias, self.z[:count], self.result[:count], self.gradient[:count]
+        )
 
     def forward(self, x: Tensor) -> None:
         if self.bias is None:
@@ -161,15 +172,17 @@ class FusedSteps:
     Step by step like this it takes a third of the time of torch.softmax, which is slow where there are few classes.
     """
 
-    def __init__(self, table: PackedRows, first: FirstLayer | BySample, layers: list[FusedLayer], classes: Tensor, drift: Drift) -> None:
+    def __init__(
+        self, table: PackedRows, first: FirstLayer | BySample, layers: list[FusedLayer], classes: Tensor, drift: Drift
+    ) -> None:
         self.table, self.first, self.layers, self.drift = table, first, layers, drift
-        self.classes = classes                                                # (steps, k, batch, 1)
+        self.classes = classes  # (steps, k, batch, 1)
         self.scale = (table.shares * drift.rate).transpose(0, 1).unsqueeze(-1).contiguous()
         outputs = (*classes.shape[:-1], layers[-1].dense.width)
-        self.hits = torch.zeros(outputs).scatter_(3, classes, -self.scale)    # minus the scale where the class is, else 0
-        self.outputs = torch.zeros(outputs)                                   # z, in every step
-        self.most = torch.zeros(classes.shape)                                # m
-        self.sums = torch.ones(classes.shape)                                 # of exp(z - m)
+        self.hits = torch.zeros(outputs).scatter_(3, classes, -self.scale)  # minus the scale where the class is, else 0
+        self.outputs = torch.zeros(outputs)  # z, in every step
+        self.most = torch.zeros(classes.shape)  # m
+        self.sums = torch.ones(classes.shape)  # of exp(z - m)
 
     def block(self, begin: int, end: int) -> None:
         active = self.table.active(begin)

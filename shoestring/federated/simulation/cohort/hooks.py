@@ -3,6 +3,7 @@
 Stacked weights are other tensors than the model's parameters, and hand-written steps call no module, so neither would call what hangs
 there. A probe sees that only if it changes something at once, and a hook that clips rarely does. So it is looked for.
 """
+
 from __future__ import annotations
 
 from typing import Any
@@ -23,7 +24,11 @@ def hooked_gradients(model: nn.Module) -> str:
         if type(one) is not nn.Parameter:
             return f"the weight {name} is a {type(one).__name__}, and stacked ones would be plain tensors"
     found = next((name for name, module in model.named_modules() if has_backward_hooks(module)), None)
-    return "" if found is None else f"the module {found or 'itself'} has a backward hook, which would be called once for all devices"
+    return (
+        ""
+        if found is None
+        else f"the module {found or 'itself'} has a backward hook, which would be called once for all devices"
+    )
 
 
 def replaced_forward(model: nn.Module) -> str:

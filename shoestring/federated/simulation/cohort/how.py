@@ -1,4 +1,5 @@
 """Which way trains a job's devices: the fastest that agrees with the plain loop, tried on a few real devices."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -18,20 +19,22 @@ from shoestring.federated.simulation.cohort.stacked import StackedMethod
 from shoestring.federated.simulation.cohort.vmapped import vmapped, vmapped_losses
 from shoestring.federated.simulation.cohort.way import CohortMethod, Unsuitable
 
-ROWS = 24 << 20   # bytes of a chunk's rows, at most
+ROWS = 24 << 20  # bytes of a chunk's rows, at most
 FUSED, STACKED, SEQUENTIAL = "fused", "stacked", "sequential"
-WORDS = {FUSED: "steps written by hand for stacked matrix products",
-         STACKED: "one forward and backward of stacked weights",
-         SEQUENTIAL: "one device after the other"}
+WORDS = {
+    FUSED: "steps written by hand for stacked matrix products",
+    STACKED: "one forward and backward of stacked weights",
+    SEQUENTIAL: "one device after the other",
+}
 
 
 @dataclass(frozen=True)
 class How:
-    kind: str     # "fused", "stacked" or "sequential"
-    chunk: int    # devices at once
-    why: str      # for people: which way, and why not a faster one
-    masks: bool = False   # stacked, cross entropy of classes: batches shorter than others are filled up with samples without a share
-    draws: bool = False   # dropout draws other numbers than it does one device after the other
+    kind: str  # "fused", "stacked" or "sequential"
+    chunk: int  # devices at once
+    why: str  # for people: which way, and why not a faster one
+    masks: bool = False  # stacked, cross entropy of classes: batches shorter than others are filled up with samples without a share
+    draws: bool = False  # dropout draws other numbers than it does one device after the other
 
     @property
     def exactness(self) -> Exactness:
@@ -90,7 +93,9 @@ def fused(plain: SequentialMethod) -> FusedMethod:
 
 def stacked(plain: SequentialMethod, masks: bool, draws: bool) -> StackedMethod:
     if any(not entry.trained for entry in plain.layout.entries):
-        raise Unsuitable("the model keeps statistics (a batch norm's), which a stacked forward would not bring up to date")
+        raise Unsuitable(
+            "the model keeps statistics (a batch norm's), which a stacked forward would not bring up to date"
+        )
     if reason := hooked_gradients(plain.model):
         raise Unsuitable(reason)
     if masks and plain.job.loss is not default_loss:

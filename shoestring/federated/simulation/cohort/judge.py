@@ -1,4 +1,5 @@
 """How good weights are on what devices hold out: sums, which add up over devices to what one pool of all their samples would give."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from shoestring.federated.records import Records
 from shoestring.federated.round import Sums
 from shoestring.federated.simulation.cohort.sequential import Beside, load
 
-LOSS = "loss"     # the metric that is always there
-AT_ONCE = 256     # samples of a forward
+LOSS = "loss"  # the metric that is always there
+AT_ONCE = 256  # samples of a forward
 
 
-def judged(job: Job, layout: Layout, model: nn.Module, beside: Beside, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
+def judged(
+    job: Job, layout: Layout, model: nn.Module, beside: Beside, rows: Tensor, records: Sequence[Records]
+) -> tuple[Sums, ...]:
     """Of every device, the metrics of one row for all of them or of a row each; nothing for a device that holds out nothing."""
     found: list[Sums] = []
     with random_state.kept(), torch.no_grad():

@@ -5,6 +5,7 @@ others is filled up with samples whose share of the loss is 0.
 
     share   1 / samples of the step; 0 for what only fills up
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,10 +21,10 @@ from shoestring.federated.simulation.cohort.schedule import drawn, step_sizes
 
 @dataclass(frozen=True)
 class PackedRows:
-    order: list[int]      # the device of every row
-    steps: list[int]      # of every row; never more than the row before has
-    places: Tensor        # (k, steps, batch) int64: samples, among those that a device trains on
-    shares: Tensor        # (k, steps, batch)
+    order: list[int]  # the device of every row
+    steps: list[int]  # of every row; never more than the row before has
+    places: Tensor  # (k, steps, batch) int64: samples, among those that a device trains on
+    shares: Tensor  # (k, steps, batch)
 
     @property
     def batch(self) -> int:
@@ -55,13 +56,15 @@ class PackedRows:
 
 def packed(counts: Sequence[int], local: Local, seeds: Sequence[int]) -> PackedRows:
     sizes = [step_sizes(count, local) for count in counts]
-    order = sorted(range(len(counts)), key=lambda one: -len(sizes[one]))   # stable: equal ones stay in their order
-    width, length = max(one[0] for one in sizes), len(sizes[order[0]])     # no step is larger than the first
+    order = sorted(range(len(counts)), key=lambda one: -len(sizes[one]))  # stable: equal ones stay in their order
+    width, length = max(one[0] for one in sizes), len(sizes[order[0]])  # no step is larger than the first
     places = torch.zeros(len(counts), length, width, dtype=torch.long)
     for row, one in enumerate(order):
         fill(places[row], counts[one], sizes[one], drawn(counts[one], local, seeds[one]))
     used = torch.tensor([sizes[one] + [0] * (length - len(sizes[one])) for one in order]).unsqueeze(2)
-    return PackedRows(order, [len(sizes[one]) for one in order], places, (torch.arange(width) < used) / used.clamp(min=1))
+    return PackedRows(
+        order, [len(sizes[one]) for one in order], places, (torch.arange(width) < used) / used.clamp(min=1)
+    )
 
 
 def fill(places: Tensor, count: int, sizes: Sequence[int], samples: Tensor) -> None:
@@ -69,6 +72,6 @@ def fill(places: Tensor, count: int, sizes: Sequence[int], samples: Tensor) -> N
     steps = -(-count // sizes[0])
     for epoch, begin in enumerate(range(0, len(sizes), steps)):
         # A batch that is shorter than others' is the only one of its epoch, so an epoch's places lie together either way
-        row = places[begin, :sizes[0]] if steps == 1 else places[begin:min(begin + steps, len(sizes))].view(-1)
-        mine = samples[epoch * count:(epoch + 1) * count][:len(row)]
-        row[:len(mine)] = mine
+        row = places[begin, : sizes[0]] if steps == 1 else places[begin : min(begin + steps, len(sizes))].view(-1)
+        mine = samples[epoch * count : (epoch + 1) * count][: len(row)]
+        row[: len(mine)] = mine

@@ -8,6 +8,7 @@ was made. Models that look at values can't be recorded; what a model keeps or wh
 recorded as it was, so those are not. What nobody can notice beforehand (a clock, a counter elsewhere) is found by playing a recording
 beside what it stands for, after 1, 2, 4, 8, ... steps.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -26,12 +27,14 @@ from shoestring.federated.records import drawn_so_far
 from shoestring.federated.simulation.cohort.way import Differs
 from shoestring.training.memory.block_state import BlockState, put_back
 
-Weights = dict[str, Tensor]                                       # (k, ...) each, by name
-Losses = Callable[[Weights, Batch, Tensor | None], Tensor]        # (k): of every device; the last argument: (k, batch), shares of samples
-Found = tuple[Tensor, list[Tensor | None]]                        # losses, and the gradient of every weight; None: it has no part in them
+Weights = dict[str, Tensor]  # (k, ...) each, by name
+Losses = Callable[
+    [Weights, Batch, Tensor | None], Tensor
+]  # (k): of every device; the last argument: (k, batch), shares of samples
+Found = tuple[Tensor, list[Tensor | None]]  # losses, and the gradient of every weight; None: it has no part in them
 
-AFTER = 32   # times that a shape has come before it is recorded: recording takes as long as about a hundred steps gain
-MOST = 16    # recordings
+AFTER = 32  # times that a shape has come before it is recorded: recording takes as long as about a hundred steps gain
+MOST = 16  # recordings
 SETTLED = 3  # calls of one before it is what it will be
 
 
@@ -56,14 +59,15 @@ class Gradients:
     def live(self, weights: Weights, batch: Batch, shares: Tensor | None) -> Found:
         """The same without a recording."""
         return self.called_with(list(weights), batch, shares is not None)(
-            *weights.values(), *leaves(batch), *([] if shares is None else [shares]))
+            *weights.values(), *leaves(batch), *([] if shares is None else [shares])
+        )
 
     def called_with(self, names: list[str], batch: Batch, shared: bool) -> Callable[..., Found]:
         """The same as a function of tensors alone."""
 
         def call(*tensors: Tensor) -> Found:
-            weights = [one.detach().requires_grad_() for one in tensors[:len(names)]]
-            rest = iter(tensors[len(names):])
+            weights = [one.detach().requires_grad_() for one in tensors[: len(names)]]
+            rest = iter(tensors[len(names) :])
             with torch.enable_grad():
                 inside = mapped(lambda leaf: next(rest), batch)
                 losses = self.losses(dict(zip(names, weights, strict=True)), inside, next(rest) if shared else None)
@@ -79,14 +83,20 @@ class Gradients:
                 there = [one is not None for one in call(*copied(tensors))[1]]
             with without_trace(self.model):
                 made = RecordedGradients(call, copied(tensors), there)
-            for _ in range(SETTLED):   # TorchScript looks on for some calls before it makes up its mind
+            for _ in range(SETTLED):  # TorchScript looks on for some calls before it makes up its mind
                 with random_state.kept():
                     again = made(*copied(tensors))
-        except Exception:   # whatever a model does that can't be recorded
+        except Exception:  # whatever a model does that can't be recorded
             made = None
         before, drawn = BlockState(self.model).picture(), others_drawn()
         right = call(*tensors)
-        if made is None or again is None or not same_bits(again, right) or drawn != others_drawn() or not all(one.same() for one in before):
+        if (
+            made is None
+            or again is None
+            or not same_bits(again, right)
+            or drawn != others_drawn()
+            or not all(one.same() for one in before)
+        ):
             self.refused = True
         else:
             self.recordings[shape] = made
@@ -101,8 +111,10 @@ class Gradients:
             found = recording(*copied(tensors))
         right = call(*tensors)
         if not same_bits(found, right):
-            raise Differs(f"what was recorded of the model is not what it computes {recording.uses} steps later: something steers it that "
-                          f"is neither in its weights nor in its batch")
+            raise Differs(
+                f"what was recorded of the model is not what it computes {recording.uses} steps later: something steers it that "
+                f"is neither in its weights nor in its batch"
+            )
         return right
 
 
@@ -151,10 +163,12 @@ def shortened(made: fx.GraphModule) -> fx.GraphModule:
     calls = [node for node in graph.nodes if operation_writes(node.target) is not None]
     in_place = any(operation_writes(node.target) for node in calls)
     for node in calls:
-        idle = (node.target is aten.detach.default
-                or (node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1]))))
-                or (node.target is aten.mul.Scalar and node.args[1:] == (1,) and not in_place))
-        if idle and not any(user.op == "output" for user in node.users):   # a gradient is nobody else's memory
+        idle = (
+            node.target is aten.detach.default
+            or (node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1]))))
+            or (node.target is aten.mul.Scalar and node.args[1:] == (1,) and not in_place)
+        )
+        if idle and not any(user.op == "output" for user in node.users):  # a gradient is nobody else's memory
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     graph.eliminate_dead_code()
@@ -166,12 +180,14 @@ def scripted(made: fx.GraphModule) -> Callable[..., Any]:
     """As a program of TorchScript, whose operations have no overloads and whose devices are words."""
     made.graph.set_codegen(fx.graph.CodeGen())
     for node in made.graph.nodes:
-        node.kwargs = {name: str(value) if isinstance(value, torch.device) else value for name, value in node.kwargs.items()}
+        node.kwargs = {
+            name: str(value) if isinstance(value, torch.device) else value for name, value in node.kwargs.items()
+        }
         if operation_writes(node.target) is not None:
             node.target = node.target.overloadpacket
     made.recompile()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")   # it speaks of annotations that are its own
+        warnings.simplefilter("ignore")  # it speaks of annotations that are its own
         program: Callable[..., Any] = torch.jit.script(made)
     return program
 
@@ -189,4 +205,3 @@ def same_numbers(one: Tensor, other: Tensor) -> bool:
 def laid_out_like(weight: Tensor, gradient: Tensor) -> Tensor:
     """A gradient that lies in memory as its weight does, which fused optimizers take for granted."""
     return gradient if gradient.stride() == weight.stride() else torch.empty_like(weight).copy_(gradient)
-

@@ -1,8 +1,9 @@
 """Which samples a device trains on in which step: all ways of training follow it, so they differ in nothing but rounding.
 
-    epoch e     a permutation of its samples, drawn from (seed, e)
-    steps       `batch` samples each in that order; the last of an epoch has what is left
+epoch e     a permutation of its samples, drawn from (seed, e)
+steps       `batch` samples each in that order; the last of an epoch has what is left
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ def step_sizes(count: int, local: Local) -> list[int]:
     batch = min(local.batch or count, count)
     epoch = [min(batch, count - begin) for begin in range(0, count, batch)]
     sizes = epoch * local.epochs
-    return sizes[:local.steps] if local.steps else sizes
+    return sizes[: local.steps] if local.steps else sizes
 
 
 def drawn(count: int, local: Local, seed: int) -> Tensor:
@@ -43,5 +44,5 @@ def batches(count: int, local: Local, seed: int) -> Iterator[Tensor]:
     """The places of every step's samples, among those that are trained on."""
     places, begin = drawn(count, local, seed), 0
     for size in step_sizes(count, local):
-        yield places[begin:begin + size]
+        yield places[begin : begin + size]
         begin += size

@@ -1,7 +1,8 @@
 """One device after the other, in plain PyTorch: the definition of a device's work, which every other way must agree with.
 
-    w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (w - anchor)  +  correction)
+w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (w - anchor)  +  correction)
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -30,8 +31,8 @@ from shoestring.training.memory.block_state import BlockState, Frozen, put_back
 class Beside(NamedTuple):
     """What a model has beside its row, as it was made."""
 
-    tensors: dict[str, Tensor]   # counters of a batch norm, frozen weights
-    picture: list[Frozen]        # what it keeps from one call to the next: attributes, lists, generators
+    tensors: dict[str, Tensor]  # counters of a batch norm, frozen weights
+    picture: list[Frozen]  # what it keeps from one call to the next: attributes, lists, generators
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,10 @@ def sequential(job: Job, layout: Layout, model: nn.Module) -> SequentialMethod:
 def beside_row(layout: Layout, model: nn.Module) -> Beside:
     """A copy of what is in no row: it is the same for every device."""
     inside = {entry.name for entry in layout.entries}
-    return Beside({name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside},
-                  BlockState(model).picture())
+    return Beside(
+        {name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside},
+        BlockState(model).picture(),
+    )
 
 
 def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
@@ -121,7 +124,9 @@ def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) 
     for entry in layout.entries:
         if entry.trained:
             inside = slice(entry.start, entry.stop)
-            anchor = None if objective.anchor is None or not objective.pull else objective.anchor[inside].view(entry.shape)
+            anchor = (
+                None if objective.anchor is None or not objective.pull else objective.anchor[inside].view(entry.shape)
+            )
             correction = None if objective.correction is None else objective.correction[place, inside].view(entry.shape)
             added.append((weights[entry.name], anchor, correction))
 

@@ -3,6 +3,7 @@ than all else before the first round of a small federation.
 
     w  <-  w - rate gradient
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
@@ -28,7 +29,7 @@ class Sgd:
     def __init__(self, weights: Iterable[Tensor], rate: float) -> None:
         self.rate = rate
         self.param_groups: list[dict[str, Any]] = [{"params": list(weights)}]
-        self.state: defaultdict[Any, Any] = defaultdict(dict)   # it has none
+        self.state: defaultdict[Any, Any] = defaultdict(dict)  # it has none
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for weight in self.param_groups[0]["params"]:

@@ -3,6 +3,7 @@
 vmap has no rule for attention, which it then does one device after the other, and takes linear layers and norms apart into more passes
 through memory than they need. The functions below stand in for them while the model runs: outside of vmap they are what they replace.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,7 +32,9 @@ def vmapped_losses(job: Job, model: nn.Module) -> Callable[[Weights, Batch], Ten
 def over_devices(called: FunctionalModule) -> Callable[[Weights, Batch], Any]:
     def one(weights: Weights, batch: Batch) -> Any:
         with FasterRules():
-            return torch.func.functional_call(called, {f"model.{name}": value for name, value in weights.items()}, (batch,))
+            return torch.func.functional_call(
+                called, {f"model.{name}": value for name, value in weights.items()}, (batch,)
+            )
 
     return torch.func.vmap(one, randomness="different")
 
@@ -76,7 +79,7 @@ class LinearRule(VmapRule):
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
         x, weight = first(x, dims[0], info.batch_size), first(weight, dims[1], info.batch_size)
         bias = None if bias is None else first(bias, dims[2], info.batch_size)
-        out: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)   # type: ignore[no-untyped-call]
+        out: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], out.shape[-1]), 0
 
 
@@ -91,8 +94,11 @@ class StackedLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         (x, weight), (gradient,), needs = ctx.saved_tensors, gradients, ctx.needs_input_grad
-        return (torch.bmm(gradient, weight) if needs[0] else None, torch.bmm(gradient.mT, x) if needs[1] else None,
-                gradient.sum(1) if needs[2] else None)
+        return (
+            torch.bmm(gradient, weight) if needs[0] else None,
+            torch.bmm(gradient.mT, x) if needs[1] else None,
+            gradient.sum(1) if needs[2] else None,
+        )
 
 
 class LayerNormRule(VmapRule):
@@ -104,9 +110,13 @@ class LayerNormRule(VmapRule):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, int]:
-        x, weight, bias = (first(one, dim, info.batch_size) for one, dim in zip((x, weight, bias), dims[:3], strict=True))
+        x, weight, bias = (
+            first(one, dim, info.batch_size) for one, dim in zip((x, weight, bias), dims[:3], strict=True)
+        )
         shape = (len(x), *(1,) * (x.dim() - 2), x.shape[-1])
-        return torch.addcmul(bias.reshape(shape), F.layer_norm(x, x.shape[-1:], None, None, eps), weight.reshape(shape)), 0
+        return torch.addcmul(
+            bias.reshape(shape), F.layer_norm(x, x.shape[-1:], None, None, eps), weight.reshape(shape)
+        ), 0
 
 
 class AttentionRule(VmapRule):
@@ -117,8 +127,13 @@ class AttentionRule(VmapRule):
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, int]:
-        query, key, value = (first(one, dim, info.batch_size).flatten(0, 1) for one, dim in zip((query, key, value), dims[:3], strict=True))
+    def vmap(
+        info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, int]:
+        query, key, value = (
+            first(one, dim, info.batch_size).flatten(0, 1)
+            for one, dim in zip((query, key, value), dims[:3], strict=True)
+        )
         out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
         return out.unflatten(0, (info.batch_size, -1)), 0
 
@@ -139,19 +154,30 @@ def linear_arguments(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return input, weight, bias
 
 
-def norm_arguments(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
-                   ) -> tuple[Tensor, Tensor, Tensor, float] | None:
+def norm_arguments(
+    input: Tensor, normalized_shape: Any, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor, float] | None:
     return None if weight is None or bias is None or len(normalized_shape) != 1 else (input, weight, bias, eps)
 
 
-def attention_arguments(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
-                        ) -> tuple[Tensor, Tensor, Tensor, bool, float | None] | None:
+def attention_arguments(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, bool, float | None] | None:
     if attn_mask is not None or dropout_p or enable_gqa or query.dim() < 3:
         return None
     return query, key, value, is_causal, scale
 
 
 # What is replaced by which rule, and the rule's arguments of the function's: None where it has no rule for them
-RULES: dict[Any, tuple[Any, Any]] = {F.linear: (LinearRule, linear_arguments), F.layer_norm: (LayerNormRule, norm_arguments),
-                                     F.scaled_dot_product_attention: (AttentionRule, attention_arguments)}
+RULES: dict[Any, tuple[Any, Any]] = {
+    F.linear: (LinearRule, linear_arguments),
+    F.layer_norm: (LayerNormRule, norm_arguments),
+    F.scaled_dot_product_attention: (AttentionRule, attention_arguments),
+}

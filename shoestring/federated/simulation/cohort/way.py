@@ -1,4 +1,5 @@
 """A way to train devices: what the plain loop, the stacked forward and the hand-written steps have in common."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -14,9 +15,9 @@ from shoestring.federated.round import Objective
 class Moved(NamedTuple):
     """What the work of k devices comes to."""
 
-    rows: Tensor      # (k, size): their weights after it minus those before
-    losses: Tensor    # (k) float64: mean training loss of their steps, by samples
-    steps: Tensor     # (k) int64
+    rows: Tensor  # (k, size): their weights after it minus those before
+    losses: Tensor  # (k) float64: mean training loss of their steps, by samples
+    steps: Tensor  # (k) int64
 
 
 class CohortMethod(Protocol):

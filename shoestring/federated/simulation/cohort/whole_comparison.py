@@ -3,6 +3,7 @@
 Fused steps are written by hand, and no gradient of theirs can be looked at by itself. So the first steps of one device of every new
 pair of sizes, the fewest and the most records of a chunk, are compared whole: few, because rounding grows from step to step.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,13 +22,13 @@ from shoestring.federated.simulation.cohort.schedule import step_sizes
 from shoestring.federated.simulation.cohort.sequential import SequentialMethod
 from shoestring.federated.simulation.cohort.way import Differs, Moved
 
-STEPS = 4   # that are compared, at most
+STEPS = 4  # that are compared, at most
 
 
 class WholeComparison:
     def __init__(self, plain: SequentialMethod, fused: FusedMethod) -> None:
         self.plain, self.fused = plain, fused
-        self.seen: set[tuple[int, int]] = set()   # fewest and most records of a device
+        self.seen: set[tuple[int, int]] = set()  # fewest and most records of a device
 
     def check(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> None:
         """Compare the device with the fewest records, up to the end of its first epoch, where batches are short."""
@@ -44,15 +45,21 @@ class WholeComparison:
             near = start if not attempt else start * (1 + NEARBY * torch.randn(start.shape, generator=generator))
             if (apart := self.apart(near, records, some, seeds, row)) <= CLOSE:
                 return
-        raise Differs(f"the update of a device with {least} records, beside others with up to {most}, differs from the plain loop's "
-                      f"by {apart:.1g} of its size")
+        raise Differs(
+            f"the update of a device with {least} records, beside others with up to {most}, differs from the plain loop's "
+            f"by {apart:.1g} of its size"
+        )
 
-    def apart(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], row: int) -> float:
+    def apart(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], row: int
+    ) -> float:
         one = slice(row, row + 1)
         correction = None if objective.correction is None else objective.correction[one]
         with random_state.kept():
-            right = self.plain.moved(start[one], records[one], replace(objective, start=None, correction=correction), seeds[one])
+            right = self.plain.moved(
+                start[one], records[one], replace(objective, start=None, correction=correction), seeds[one]
+            )
             found = self.fused.moved(start, records, objective, seeds)
         if not bool(right.rows.isfinite().all()):
-            return 0.0   # a device that diverges is rejected for that
+            return 0.0  # a device that diverges is rejected for that
         return distance(Moved(found.rows[one], found.losses[one], found.steps[one]), right, start[row])

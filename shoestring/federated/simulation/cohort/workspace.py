@@ -1,4 +1,5 @@
 """Memory that is made once and used again by every chunk: fresh memory costs a page fault every 4 KiB, more than the work done in it."""
+
 from __future__ import annotations
 
 from math import prod

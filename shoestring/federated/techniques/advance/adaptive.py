@@ -11,6 +11,7 @@
 A round into which nothing came leaves w, m and v alone.
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295, algorithm 2.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -25,14 +26,14 @@ from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.advance.stepping import Moments, check_rates, stepping
 
-Second = Callable[[Tensor, Tensor], Tensor]   # v, d^2 -> v
+Second = Callable[[Tensor, Tensor], Tensor]  # v, d^2 -> v
 
 
 @dataclass(frozen=True)
 class FedAdagrad(FederatedTechnique):
     lr: float = 0.01
-    beta1: float = 0.0   # as in the paper's experiments
-    tau: float = 1e-3    # the larger, the less the rates of weights differ
+    beta1: float = 0.0  # as in the paper's experiments
+    tau: float = 1e-3  # the larger, the less the rates of weights differ
 
     why: ClassVar[str] = "Adagrad on the server: weights that rarely move, move more"
     seam: ClassVar[str] = "advance"
@@ -76,8 +77,14 @@ class FedAdam(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return adaptive(round, "FedAdam", self.lr, self.beta1, self.tau,
-                        lambda v, square: self.beta2 * v + (1 - self.beta2) * square)
+        return adaptive(
+            round,
+            "FedAdam",
+            self.lr,
+            self.beta1,
+            self.tau,
+            lambda v, square: self.beta2 * v + (1 - self.beta2) * square,
+        )
 
 
 @dataclass(frozen=True)
@@ -103,8 +110,14 @@ class FedYogi(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return adaptive(round, "FedYogi", self.lr, self.beta1, self.tau,
-                        lambda v, square: v - (1 - self.beta2) * square * (v - square).sign())
+        return adaptive(
+            round,
+            "FedYogi",
+            self.lr,
+            self.beta1,
+            self.tau,
+            lambda v, square: v - (1 - self.beta2) * square * (v - square).sign(),
+        )
 
 
 def adaptive(round: Round, name: str, lr: float, beta1: float, tau: float, second: Second) -> Round:
@@ -113,11 +126,15 @@ def adaptive(round: Round, name: str, lr: float, beta1: float, tau: float, secon
         v = second(before["v"], update.square())
         return lr * m / (v.sqrt() + tau), {"m": m, "v": v}
 
-    return stepping(round, name, step, lambda weights: {"m": torch.zeros_like(weights), "v": torch.full_like(weights, tau ** 2)})
+    return stepping(
+        round, name, step, lambda weights: {"m": torch.zeros_like(weights), "v": torch.full_like(weights, tau**2)}
+    )
 
 
 def check(name: str, lr: float, tau: float, **betas: float) -> None:
     check_rates(name, lr=lr, tau=tau)
     for knob, value in betas.items():
         if not 0.0 <= value < 1.0:
-            raise Mistake(f"{name}({knob}={value}): it is the share of the past that is kept; give a number from 0 to less than 1")
+            raise Mistake(
+                f"{name}({knob}={value}): it is the share of the past that is kept; give a number from 0 to less than 1"
+            )

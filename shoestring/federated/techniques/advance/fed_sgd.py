@@ -6,6 +6,7 @@ Every other rule can follow: with FedAdam, the server takes a step of Adam.
 McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
 1602.05629.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ class FedSGD(FederatedTechnique):
 
     def apply(self, round: Round) -> Round:
         if round.local.optimizer is not None:
-            raise Mistake("FedSGD, and devices have an optimizer (the Job's or its Local's): it is a step of plain SGD; give Local(lr=...) "
-                          "without an optimizer, or leave out FedSGD")
+            raise Mistake(
+                "FedSGD, and devices have an optimizer (the Job's or its Local's): it is a step of plain SGD; give Local(lr=...) "
+                "without an optimizer, or leave out FedSGD"
+            )
         return round.with_(local=replace(round.local, epochs=1, batch=0, steps=1))

@@ -6,6 +6,7 @@
 momentum=0, lr=1 is plain averaging, to the bit. A round into which nothing came leaves w and v alone.
 Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv 1909.06335.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -55,4 +56,8 @@ class FedAvgM(FederatedTechnique):
             velocity = self.momentum * before["v"] + update
             return self.lr * velocity, {"v": velocity}
 
-        return round if self.is_plain else stepping(round, "FedAvgM", step, lambda weights: {"v": torch.zeros_like(weights)})
+        return (
+            round
+            if self.is_plain
+            else stepping(round, "FedAvgM", step, lambda weights: {"v": torch.zeros_like(weights)})
+        )

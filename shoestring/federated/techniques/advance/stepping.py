@@ -2,6 +2,7 @@
 
 A round into which nothing came (its combined weight is 0) is no step: weights and moments stay as they are.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -12,12 +13,13 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.federated.round import Combined, Round, ServerState
 
-Moments = Mapping[str, Tensor]                                          # (size) each, by   the paper's letter
-Step = Callable[[Tensor, Moments], tuple[Tensor, Moments]]              # combined update (size), moments -> step, moments after it
+Moments = Mapping[str, Tensor]  # (size) each, by   the paper's letter
+Step = Callable[[Tensor, Moments], tuple[Tensor, Moments]]  # combined update (size), moments -> step, moments after it
 
 
 def stepping(round: Round, name: str, step: Step, start: Callable[[Tensor], Moments]) -> Round:
     """The round with an optimizer on the server; `start`: its moments before the first step, of the weights."""
+
     def initial(server: ServerState) -> ServerState:
         made = round.initial(server)
         return replace(made, state={**made.state, **named(start(made.weights))})

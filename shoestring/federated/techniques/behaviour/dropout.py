@@ -2,6 +2,7 @@
 
 Real devices drop out by themselves: this technique does nothing there.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class DropOut(FederatedTechnique):
-    rate: float = 0.1   # chance that a chosen device does not answer
+    rate: float = 0.1  # chance that a chosen device does not answer
 
     why: ClassVar[str] = "simulated devices that do not answer"
     seam: ClassVar[str] = "devices"
@@ -26,7 +27,9 @@ class DropOut(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
-            raise Mistake(f"rate={self.rate} in DropOut: it is the chance that a device does not answer; give 0 or more, and less than 1")
+            raise Mistake(
+                f"rate={self.rate} in DropOut: it is the chance that a device does not answer; give 0 or more, and less than 1"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost
@@ -40,7 +43,9 @@ class DropOut(FederatedTechnique):
 
     def apply(self, subject: Round, /) -> Round:
         def answers(order: Order, name: str) -> bool:
-            drawn = torch.rand((), dtype=torch.float64, generator=generator_of(order.seed, "drop out", order.round, name))
+            drawn = torch.rand(
+                (), dtype=torch.float64, generator=generator_of(order.seed, "drop out", order.round, name)
+            )
             return float(drawn) >= self.rate and subject.answers(order, name)
 
         return subject.with_(answers=answers)

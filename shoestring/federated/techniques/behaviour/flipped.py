@@ -1,4 +1,5 @@
 """Records whose classes are flipped where they are trained on: y -> classes - 1 - y. What a device is judged by stays as it is."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ class FlippedSamples:
     """Samples that can't be stacked, flipped when they are asked for."""
 
     data: Any = field(repr=False)
-    places: frozenset[int]           # of the samples that are flipped
+    places: frozenset[int]  # of the samples that are flipped
     classes: int
 
     def __len__(self) -> int:
@@ -37,13 +38,21 @@ def flipped(records: Records, classes: int) -> Records:
     if found is None:
         return replace(records, data=FlippedSamples(records.data, frozenset(records.trained.tolist()), classes))
     inputs, targets = found
-    return replace(records, data=TensorDataset(inputs, targets.index_copy(0, records.trained, classes - 1 - targets[records.trained])))
+    return replace(
+        records,
+        data=TensorDataset(inputs, targets.index_copy(0, records.trained, classes - 1 - targets[records.trained])),
+    )
 
 
 def stacked(records: Records) -> tuple[Tensor, Tensor] | None:
     """Inputs and classes of all samples; None where they are no two tensors."""
     whole = records.whole
-    if isinstance(whole, (tuple, list)) and len(whole) == 2 and isinstance(whole[0], Tensor) and is_class(whole[1], dimensions=1):
+    if (
+        isinstance(whole, (tuple, list))
+        and len(whole) == 2
+        and isinstance(whole[0], Tensor)
+        and is_class(whole[1], dimensions=1)
+    ):
         return whole[0], whole[1]
     return None
 
@@ -52,20 +61,31 @@ def check_classes(records: Records, classes: int) -> None:
     """Refuse samples that have no class."""
     found = stacked(records)
     sample = records.data[0]
-    if found is None and not (isinstance(sample, (tuple, list)) and len(sample) == 2 and is_class(sample[1], dimensions=0)):
-        raise Mistake("its samples are no (input, class) pairs, and Malicious can't flip their classes; use another attack, sign-flip or "
-                      "noise")
+    if found is None and not (
+        isinstance(sample, (tuple, list)) and len(sample) == 2 and is_class(sample[1], dimensions=0)
+    ):
+        raise Mistake(
+            "its samples are no (input, class) pairs, and Malicious can't flip their classes; use another attack, sign-flip or "
+            "noise"
+        )
     for one in () if found is None else (int(found[1].min()), int(found[1].max())):
         check_class(one, classes)
 
 
 def check_class(number: int, classes: int) -> None:
     if not 0 <= number < classes:
-        raise Mistake(f"a sample's class is none of the {classes} that Malicious counts, from 0 on; say how many there are with "
-                      f"Malicious(classes=…), and leave out samples that have no class")
+        raise Mistake(
+            f"a sample's class is none of the {classes} that Malicious counts, from 0 on; say how many there are with "
+            f"Malicious(classes=…), and leave out samples that have no class"
+        )
 
 
 def is_class(value: Any, dimensions: int) -> bool:
     if isinstance(value, Tensor):
-        return value.dim() == dimensions and not value.is_floating_point() and not value.is_complex() and value.dtype != torch.bool
+        return (
+            value.dim() == dimensions
+            and not value.is_floating_point()
+            and not value.is_complex()
+            and value.dtype != torch.bool
+        )
     return dimensions == 0 and isinstance(value, Integral) and not isinstance(value, bool)

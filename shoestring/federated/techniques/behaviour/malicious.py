@@ -9,6 +9,7 @@ They do not clip, and what honest devices send is the same bits. What techniques
 Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement); Tolpegin, Truex,
 Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label flip).
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,15 +28,20 @@ from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.behaviour.flipped import check_classes, flipped
 
-USUAL = {"sign-flip": 1.0, "label-flip": 1.0, "noise": 1.0, "replacement": 10.0}   # strength of every attack, if none is given
+USUAL = {
+    "sign-flip": 1.0,
+    "label-flip": 1.0,
+    "noise": 1.0,
+    "replacement": 10.0,
+}  # strength of every attack, if none is given
 
 
 @dataclass(frozen=True)
 class Malicious(FederatedTechnique):
-    share: float = 0.2          # of all devices
+    share: float = 0.2  # of all devices
     attack: str = "sign-flip"
-    strength: float = 0.0       # 0: the attack's usual one
-    classes: int = 0            # of the job, for flipping; 0: as many as the model's last layer has outputs
+    strength: float = 0.0  # 0: the attack's usual one
+    classes: int = 0  # of the job, for flipping; 0: as many as the model's last layer has outputs
 
     why: ClassVar[str] = "simulated devices that do harm"
     seam: ClassVar[str] = "devices"
@@ -44,14 +50,20 @@ class Malicious(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 <= self.share <= 1:
-            raise Mistake(f"share={self.share} in Malicious: it is the share of devices that are malicious; give 0 to 1")
+            raise Mistake(
+                f"share={self.share} in Malicious: it is the share of devices that are malicious; give 0 to 1"
+            )
         if self.attack not in USUAL:
             raise Mistake(f"attack={self.attack!r} in Malicious: there are {', '.join(USUAL)}")
         if not 0 <= self.strength < inf:
-            raise Mistake(f"strength={self.strength} in Malicious: give a number above 0, or nothing for the attack's usual one")
+            raise Mistake(
+                f"strength={self.strength} in Malicious: give a number above 0, or nothing for the attack's usual one"
+            )
         if self.strength and self.attack == "label-flip":
-            raise Mistake(f"strength={self.strength} in Malicious: flipped classes have none; use attack='replacement', which multiplies "
-                          f"what is found on them")
+            raise Mistake(
+                f"strength={self.strength} in Malicious: flipped classes have none; use attack='replacement', which multiplies "
+                f"what is found on them"
+            )
         if self.classes < 0 or self.classes == 1:
             raise Mistake(f"classes={self.classes} in Malicious: it is how many classes the job has; give 2 or more")
 
@@ -71,10 +83,14 @@ class Malicious(FederatedTechnique):
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             harmful = [is_malicious(self.share, order.seed, device.name) for device in devices]
             if self.attack in ("label-flip", "replacement"):
-                for device in devices:   # every one, so that a job that has no classes is refused and not only its malicious devices
+                for device in (
+                    devices
+                ):  # every one, so that a job that has no classes is refused and not only its malicious devices
                     check_classes(device.records, classes)
-                devices = [replace(device, records=flipped(device.records, classes)) if harm else device
-                           for device, harm in zip(devices, harmful, strict=True)]
+                devices = [
+                    replace(device, records=flipped(device.records, classes)) if harm else device
+                    for device, harm in zip(devices, harmful, strict=True)
+                ]
             found = subject.work(order, devices, objective)
             if self.attack == "label-flip" or not any(harmful):
                 return found

@@ -5,6 +5,7 @@
 A share 1 - Phi(ln(deadline) / spread) of all devices is never heard. Times are those of the same work; that devices with more records take
 longer is not in them. Real devices have speeds of their own: this technique does nothing there.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -22,8 +23,8 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class Slow(FederatedTechnique):
-    spread: float = 1.0     # standard deviation of a time's logarithm
-    deadline: float = 0.0   # in units of the median device's time: who takes longer is missing; 0: nobody
+    spread: float = 1.0  # standard deviation of a time's logarithm
+    deadline: float = 0.0  # in units of the median device's time: who takes longer is missing; 0: nobody
 
     why: ClassVar[str] = "simulated devices of unequal speed"
     seam: ClassVar[str] = "devices"
@@ -31,9 +32,13 @@ class Slow(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 <= self.spread <= 10:
-            raise Mistake(f"spread={self.spread} in Slow: it is the standard deviation of the logarithm of a device's time; give 0 to 10")
+            raise Mistake(
+                f"spread={self.spread} in Slow: it is the standard deviation of the logarithm of a device's time; give 0 to 10"
+            )
         if not self.deadline >= 0:
-            raise Mistake(f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number such as 2; 0: none")
+            raise Mistake(
+                f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number such as 2; 0: none"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost

@@ -10,6 +10,7 @@ that never less is cut than was asked for. Both resist while fewer than half (me
 With too few devices the round makes no update: see gathered.py.
 Yin, Chen, Ramchandran, Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, arXiv 1803.01498.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class CoordinateMedian(FederatedTechnique):
 
 @dataclass(frozen=True)
 class TrimmedMean(FederatedTechnique):
-    share: float = 0.1   # of the devices, that is left out at each end
+    share: float = 0.1  # of the devices, that is left out at each end
 
     why: ClassVar[str] = "the mean without the extremes, number by number: resists malicious devices"
     seam: ClassVar[str] = "combine"
@@ -57,8 +58,10 @@ class TrimmedMean(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.share < 0.5:
-            raise Mistake(f"TrimmedMean(share={self.share}): that share is cut off at both ends and something must be left; give a number "
-                          f"from 0 to less than 0.5")
+            raise Mistake(
+                f"TrimmedMean(share={self.share}): that share is cut off at both ends and something must be left; give a number "
+                f"from 0 to less than 0.5"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[TrimmedMean, ...]:
@@ -71,8 +74,10 @@ class TrimmedMean(FederatedTechnique):
         cut = trimmed(count, self.share)
         if count > 2 * cut:
             return ""
-        return (f"{cut} of {count} devices are cut off at each end, which leaves none: give more devices a round, or less than "
-                f"share={self.share}")
+        return (
+            f"{cut} of {count} devices are cut off at each end, which leaves none: give more devices a round, or less than "
+            f"share={self.share}"
+        )
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost
@@ -91,7 +96,7 @@ def trimmed(count: int, share: float) -> int:
     >>> [trimmed(count, 0.1) for count in (1, 7, 10, 11, 30)]
     [1, 1, 1, 2, 3]
     """
-    return ceil(round(share * count, 9))   # 0.1 x 30 is 3, and a little more in floating point
+    return ceil(round(share * count, 9))  # 0.1 x 30 is 3, and a little more in floating point
 
 
 def median(rows: Tensor) -> Tensor:
@@ -106,5 +111,9 @@ def median(rows: Tensor) -> Tensor:
 
 def trimmed_mean(rows: Tensor, cut: int) -> Tensor:
     """Summed from small to large in 64 bits, so the order in which devices come changes nothing."""
-    return torch.cat([block.sort(dim=0).values[cut:len(rows) - cut].mean(dim=0, dtype=torch.float64).to(rows.dtype)
-                      for block in blocks(rows)])
+    return torch.cat(
+        [
+            block.sort(dim=0).values[cut : len(rows) - cut].mean(dim=0, dtype=torch.float64).to(rows.dtype)
+            for block in blocks(rows)
+        ]
+    )

@@ -13,6 +13,7 @@ add. Who works, since when and until when is in the server's state, and so are t
 the simulated seconds since the first round began. A device that would come later than that is given up, and counted in "FedBuff.dropped".
 Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,11 +36,11 @@ STALENESS: dict[str, Callable[[int], float]] = {"sqrt": lambda age: (1.0 + age) 
 
 @dataclass(frozen=True)
 class FedBuff(FederatedTechnique):
-    buffer: int = 10          # updates after which the weights move
-    concurrency: int = 0      # devices at work at any time; 0: as many as take part in a round
-    staleness: str = "sqrt"   # how an update's weight falls with its age: "sqrt", or "none"
-    oldest: int = 20          # the greatest age
-    spread: float = 1.0       # standard deviation of the logarithm of devices' times
+    buffer: int = 10  # updates after which the weights move
+    concurrency: int = 0  # devices at work at any time; 0: as many as take part in a round
+    staleness: str = "sqrt"  # how an update's weight falls with its age: "sqrt", or "none"
+    oldest: int = 20  # the greatest age
+    spread: float = 1.0  # standard deviation of the logarithm of devices' times
 
     why: ClassVar[str] = "asynchronous: nobody waits for slow devices"
     seam: ClassVar[str] = "combine"
@@ -58,17 +59,23 @@ class FedBuff(FederatedTechnique):
 
     def refusal(self, cost: RoundCost) -> str:
         if cost.delta:
-            return ("an epsilon is asked for, and it is calculated for devices that are drawn by chance alone: here fast ones take part "
-                    "more often; leave out FedBuff, or --epsilon and --delta")
+            return (
+                "an epsilon is asked for, and it is calculated for devices that are drawn by chance alone: here fast ones take part "
+                "more often; leave out FedBuff, or --epsilon and --delta"
+            )
         return self.wrong(cost.clients, cost.per_round)
 
     def wrong(self, clients: int, per_round: int) -> str:
         at_work = self.concurrency or per_round
         if at_work < self.buffer:
-            return (f"{at_work} devices are at work at a time, of which {self.buffer} can't be done: give buffer={at_work} or less, or "
-                    f"concurrency={self.buffer} or more")
+            return (
+                f"{at_work} devices are at work at a time, of which {self.buffer} can't be done: give buffer={at_work} or less, or "
+                f"concurrency={self.buffer} or more"
+            )
         if at_work > clients:
-            return f"{at_work} devices can't be at work at a time, there are {clients}: give concurrency={clients} or less"
+            return (
+                f"{at_work} devices can't be at work at a time, there are {clients}: give concurrency={clients} or less"
+            )
         return ""
 
     def cost(self, cost: RoundCost) -> RoundCost:
@@ -81,26 +88,45 @@ class FedBuff(FederatedTechnique):
 
         def initial(server: ServerState) -> ServerState:
             made = round.initial(server)
-            return with_state(made, {"FedBuff.versions": made.row.repeat(self.oldest + 1, 1),
-                                     **written(Flown((), (), 0.0, 0), dropped=0)})
+            return with_state(
+                made,
+                {"FedBuff.versions": made.row.repeat(self.oldest + 1, 1), **written(Flown((), (), 0.0, 0), dropped=0)},
+            )
 
         def begin(server: ServerState, population: Population) -> ServerState:
             if reason := self.wrong(population.count, population.per_round):
                 raise Mistake(f"FedBuff: {reason}")
             server = round.begin(server, population)
-            order, generator = Order(server.seed, server.round, server.weights), generator_of(server.seed, "FedBuff", server.round)
-            found = flown(flying(server), float(server.state["FedBuff.clock"]), server.round, self.oldest,
-                          self.concurrency or population.per_round, self.buffer, lambda busy: drawn(population.count, busy, generator),
-                          lambda number: duration(order, population.name(number)))
+            order, generator = (
+                Order(server.seed, server.round, server.weights),
+                generator_of(server.seed, "FedBuff", server.round),
+            )
+            found = flown(
+                flying(server),
+                float(server.state["FedBuff.clock"]),
+                server.round,
+                self.oldest,
+                self.concurrency or population.per_round,
+                self.buffer,
+                lambda busy: drawn(population.count, busy, generator),
+                lambda number: duration(order, population.name(number)),
+            )
             versions = server.state["FedBuff.versions"].clone()
             versions[server.round % (self.oldest + 1)] = server.row
-            return with_state(server, {"FedBuff.versions": versions, **written(found, int(server.state["FedBuff.dropped"]))})
+            return with_state(
+                server, {"FedBuff.versions": versions, **written(found, int(server.state["FedBuff.dropped"]))}
+            )
 
         def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
             arrived: list[list[int]] = server.state["FedBuff.arrived"].tolist()
             versions = sorted({version for _, version in arrived}, reverse=True)
-            return [DeviceGroup(tuple(population.name(number) for number, begun in sorted(arrived) if begun == version), server.round - version)
-                    for version in versions]
+            return [
+                DeviceGroup(
+                    tuple(population.name(number) for number, begun in sorted(arrived) if begun == version),
+                    server.round - version,
+                )
+                for version in versions
+            ]
 
         def order(server: ServerState, group: DeviceGroup) -> Order:
             """As it was given when the device began: of the weights, and with the random numbers, of that round."""
@@ -125,11 +151,13 @@ class FedBuff(FederatedTechnique):
 
 def written(found: Flown, dropped: int) -> dict[str, Tensor]:
     """What happened, as the server's state; `dropped`: devices before."""
-    return {"FedBuff.clock": torch.tensor(found.clock, dtype=torch.float64),
-            "FedBuff.dropped": torch.tensor(dropped + found.dropped),
-            "FedBuff.arrived": numbers_of(found.arrived),
-            "FedBuff.flying": numbers_of(found.flying),
-            "FedBuff.done": torch.tensor([one.done for one in found.flying], dtype=torch.float64)}
+    return {
+        "FedBuff.clock": torch.tensor(found.clock, dtype=torch.float64),
+        "FedBuff.dropped": torch.tensor(dropped + found.dropped),
+        "FedBuff.arrived": numbers_of(found.arrived),
+        "FedBuff.flying": numbers_of(found.flying),
+        "FedBuff.done": torch.tensor([one.done for one in found.flying], dtype=torch.float64),
+    }
 
 
 def numbers_of(some: Sequence[Flying]) -> Tensor:
@@ -138,5 +166,9 @@ def numbers_of(some: Sequence[Flying]) -> Tensor:
 
 
 def flying(server: ServerState) -> list[Flying]:
-    return [Flying(done, number, version) for done, (number, version)
-            in zip(server.state["FedBuff.done"].tolist(), server.state["FedBuff.flying"].tolist(), strict=True)]
+    return [
+        Flying(done, number, version)
+        for done, (number, version) in zip(
+            server.state["FedBuff.done"].tolist(), server.state["FedBuff.flying"].tolist(), strict=True
+        )
+    ]

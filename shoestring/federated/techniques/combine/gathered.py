@@ -4,6 +4,7 @@ A rule that finds too few (devices dropped out or were rejected; nobody answered
 combined weight is 0, and the rounds in which that happened are counted in the server's state under "<rule>.skipped". Statistics of norm
 layers become the median of devices under all of them: a rule for weights says nothing of who lies about those.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -16,9 +17,9 @@ from shoestring.federated.combined_statistics import median_statistics
 from shoestring.federated.round import Combine, Combined, Round, ServerState, Updates
 from shoestring.federated.technique import RoundCost
 
-BLOCK = 1 << 22   # numbers that a rule looks at together: a few columns of all rows
+BLOCK = 1 << 22  # numbers that a rule looks at together: a few columns of all rows
 
-Rule = Callable[[Tensor], tuple[Tensor, int]]   # (k, size) -> one row (size), and how many rows are in it
+Rule = Callable[[Tensor], tuple[Tensor, int]]  # (k, size) -> one row (size), and how many rows are in it
 
 
 def robust(round: Round, name: str, rule: Rule, too_few: Callable[[int], str]) -> Round:
@@ -51,7 +52,7 @@ def gathered(arriving: Iterable[Updates], server: ServerState) -> Tensor:
 def blocks(rows: Tensor) -> Iterator[Tensor]:
     """A matrix as blocks of columns, so that a sort of all rows needs little memory beside them."""
     width = max(BLOCK // len(rows), 1)
-    return (rows[:, begin:begin + width] for begin in range(0, rows.shape[1], width))
+    return (rows[:, begin : begin + width] for begin in range(0, rows.shape[1], width))
 
 
 def with_state(server: ServerState, more: dict[str, Tensor]) -> ServerState:
@@ -62,5 +63,7 @@ def not_private(cost: RoundCost) -> str:
     """Why a rule that is no mean of clipped updates can't be used where an epsilon is asked for; empty if none is."""
     if not cost.delta:
         return ""
-    return ("an epsilon is asked for, and it is calculated for a mean of clipped updates, which this rule is not: leave out the rule or "
-            "--epsilon and --delta")
+    return (
+        "an epsilon is asked for, and it is calculated for a mean of clipped updates, which this rule is not: leave out the rule or "
+        "--epsilon and --delta"
+    )

@@ -11,6 +11,7 @@ Distributed Learning in Byzantium, arXiv 1802.07927). Devices count alike, howev
 devices, or than m, the round makes no update: see gathered.py.
 Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from shoestring.federated.techniques.combine.gathered import blocks, not_private
 
 @dataclass(frozen=True)
 class Krum(FederatedTechnique):
-    malicious: int   # most devices of a round that may be
+    malicious: int  # most devices of a round that may be
 
     why: ClassVar[str] = "the one update that is nearest to others: resists malicious devices"
     seam: ClassVar[str] = "combine"
@@ -56,8 +57,8 @@ class Krum(FederatedTechnique):
 
 @dataclass(frozen=True)
 class MultiKrum(FederatedTechnique):
-    malicious: int   # most devices of a round that may be
-    keep: int = 0    # devices whose mean is taken; 0: all that the proof allows, k - malicious - 2
+    malicious: int  # most devices of a round that may be
+    keep: int = 0  # devices whose mean is taken; 0: all that the proof allows, k - malicious - 2
 
     why: ClassVar[str] = "the mean of the updates that are nearest to others: resists malicious devices"
     seam: ClassVar[str] = "combine"
@@ -67,7 +68,9 @@ class MultiKrum(FederatedTechnique):
     def __post_init__(self) -> None:
         check_malicious("MultiKrum", self.malicious)
         if self.keep < 0:
-            raise Mistake(f"MultiKrum(keep={self.keep}): it is a number of devices; give 1 or more, or 0 for as many as are safe")
+            raise Mistake(
+                f"MultiKrum(keep={self.keep}): it is a number of devices; give 1 or more, or 0 for as many as are safe"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[MultiKrum, ...]:
@@ -80,16 +83,24 @@ class MultiKrum(FederatedTechnique):
         most = count - self.malicious - 2
         if reason := too_few(count, self.malicious):
             return reason
-        return "" if self.keep <= most else (f"keep={self.keep} of {count} devices with {self.malicious} malicious: more than {most} may "
-                                             f"have a malicious one among them; give keep={most} or less, or more devices a round")
+        return (
+            ""
+            if self.keep <= most
+            else (
+                f"keep={self.keep} of {count} devices with {self.malicious} malicious: more than {most} may "
+                f"have a malicious one among them; give keep={most} or less, or more devices a round"
+            )
+        )
 
     def cost(self, cost: RoundCost) -> RoundCost:
         return cost
 
     def apply(self, round: Round) -> Round:
         def rule(rows: Tensor) -> tuple[Tensor, int]:
-            kept = ranked(rows, self.malicious)[:self.keep or len(rows) - self.malicious - 2].sort().values
-            return torch.cat([block[kept].mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in blocks(rows)]), len(kept)
+            kept = ranked(rows, self.malicious)[: self.keep or len(rows) - self.malicious - 2].sort().values
+            return torch.cat(
+                [block[kept].mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in blocks(rows)]
+            ), len(kept)
 
         return robust(round, "MultiKrum", rule, self.too_few)
 
@@ -101,14 +112,20 @@ def check_malicious(name: str, malicious: int) -> None:
 
 def too_few(count: int, malicious: int) -> str:
     least = 2 * malicious + 3
-    return "" if count >= least else (f"{count} devices, {malicious} of them malicious: Krum needs {least} or more to tell them apart; "
-                                      f"give {least} a round or more, or fewer malicious ones")
+    return (
+        ""
+        if count >= least
+        else (
+            f"{count} devices, {malicious} of them malicious: Krum needs {least} or more to tell them apart; "
+            f"give {least} a round or more, or fewer malicious ones"
+        )
+    )
 
 
 def ranked(rows: Tensor, malicious: int) -> Tensor:
     """The numbers of the rows, least score first."""
-    apart = distances(rows).fill_diagonal_(torch.inf)   # nobody is their own neighbour
-    scores = apart.sort(dim=1).values[:, :len(rows) - malicious - 2].sum(dim=1)
+    apart = distances(rows).fill_diagonal_(torch.inf)  # nobody is their own neighbour
+    scores = apart.sort(dim=1).values[:, : len(rows) - malicious - 2].sum(dim=1)
     return scores.argsort(stable=True)
 
 

@@ -6,6 +6,7 @@ The server does this to what arrives, before whatever rule combines it; an updat
 layer's statistics are no part of it; they could be forged as well, so the server takes their median.
 Sun, Kairouz, Suresh, McMahan 2019, Can You Really Backdoor Federated Learning?, arXiv 1911.07963.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -23,15 +24,17 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class NormBound(FederatedTechnique):
-    norm: float   # largest Euclidean norm of an update
+    norm: float  # largest Euclidean norm of an update
 
     why: ClassVar[str] = "no update is longer than a bound: limits what a malicious device does"
     seam: ClassVar[str] = "combine"
-    order: ClassVar[int] = 58   # after the rules: it wraps theirs, so it sees what arrives before them
+    order: ClassVar[int] = 58  # after the rules: it wraps theirs, so it sees what arrives before them
 
     def __post_init__(self) -> None:
         if not 0.0 < self.norm < float("inf"):
-            raise Mistake(f"NormBound(norm={self.norm}): it is the largest norm of an update; give a finite number above 0")
+            raise Mistake(
+                f"NormBound(norm={self.norm}): it is the largest norm of an update; give a finite number above 0"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[NormBound, ...]:
@@ -42,7 +45,9 @@ class NormBound(FederatedTechnique):
 
     def apply(self, round: Round) -> Round:
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
-            return round.combine(server, (replace(updates, rows=bounded(updates.rows, self.norm)) for updates in arriving))
+            return round.combine(
+                server, (replace(updates, rows=bounded(updates.rows, self.norm)) for updates in arriving)
+            )
 
         return round.with_(combine=combine, settle=median_statistics)
 

@@ -17,6 +17,7 @@ F_i is measured before the work, as the loss of one step with all samples that i
 (at most twice the work: with epochs=1), and 8 bytes more to send. It is the loss while training, dropout included. 0 counts as 1e-10.
 Li, Sanjabi, Beirami, Smith 2020, Fair Resource Allocation in Federated Learning, arXiv 1905.10497, algorithm 2.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -31,14 +32,14 @@ from shoestring.core.exactness import Exactness
 from shoestring.federated.round import Combined, DeviceView, Objective, Order, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-LOSS = "QFedAvg.loss"   # (k) float64, sent along: the loss before the work
-LEAST = 1e-10           # a loss of 0 to the power q - 1 would be infinite
+LOSS = "QFedAvg.loss"  # (k) float64, sent along: the loss before the work
+LEAST = 1e-10  # a loss of 0 to the power q - 1 would be infinite
 
 
 @dataclass(frozen=True)
 class QFedAvg(FederatedTechnique):
-    q: float = 1.0           # 0: by samples alone; the larger, the more alike the devices' losses become
-    lipschitz: float = 0.0   # 0: 1 / (rate of the device's SGD)
+    q: float = 1.0  # 0: by samples alone; the larger, the more alike the devices' losses become
+    lipschitz: float = 0.0  # 0: 1 / (rate of the device's SGD)
 
     why: ClassVar[str] = "devices with a higher loss count more: fair to all"
     seam: ClassVar[str] = "combine"
@@ -57,7 +58,7 @@ class QFedAvg(FederatedTechnique):
     def refusal(self, cost: RoundCost) -> str:
         if not cost.delta:
             return ""
-        return ("an epsilon is asked for, and every device would send its loss without noise: leave out QFedAvg, or --epsilon and --delta")
+        return "an epsilon is asked for, and every device would send its loss without noise: leave out QFedAvg, or --epsilon and --delta"
 
     def exactness(self, cost: RoundCost) -> Exactness:
         return Exactness.CHANGED if self.q else Exactness.ROUNDING
@@ -67,8 +68,10 @@ class QFedAvg(FederatedTechnique):
 
     def apply(self, round: Round) -> Round:
         if round.local.optimizer is not None and not self.lipschitz:
-            raise Mistake("QFedAvg takes 1 / (rate of the device's SGD) for the Lipschitz constant, and devices have an optimizer (the "
-                          "Job's or its Local's): give QFedAvg(lipschitz=...), or Local(lr=...) without an optimizer")
+            raise Mistake(
+                "QFedAvg takes 1 / (rate of the device's SGD) for the Lipschitz constant, and devices have an optimizer (the "
+                "Job's or its Local's): give QFedAvg(lipschitz=...), or Local(lr=...) without an optimizer"
+            )
         constant = self.lipschitz or 1.0 / round.local.rate
 
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
@@ -96,14 +99,14 @@ class RunningTotals:
     """Of what arrived so far, in 64 bits: powers of losses differ by more than 32 bits hold."""
 
     def __init__(self) -> None:
-        self.moved = torch.zeros(0, dtype=torch.float64)   # sum of p F^q g (size)
-        self.curved = self.samples = 0.0                   # sum of p h, and of p
+        self.moved = torch.zeros(0, dtype=torch.float64)  # sum of p F^q g (size)
+        self.curved = self.samples = 0.0  # sum of p h, and of p
 
     def add(self, updates: Updates, q: float, constant: float) -> None:
         losses, counts = checked(updates).clamp(min=LEAST), updates.counts
-        length = torch.linalg.vector_norm(updates.rows, dim=1, dtype=torch.float64).square() * constant ** 2   # |g|^2
-        self.moved = plus(self.moved, weighted_sum(-constant * counts * losses ** q, updates.rows))
-        self.curved += float((counts * (q * losses ** (q - 1) * length + constant * losses ** q)).sum())
+        length = torch.linalg.vector_norm(updates.rows, dim=1, dtype=torch.float64).square() * constant**2  # |g|^2
+        self.moved = plus(self.moved, weighted_sum(-constant * counts * losses**q, updates.rows))
+        self.curved += float((counts * (q * losses ** (q - 1) * length + constant * losses**q)).sum())
         self.samples += float(counts.sum())
 
     def combined(self, server: ServerState, q: float) -> Combined:
@@ -111,8 +114,10 @@ class RunningTotals:
             return Combined(torch.zeros_like(server.weights))
         update = -self.moved / self.curved
         if not bool(torch.isfinite(update).all()):
-            raise Mistake(f"QFedAvg(q={q:g}): losses of round {server.round + 1} to this power are too large or too small for 64 bits; "
-                          f"give a smaller q")
+            raise Mistake(
+                f"QFedAvg(q={q:g}): losses of round {server.round + 1} to this power are too large or too small for 64 bits; "
+                f"give a smaller q"
+            )
         return Combined(update.to(server.weights.dtype), weight=self.samples)
 
 
@@ -120,8 +125,10 @@ def checked(updates: Updates) -> Tensor:
     losses = updates.extras[LOSS]
     for name, loss in zip(updates.names, losses.tolist(), strict=True):
         if loss < 0:
-            raise Mistake(f"QFedAvg: the client {name!r} has a loss of {loss:g}, and a power of a negative one is no weight: give the job "
-                          f"a loss that is 0 or more")
+            raise Mistake(
+                f"QFedAvg: the client {name!r} has a loss of {loss:g}, and a power of a negative one is no weight: give the job "
+                f"a loss that is 0 or more"
+            )
     return losses
 
 

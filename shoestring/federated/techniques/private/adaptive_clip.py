@@ -7,6 +7,7 @@ The count is noisy, because it is told of devices like the sum is: GaussianNoise
 its promise. s = noise times m, the devices expected.
 Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
@@ -24,15 +25,15 @@ from shoestring.federated.techniques.private.clip import NORM, as_tensor, check_
 from shoestring.federated.techniques.private.norms import clipped
 
 NEXT, COUNTED, EXPECTED = "AdaptiveClip.norm", "AdaptiveClip.counted", "AdaptiveClip.expected"
-LEAST, MOST = 1e-12, 1e12   # norms
+LEAST, MOST = 1e-12, 1e12  # norms
 
 
 @dataclass(frozen=True)
 class AdaptiveClip(FederatedTechnique):
-    quantile: float = 0.5   # share of updates that are to be no longer than the norm
-    start: float = 1.0      # norm of the first round
+    quantile: float = 0.5  # share of updates that are to be no longer than the norm
+    start: float = 1.0  # norm of the first round
     rate: float = 0.2
-    noise: float = 0.05     # of the count, as a share of the devices expected
+    noise: float = 0.05  # of the count, as a share of the devices expected
 
     why: ClassVar[str] = "the clipping norm follows the updates"
     seam: ClassVar[str] = "private"
@@ -42,12 +43,16 @@ class AdaptiveClip(FederatedTechnique):
     def __post_init__(self) -> None:
         check_norm(self.start, "start", "AdaptiveClip")
         if not 0 < self.quantile < 1:
-            raise Mistake(f"quantile={self.quantile!r} in AdaptiveClip: it is a share of the updates; give more than 0 and less than 1")
+            raise Mistake(
+                f"quantile={self.quantile!r} in AdaptiveClip: it is a share of the updates; give more than 0 and less than 1"
+            )
         if not 0 < self.rate < inf:
             raise Mistake(f"rate={self.rate!r} in AdaptiveClip: the norm would never change; give a number above 0")
         if not 0 < self.noise < inf:
-            raise Mistake(f"noise={self.noise!r} in AdaptiveClip: a count without noise tells of devices without limit; give a number "
-                          f"above 0, such as 0.05")
+            raise Mistake(
+                f"noise={self.noise!r} in AdaptiveClip: a count without noise tells of devices without limit; give a number "
+                f"above 0, such as 0.05"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[AdaptiveClip, ...]:
@@ -60,11 +65,14 @@ class AdaptiveClip(FederatedTechnique):
     def apply(self, subject: Round, /) -> Round:
         def begin(server: ServerState, population: Population) -> ServerState:
             server = subject.begin(server, population)
-            return replace(server, state={NEXT: as_tensor(self.start), **server.state, EXPECTED: torch.tensor(population.per_round)})
+            return replace(
+                server,
+                state={NEXT: as_tensor(self.start), **server.state, EXPECTED: torch.tensor(population.per_round)},
+            )
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             norm, expected = float(server.state[NEXT]), int(server.state[EXPECTED])
-            halves: list[float] = []   # sums of b - 1/2
+            halves: list[float] = []  # sums of b - 1/2
 
             def shortened() -> Iterator[Updates]:
                 for updates in arriving:

@@ -5,6 +5,7 @@
 Clip does it on the server, to what was decoded; DeviceClip on the device, before anything leaves it, for who adds noise there.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,7 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.norms import clipped
 from shoestring.federated.techniques.send.coding import recoded
 
-NORM = "Clip.norm"   # of the server: the largest norm of an update in its last round; of an order of DeviceClip: the one to keep to
+NORM = "Clip.norm"  # of the server: the largest norm of an update in its last round; of an order of DeviceClip: the one to keep to
 
 
 @dataclass(frozen=True)

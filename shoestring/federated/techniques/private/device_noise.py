@@ -10,6 +10,7 @@ devices add what they should, and that the server adds what is missing. Who is a
 McMahan, Ramage, Talwar, Zhang 2018, arXiv 1710.06963, for the sum; Kairouz, Liu, Steinke 2021, The Distributed Discrete Gaussian Mechanism
 for Federated Learning with Secure Aggregation, arXiv 2102.06387, for what is assumed.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,17 @@ from typing import ClassVar
 import torch
 
 from shoestring.federated.randomness import with_noise
-from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Objective, Order, Population, Round, ServerState, Updates
+from shoestring.federated.round import (
+    Combined,
+    DeviceGroup,
+    DeviceView,
+    Objective,
+    Order,
+    Population,
+    Round,
+    ServerState,
+    Updates,
+)
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.clip import NORM
 from shoestring.federated.techniques.private.sampling import (
@@ -39,7 +50,7 @@ from shoestring.federated.techniques.private.sampling import (
 
 @dataclass(frozen=True)
 class DeviceNoise(FederatedTechnique):
-    multiplier: float = 1.0   # z: standard deviation of the sum's noise, in units of the clipping norm
+    multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
 
     why: ClassVar[str] = "devices add the noise that hides them in the sum"
     seam: ClassVar[str] = "private"
@@ -61,7 +72,9 @@ class DeviceNoise(FederatedTechnique):
         return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return replace(cost_with_noise(cost, self.multiplier, self.multiplier), clip=0.0, down=cost.down + 8)   # a, in 64 bits
+        return replace(
+            cost_with_noise(cost, self.multiplier, self.multiplier), clip=0.0, down=cost.down + 8
+        )  # a, in 64 bits
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: ServerState, population: Population) -> ServerState:
@@ -74,15 +87,22 @@ class DeviceNoise(FederatedTechnique):
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             found = subject.work(order, devices, objective)
             deviation = self.multiplier * float(order.extras[NORM]) / sqrt(max(int(order.extras[ASKED]), 1))
-            noisy_rows = [with_noise(row, deviation, subject.randomness, "noise", order.round, name).to(row.dtype)
-                          for row, name in zip(found.rows, found.names, strict=True)]
+            noisy_rows = [
+                with_noise(row, deviation, subject.randomness, "noise", order.round, name).to(row.dtype)
+                for row, name in zip(found.rows, found.names, strict=True)
+            ]
             return replace(found, rows=torch.stack(noisy_rows))
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             found = subject.combine(server, alike(arriving))
             asked = len(server.drawn[CHOSEN])
             lacking = 1 - found.weight / asked if asked else 1.0
-            return noisy(server, found, self.multiplier * norm_of(found) * sqrt(max(lacking, 0.0)), subject.randomness,
-                         "missing noise")
+            return noisy(
+                server,
+                found,
+                self.multiplier * norm_of(found) * sqrt(max(lacking, 0.0)),
+                subject.randomness,
+                "missing noise",
+            )
 
         return subject.with_(begin=begin, choose=choose, order=order, work=work, combine=combine)

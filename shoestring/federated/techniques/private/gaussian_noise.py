@@ -10,6 +10,7 @@ told of a round beside the weights (losses, metrics, counts) is not covered. Of 
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963; Andrew, Thakkar, McMahan,
 Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -36,7 +37,7 @@ from shoestring.privacy.account import noise_for
 
 @dataclass(frozen=True)
 class GaussianNoise(FederatedTechnique):
-    multiplier: float = 1.0   # z: standard deviation of the sum's noise, in units of the clipping norm
+    multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
 
     why: ClassVar[str] = "noise in the sum hides every single device"
     seam: ClassVar[str] = "private"
@@ -54,13 +55,15 @@ class GaussianNoise(FederatedTechnique):
             return ()
         try:
             return (cls(noise_for(cost.wanted, cost.per_round / cost.clients, cost.rounds, cost.delta)),)
-        except Mistake:   # no noise is enough
+        except Mistake:  # no noise is enough
             return ()
 
     def refusal(self, cost: RoundCost, /) -> str:
         if cost.counted and 2 * cost.counted <= self.multiplier:
-            return (f"the count of AdaptiveClip has noise of {cost.counted:g} devices, which alone tells more than multiplier="
-                    f"{self.multiplier:g} promises: give AdaptiveClip a noise of more than {self.multiplier / 2 / cost.per_round:.2g}")
+            return (
+                f"the count of AdaptiveClip has noise of {cost.counted:g} devices, which alone tells more than multiplier="
+                f"{self.multiplier:g} promises: give AdaptiveClip a noise of more than {self.multiplier / 2 / cost.per_round:.2g}"
+            )
         return noise_refusal(cost, "Clip(norm=1.0), which the server does after decoding")
 
     def drift(self, cost: RoundCost, /) -> float:
@@ -87,4 +90,4 @@ def added(multiplier: float, counted: float) -> float:
     >>> added(1.0, 0.0), round(added(1.0, 2.5), 4)
     (1.0, 1.0206)
     """
-    return float((multiplier ** -2 - (2 * counted) ** -2) ** -0.5) if counted else multiplier
+    return float((multiplier**-2 - (2 * counted) ** -2) ** -0.5) if counted else multiplier

@@ -1,11 +1,14 @@
 """Norms of updates, and updates made no longer than a norm."""
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-PART = 1024            # numbers that are added at once
-BELOW = 1 - 2 ** -20   # a shortened update is so much shorter still: rounding 32-bit numbers must not leave it longer than it may be
+PART = 1024  # numbers that are added at once
+BELOW = (
+    1 - 2**-20
+)  # a shortened update is so much shorter still: rounding 32-bit numbers must not leave it longer than it may be
 
 
 def norms(rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ Nothing of a round leaves the process before it is in the ledger: a kill before 
 stands in the checkpoint, and is taken from there; a round that is in the ledger and not in a checkpoint is played again with other noise,
 and counts again.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -28,8 +29,8 @@ from shoestring.runs.folder import Folder
 if TYPE_CHECKING:
     from shoestring.federated.prepare import Prepared
 
-TOKEN = "privacy.json"   # in a run's folder: what its rounds are known by in a ledger
-FAR = 10                 # devices for whom epsilon may be expected not to hold, from which on delta is refused
+TOKEN = "privacy.json"  # in a run's folder: what its rounds are known by in a ledger
+FAR = 10  # devices for whom epsilon may be expected not to hold, from which on delta is refused
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,16 @@ class Release:
     """What every round releases: a noisy sum."""
 
     multiplier: float
-    rate: float            # chance of a device to take part
+    rate: float  # chance of a device to take part
     delta: float
-    budget: float          # the epsilon that the run may spend,
-    limit: float | None    # and that all runs on the ledger may; None: nothing was stated now
-    seeded: bool           # the noise follows from a seed: nothing is private
+    budget: float  # the epsilon that the run may spend,
+    limit: float | None  # and that all runs on the ledger may; None: nothing was stated now
+    seeded: bool  # the noise follows from a seed: nothing is private
 
     def entry(self, run: str, round: int, weights: Tensor | None = None) -> ReleasedRound:
-        return ReleasedRound(run, round, digest_of(weights), self.multiplier, self.rate, self.delta, self.limit, self.seeded)
+        return ReleasedRound(
+            run, round, digest_of(weights), self.multiplier, self.rate, self.delta, self.limit, self.seeded
+        )
 
 
 def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Release | None:
@@ -53,13 +56,23 @@ def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Rel
     if noise is None:
         return None
     population, asked = given.population, given.asked
-    return Release(noise.multiplier, population.per_round / population.count, asked.delta or 0.0,
-                   inf if asked.epsilon is None else asked.epsilon, asked.ledger_epsilon, not given.randomness.secret)
+    return Release(
+        noise.multiplier,
+        population.per_round / population.count,
+        asked.delta or 0.0,
+        inf if asked.epsilon is None else asked.epsilon,
+        asked.ledger_epsilon,
+        not given.randomness.secret,
+    )
 
 
 def digest_of(weights: Tensor | None) -> str:
     """Of what is released."""
-    return "" if weights is None else hashlib.blake2b(weights.detach().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    return (
+        ""
+        if weights is None
+        else hashlib.blake2b(weights.detach().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+    )
 
 
 def ledger_path(folder: Path, named: str | None) -> Path:
@@ -71,8 +84,10 @@ def check_room(folder: Path, named: str | None, limit: float | None) -> None:
     spending = Spending(ledger_path(folder, named))
     allowed = min((one for one in (spending.limit, limit) if one is not None), default=inf)
     if spending.delta is not None and allowed < inf and spending.epsilon(exactly=True) >= allowed:
-        raise Mistake(f"{spending.path}: epsilon {spending.epsilon():.4g} of {allowed:g} that this population may spend is spent, by "
-                      f"{spending.runs} run{'s' * (spending.runs > 1)}: nothing more may be released of it")
+        raise Mistake(
+            f"{spending.path}: epsilon {spending.epsilon():.4g} of {allowed:g} that this population may spend is spent, by "
+            f"{spending.runs} run{'s' * (spending.runs > 1)}: nothing more may be released of it"
+        )
 
 
 class RunLedger:
@@ -117,8 +132,10 @@ class RunLedger:
         spending, limit = self.opened, [one for one in (self.opened.limit, self.release.limit) if one is not None]
         if spending.own or not limit or not spending.would_exceed(self.entry(0), inf, rounds):
             return ""
-        return (f"{spending.runs} runs have spent epsilon {spending.epsilon():.4g} of the {min(limit):g} that {self.path} allows, and with "
-                f"these {rounds} rounds it would be more: give a smaller --epsilon, or fewer --rounds")
+        return (
+            f"{spending.runs} runs have spent epsilon {spending.epsilon():.4g} of the {min(limit):g} that {self.path} allows, and with "
+            f"these {rounds} rounds it would be more: give a smaller --epsilon, or fewer --rounds"
+        )
 
     def warnings(self) -> tuple[str, ...]:
         """What whoever looks on is told as the run begins, or goes on."""
@@ -126,11 +143,15 @@ class RunLedger:
         if self.release.seeded:
             found.append(NOT_PRIVATE)
         if spending.lost:
-            found.append(f"{self.path} lacks {spending.lost} lines that it had, or they are damaged: each counts as a round of the kind "
-                         f"that costs most")
+            found.append(
+                f"{self.path} lacks {spending.lost} lines that it had, or they are damaged: each counts as a round of the kind "
+                f"that costs most"
+            )
         if others := spending.runs - bool(spending.own):
-            found.append(f"{others} other run{'s' * (others > 1)} on {self.path} released something of the same devices: all together "
-                         f"have spent epsilon {spending.epsilon():.4g}")
+            found.append(
+                f"{others} other run{'s' * (others > 1)} on {self.path} released something of the same devices: all together "
+                f"have spent epsilon {spending.epsilon():.4g}"
+            )
         return tuple(found)
 
     def told(self, exactly: bool) -> Mapping[str, float]:
@@ -139,8 +160,10 @@ class RunLedger:
         return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
 
 
-NOT_PRIVATE = ("NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number subtracts it; it is for tests, and "
-               "epsilon means nothing here")
+NOT_PRIVATE = (
+    "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number subtracts it; it is for tests, and "
+    "epsilon means nothing here"
+)
 
 
 def check_delta_for(delta: float | None, clients: int) -> str:
@@ -157,11 +180,15 @@ def check_delta_for(delta: float | None, clients: int) -> str:
     if delta is None or delta < 1 / clients:
         return ""
     if delta > min(FAR / clients, 0.5):
-        raise Mistake(f"--delta {delta:g} for {clients:,} clients: it is the chance that epsilon does not hold, and allows to publish all "
-                      f"records of {delta * clients:,.3g} devices: that is no promise; give less than 1 / clients, such as "
-                      f"--delta {short_below(1 / clients)}")
-    return (f"--delta {delta:g} for {clients:,} clients: the records of {delta * clients:,.3g} devices may be published and epsilon still "
-            f"hold; less than 1 / clients is usual, such as --delta {short_below(1 / clients)}")
+        raise Mistake(
+            f"--delta {delta:g} for {clients:,} clients: it is the chance that epsilon does not hold, and allows to publish all "
+            f"records of {delta * clients:,.3g} devices: that is no promise; give less than 1 / clients, such as "
+            f"--delta {short_below(1 / clients)}"
+        )
+    return (
+        f"--delta {delta:g} for {clients:,} clients: the records of {delta * clients:,.3g} devices may be published and epsilon still "
+        f"hold; less than 1 / clients is usual, such as --delta {short_below(1 / clients)}"
+    )
 
 
 def short_below(number: float) -> str:

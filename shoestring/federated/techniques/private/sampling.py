@@ -7,6 +7,7 @@ Every update weighs the same and the number of those who came is not divided by:
 Who takes part is drawn like the noise (`randomness`), and no file has it: that a device may not be in a round is a part of the promise.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +26,9 @@ from shoestring.federated.techniques.private.clip import NORM
 from shoestring.privacy.account import epsilon_of
 from shoestring.privacy.spending import MOST_NOISE
 
-EXPECTED = "Noise.expected"   # of the server's state: devices of a round
-CHOSEN = "Noise.chosen"       # of what a round draws: numbers of the devices that take part
-ASKED = "Noise.asked"         # of an order: how many those are
+EXPECTED = "Noise.expected"  # of the server's state: devices of a round
+CHOSEN = "Noise.chosen"  # of what a round draws: numbers of the devices that take part
+ASKED = "Noise.asked"  # of an order: how many those are
 
 
 def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
@@ -40,7 +41,11 @@ def begun(server: ServerState, population: Population, source: Randomness) -> Se
     """The server, knowing how many devices are expected, and who takes part: every device by a draw of its own."""
     drawn = source.uniforms(population.count, "choose", server.round)
     chosen = (drawn < population.per_round / population.count).nonzero().flatten()
-    return replace(server, state={**server.state, EXPECTED: torch.tensor(population.per_round)}, drawn={**server.drawn, CHOSEN: chosen})
+    return replace(
+        server,
+        state={**server.state, EXPECTED: torch.tensor(population.per_round)},
+        drawn={**server.drawn, CHOSEN: chosen},
+    )
 
 
 def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
@@ -48,10 +53,14 @@ def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
     more of a device than its update does is refused."""
     for updates in arriving:
         if updates.extras:
-            raise Mistake(f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
-                          f"would not hold; leave out the technique that sends it")
+            raise Mistake(
+                f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
+                f"would not hold; leave out the technique that sends it"
+            )
         if updates.statistics is not None:
-            raise Mistake("devices send statistics of norm layers, which no noise covers: give --statistics frozen or local")
+            raise Mistake(
+                "devices send statistics of norm layers, which no noise covers: give --statistics frozen or local"
+            )
         yield replace(updates, rows=updates.rows.double(), counts=torch.ones_like(updates.counts))
 
 
@@ -85,8 +94,10 @@ def cost_with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCo
 
 def noise_refusal(cost: RoundCost, clip: str) -> str:
     if cost.statistics:
-        return (f"devices send {cost.statistics:,} statistics of norm layers beside their updates, which no noise covers: give "
-                f"--statistics frozen or local")
+        return (
+            f"devices send {cost.statistics:,} statistics of norm layers beside their updates, which no noise covers: give "
+            f"--statistics frozen or local"
+        )
     if not cost.clip:
         return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
     if not cost.delta:
@@ -96,5 +107,7 @@ def noise_refusal(cost: RoundCost, clip: str) -> str:
 
 def check_multiplier(multiplier: float, name: str) -> None:
     if not 0 < multiplier <= MOST_NOISE:
-        raise Mistake(f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0, and "
-                      f"{MOST_NOISE:,.0f} at most")
+        raise Mistake(
+            f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0, and "
+            f"{MOST_NOISE:,.0f} at most"
+        )

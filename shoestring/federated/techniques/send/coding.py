@@ -1,4 +1,5 @@
 """What codecs have in common."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -29,5 +30,7 @@ def device_noise(cost: RoundCost) -> str:
     """Why what devices send can't be coded, if they add noise themselves; empty if they don't."""
     if not cost.noise:
         return ""
-    return ("devices add noise, and what they add sums up to the promised noise only if it arrives as it is: coded, every device's is "
-            "changed on its own; use Clip and GaussianNoise, which the server does after decoding")
+    return (
+        "devices add noise, and what they add sums up to the promised noise only if it arrives as it is: coded, every device's is "
+        "changed on its own; use Clip and GaussianNoise, which the server does after decoding"
+    )

@@ -7,13 +7,14 @@
 A block whose range is no finite 32-bit number becomes numbers that are not finite: who receives it rejects it.
 All of it is done number by number, so a row gets the same bits among other rows and on every machine.
 """
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-SHIFTS = {8: (0,), 4: (0, 4), 2: (0, 2, 4, 6), 1: tuple(range(8))}   # where the levels of a byte begin
-RANGE = 8   # bytes of a block's low and step
+SHIFTS = {8: (0,), 4: (0, 4), 2: (0, 2, 4, 6), 1: tuple(range(8))}  # where the levels of a byte begin
+RANGE = 8  # bytes of a block's low and step
 
 
 def levels_bytes(count: int, bits: int, block: int) -> int:
@@ -35,14 +36,14 @@ def in_blocks(values: Tensor, block: int) -> Tensor:
 def ranges(values: Tensor, bits: int, block: int) -> tuple[Tensor, Tensor]:
     """Low and step of every block, (k, blocks) each."""
     blocks = in_blocks(values, block)
-    low, high = blocks.amin(2) + 0.0, blocks.amax(2) + 0.0   # + 0: of -0 and 0, which are equal, always the same one
+    low, high = blocks.amin(2) + 0.0, blocks.amax(2) + 0.0  # + 0: of -0 and 0, which are equal, always the same one
     return low, (high - low) / ((1 << bits) - 1)
 
 
 def scaled(values: Tensor, low: Tensor, step: Tensor, block: int) -> Tensor:
     """(x - low) / step, (k, n)."""
     blocks = (in_blocks(values, block) - low[..., None]) / torch.where(step > 0, step, 1.0)[..., None]
-    return blocks.flatten(1)[:, :values.shape[1]]
+    return blocks.flatten(1)[:, : values.shape[1]]
 
 
 def levels(values: Tensor, low: Tensor, step: Tensor, bits: int, block: int, offset: Tensor | float) -> Tensor:
@@ -53,7 +54,7 @@ def levels(values: Tensor, low: Tensor, step: Tensor, bits: int, block: int, off
 
 def restored(found: Tensor, low: Tensor, step: Tensor, block: int) -> Tensor:
     blocks = in_blocks(found, block).to(torch.float32) * step[..., None] + low[..., None]
-    return blocks.flatten(1)[:, :found.shape[1]].contiguous()
+    return blocks.flatten(1)[:, : found.shape[1]].contiguous()
 
 
 def packed(found: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -70,7 +71,7 @@ def packed(found: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 def unpacked(whole: Tensor, none: Tensor, bits: int) -> Tensor:
     """What `packed` was given."""
     split = torch.stack([(whole >> shift) & ((1 << bits) - 1) for shift in SHIFTS[bits]], 2).flatten(1)
-    return split[:, :split.shape[1] - int(none[0, 0])] if none.numel() else split
+    return split[:, : split.shape[1] - int(none[0, 0])] if none.numel() else split
 
 
 def expected_error(values: Tensor, bits: int, block: int) -> float:
@@ -90,6 +91,6 @@ def expected_error(values: Tensor, bits: int, block: int) -> float:
 def worst_error(count: int, bits: int, block: int) -> float:
     """The largest |error|^2 / |x|^2 that n numbers can have: a block's range is at most sqrt(2) of its norm.
 
-        n step^2 / 4  <=  n / (2 L^2)
+    n step^2 / 4  <=  n / (2 L^2)
     """
     return min(count, block) / (2 * ((1 << bits) - 1) ** 2)

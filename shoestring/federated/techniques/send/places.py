@@ -6,6 +6,7 @@
 
 Whole numbers of 32 bits would be 4 n, more than one of these wherever n is above m / 1000 or so.
 """
+
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -13,12 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-BLOCKS = {1: 255, 2: 65535}   # bytes of a place -> numbers of a block: as many as such a count can tell, too
+BLOCKS = {1: 255, 2: 65535}  # bytes of a place -> numbers of a block: as many as such a count can tell, too
 
 
 class Placed(NamedTuple):
-    places: Tensor   # (k, n) inside of their blocks, or (k, m / 8) bits; bytes
-    counts: Tensor   # (k, blocks) in every block; empty for a bitmap
+    places: Tensor  # (k, n) inside of their blocks, or (k, m / 8) bits; bytes
+    counts: Tensor  # (k, blocks) in every block; empty for a bitmap
 
 
 def shortest(count: int, size: int) -> tuple[int, int]:
@@ -36,10 +37,15 @@ def placed(kept: Tensor, count: int) -> Placed:
     width = shortest(count, size)[1]
     if not width:
         padded = torch.nn.functional.pad(kept.to(torch.uint8), (0, -size % 8)).view(rows, -1, 8)
-        return Placed((padded << torch.arange(8, dtype=torch.uint8)).sum(2).to(torch.uint8), torch.empty(rows, 0, dtype=torch.uint8))
+        return Placed(
+            (padded << torch.arange(8, dtype=torch.uint8)).sum(2).to(torch.uint8),
+            torch.empty(rows, 0, dtype=torch.uint8),
+        )
     block = BLOCKS[width]
     where = kept.nonzero()[:, 1].view(rows, count)
-    counts = torch.zeros(rows, -(-size // block), dtype=torch.long).scatter_add_(1, where // block, torch.ones_like(where))
+    counts = torch.zeros(rows, -(-size // block), dtype=torch.long).scatter_add_(
+        1, where // block, torch.ones_like(where)
+    )
     return Placed(narrowed(where % block, width), narrowed(counts, width))
 
 

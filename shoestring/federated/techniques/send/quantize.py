@@ -6,6 +6,7 @@ Unbiased: E[what arrives] = what was found, so the errors of many devices averag
 their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132; in blocks with a range of their own as in Suresh, Yu,
 Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -34,13 +35,18 @@ from shoestring.federated.techniques.send.levels import (
     worst_error,
 )
 
-LEVELS, NONE, LOW, STEP = "QuantizeUpdates.levels", "QuantizeUpdates.none", "QuantizeUpdates.low", "QuantizeUpdates.step"
+LEVELS, NONE, LOW, STEP = (
+    "QuantizeUpdates.levels",
+    "QuantizeUpdates.none",
+    "QuantizeUpdates.low",
+    "QuantizeUpdates.step",
+)
 
 
 @dataclass(frozen=True)
 class QuantizeUpdates(FederatedTechnique):
-    bits: int = 8        # of a number: 8, 4, 2 or 1
-    block: int = 1024    # numbers with a range of their own, which takes 8 bytes
+    bits: int = 8  # of a number: 8, 4, 2 or 1
+    block: int = 1024  # numbers with a range of their own, which takes 8 bytes
 
     why: ClassVar[str] = "fewer bits a number on the way up"
     seam: ClassVar[str] = "send"
@@ -74,8 +80,12 @@ class QuantizeUpdates(FederatedTechnique):
             payload = dict(sent.payload)
             values = payload.pop(VALUES)
             low, step = ranges(values, self.bits, self.block)
-            drawn = torch.stack([torch.rand(values.shape[1], generator=generator_of(order.seed, "quantize", order.round, name))
-                                 for name in sent.told.names])
+            drawn = torch.stack(
+                [
+                    torch.rand(values.shape[1], generator=generator_of(order.seed, "quantize", order.round, name))
+                    for name in sent.told.names
+                ]
+            )
             whole, none = packed(levels(values, low, step, self.bits, self.block, drawn), self.bits)
             return replace(sent, payload={**payload, LEVELS: whole, NONE: none, LOW: low, STEP: step})
 
@@ -90,7 +100,9 @@ class QuantizeUpdates(FederatedTechnique):
 
 def check(bits: int, block: int, name: str) -> None:
     if bits not in SHIFTS:
-        raise Mistake(f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, SHIFTS))}")
+        raise Mistake(
+            f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, SHIFTS))}"
+        )
     if not isinstance(block, int) or block < 2:
         raise Mistake(f"block={block!r} in {name}: a block of one number has no range; give 2 or more")
 
@@ -98,4 +110,6 @@ def check(bits: int, block: int, name: str) -> None:
 @remembered
 def squared_errors(values: Tensor, bits: int, block: int) -> Tensor:
     """E|error|^2 of every row (m)."""
-    return torch.tensor([expected_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64)
+    return torch.tensor(
+        [expected_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64
+    )

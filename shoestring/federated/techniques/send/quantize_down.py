@@ -11,6 +11,7 @@ stated is |given - w|^2 / |w|^2 for weights of a normal distribution, whose bloc
 Caldas, Konečný, McMahan, Talwalkar 2018, Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, arXiv
 1812.07210.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ NONE, LOW, STEP = "QuantizeDown.none", "QuantizeDown.low", "QuantizeDown.step"
 
 @dataclass(frozen=True)
 class QuantizeDown(FederatedTechnique):
-    bits: int = 8        # of a weight: 8 or 4
-    block: int = 1024    # weights with a range of their own, which takes 8 bytes
+    bits: int = 8  # of a weight: 8 or 4
+    block: int = 1024  # weights with a range of their own, which takes 8 bytes
 
     why: ClassVar[str] = "fewer bits a weight on the way down"
     seam: ClassVar[str] = "send"
@@ -40,7 +41,9 @@ class QuantizeDown(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
-            raise Mistake(f"bits={self.bits!r} in QuantizeDown: with fewer bits than 4 no model is itself any more; give 8 or 4")
+            raise Mistake(
+                f"bits={self.bits!r} in QuantizeDown: with fewer bits than 4 no model is itself any more; give 8 or 4"
+            )
         if not isinstance(self.block, int) or self.block < 2:
             raise Mistake(f"block={self.block!r} in QuantizeDown: a block of one weight has no range; give 2 or more")
 
@@ -75,8 +78,10 @@ class QuantizeDown(FederatedTechnique):
         def order(server: ServerState, group: DeviceGroup) -> Order:
             made = subject.order(server, group)
             if not bool(torch.isfinite(made.weights).all()):
-                raise Mistake(f"the weights of round {server.round + 1} have numbers that are not finite, which have no level: training "
-                              f"diverged; a lower rate or a robust rule of combination may help")
+                raise Mistake(
+                    f"the weights of round {server.round + 1} have numbers that are not finite, which have no level: training "
+                    f"diverged; a lower rate or a robust rule of combination may help"
+                )
             return self.coded(made)
 
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:

@@ -8,6 +8,7 @@ and the round, and are not sent. Done by additions alone, in a fixed order: the 
 one draw of signs; of few numbers (below 50 or so) others differ.
 Suresh, Yu, Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from shoestring.federated.techniques.send.coding import device_noise, unlimited
 from shoestring.federated.techniques.send.quantize import squared_errors
 
 BLOCK = 1024
-GAIN = 0.9   # the error of 4 bits must become at least so much smaller for the chooser to try it
+GAIN = 0.9  # the error of 4 bits must become at least so much smaller for the chooser to try it
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Rotate(FederatedTechnique):
     why: ClassVar[str] = "turned at random, a few bits a number lose less"
     seam: ClassVar[str] = "send"
     slot: ClassVar[str] = "rotate"
-    needs: ClassVar[tuple[str, ...]] = ("QuantizeUpdates",)   # alone it saves nothing
+    needs: ClassVar[tuple[str, ...]] = ("QuantizeUpdates",)  # alone it saves nothing
     order: ClassVar[int] = 42
 
     @classmethod
@@ -46,16 +47,21 @@ class Rotate(FederatedTechnique):
         return device_noise(cost)
 
     def drift(self, cost: RoundCost, /) -> float:
-        return 0.0   # but for rounding
+        return 0.0  # but for rounding
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return unlimited(replace(cost, evidence=cost.evidence and replace(cost.evidence, values=turned(cost.evidence.values))))
+        return unlimited(
+            replace(cost, evidence=cost.evidence and replace(cost.evidence, values=turned(cost.evidence.values)))
+        )
 
     def apply(self, subject: Round, /) -> Round:
         def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> Sent:
             sent = subject.encode(order, devices, updates)
             values = sent.payload[VALUES]
-            return replace(sent, payload={**sent.payload, VALUES: rotated(values, *signs(order.seed, order.round, values.shape[1]))})
+            return replace(
+                sent,
+                payload={**sent.payload, VALUES: rotated(values, *signs(order.seed, order.round, values.shape[1]))},
+            )
 
         def decode(order: Order, sent: Sent) -> Updates:
             values = sent.payload[VALUES]
@@ -86,7 +92,7 @@ def rotated(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
     whole, turned = size - size % block, values * first
     turned[:, :whole] = hadamard(turned[:, :whole], block)
     if whole < size:
-        turned[:, size - block:] = hadamard(turned[:, size - block:] * second, block)
+        turned[:, size - block :] = hadamard(turned[:, size - block :] * second, block)
     return turned
 
 
@@ -95,7 +101,7 @@ def rotated_back(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
     size, block = values.shape[1], len(second)
     whole, turned = size - size % block, values.clone()
     if whole < size:
-        turned[:, size - block:] = hadamard(turned[:, size - block:], block) * second
+        turned[:, size - block :] = hadamard(turned[:, size - block :], block) * second
     turned[:, :whole] = hadamard(turned[:, :whole], block)
     return turned * first
 

@@ -12,6 +12,7 @@ no h numbers are nearer to an update than its h largest, and TopK sends those, e
 Measured at a tenth of the bytes, on numbers of a normal distribution and with heavy tails: error 1.01 and 0.83 of the update, TopK's
 0.64 and 0.004. It would pay where only the sum of all tables can be seen.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -30,15 +31,15 @@ from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
 
-HEAVY = 3.0   # times |x| / sqrt(columns): what is read is larger
-DRAWS = 4     # tables of the update at hand, the worst of which is stated
+HEAVY = 3.0  # times |x| / sqrt(columns): what is read is larger
+DRAWS = 4  # tables of the update at hand, the worst of which is stated
 LEFT = "Sketch.left"
 
 
 @dataclass(frozen=True)
 class Sketch(FederatedTechnique):
-    rows: int = 3          # of the table; odd, so that one is in the middle; of one alone too much would be read
-    share: float = 0.1     # of an update's numbers, that the table has
+    rows: int = 3  # of the table; odd, so that one is in the middle; of one alone too much would be read
+    share: float = 0.1  # of an update's numbers, that the table has
 
     why: ClassVar[str] = "random sums that add up, out of which the largest numbers are read"
     seam: ClassVar[str] = "send"
@@ -49,8 +50,10 @@ class Sketch(FederatedTechnique):
         if not isinstance(self.rows, int) or self.rows < 3 or self.rows % 2 == 0:
             raise Mistake(f"rows={self.rows!r} in Sketch: what is read is the row's in the middle; give 3, 5, 7, …")
         if not 0 < self.share < 1:
-            raise Mistake(f"share={self.share!r} in Sketch: it is the size of the table as a share of an update; give more than 0 and less "
-                          f"than 1")
+            raise Mistake(
+                f"share={self.share!r} in Sketch: it is the size of the table as a share of an update; give more than 0 and less "
+                f"than 1"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Sketch, ...]:
@@ -67,10 +70,17 @@ class Sketch(FederatedTechnique):
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         numbers = self.rows * self.columns(cost.values)
-        less = replace(cost, values=numbers, up=cost.up + 4 * (numbers - cost.values), device_bytes=cost.device_bytes + 4 * cost.values)
+        less = replace(
+            cost,
+            values=numbers,
+            up=cost.up + 4 * (numbers - cost.values),
+            device_bytes=cost.device_bytes + 4 * cost.values,
+        )
         if cost.evidence is None:
-            return coded(less, 1.25)   # nothing is read, or a little that is wrong
-        tables = torch.stack([self.table(row, *self.drawn(0, 0, cost.values)).flatten() for row in cost.evidence.decoded])
+            return coded(less, 1.25)  # nothing is read, or a little that is wrong
+        tables = torch.stack(
+            [self.table(row, *self.drawn(0, 0, cost.values)).flatten() for row in cost.evidence.decoded]
+        )
         found = (replace(cost.evidence, decoded=rows, values=tables) for rows in read_rows(self, cost.evidence.decoded))
         return unlimited(recoded(less, max(found, key=lambda one: one.bias(cost.per_round))))
 
@@ -87,7 +97,7 @@ class Sketch(FederatedTechnique):
         """The large estimates, and zeros."""
         estimates = (table.gather(1, places) * signs).median(0).values
         if not bool(table.isfinite().all()):
-            return torch.full_like(estimates, torch.nan)   # so that it is rejected
+            return torch.full_like(estimates, torch.nan)  # so that it is rejected
         norm = table.double().square().sum(1).median().sqrt()
         return torch.where(estimates.abs() * sqrt(table.shape[1]) > HEAVY * norm, estimates, 0.0)
 

@@ -7,6 +7,7 @@ again never sends it. |error|^2 = the squares of the smallest n - k numbers. Of 
 Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599; Karimireddy, Rebjock, Stich, Jaggi 2019, Error Feedback Fixes
 SignSGD, arXiv 1901.09847.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_right
@@ -27,13 +28,13 @@ from shoestring.federated.techniques.send.levels import levels_bytes
 from shoestring.federated.techniques.send.places import Placed, marks, placed, shortest
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
-BITS, BLOCK = (8, 4, 2), 1024   # of QuantizeUpdates, that the chooser tries after it
+BITS, BLOCK = (8, 4, 2), 1024  # of QuantizeUpdates, that the chooser tries after it
 PLACES, COUNTS, LEFT = "TopK.places", "TopK.counts", "TopK.left"
 
 
 @dataclass(frozen=True)
 class TopK(FederatedTechnique):
-    share: float = 0.01   # of the numbers, that is sent
+    share: float = 0.01  # of the numbers, that is sent
 
     why: ClassVar[str] = "only the largest numbers on the way up, the others later"
     seam: ClassVar[str] = "send"
@@ -42,13 +43,19 @@ class TopK(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
-            raise Mistake(f"share={self.share!r} in TopK: it is the share of the numbers that is sent; give more than 0 and less than 1")
+            raise Mistake(
+                f"share={self.share!r} in TopK: it is the share of the numbers that is sent; give more than 0 and less than 1"
+            )
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[TopK, ...]:
         """Usual shares, and those that fill the bytes that a device may send, as they are or quantized."""
         shares = dict.fromkeys((*SHARES, *(share for bits in (32, *BITS) if (share := filling(cost, bits)))))
-        return tuple(one for one in map(cls, shares) if one.share * cost.values >= 0.99 and one.bytes(cost.values) < 4 * cost.values)
+        return tuple(
+            one
+            for one in map(cls, shares)
+            if one.share * cost.values >= 0.99 and one.bytes(cost.values) < 4 * cost.values
+        )
 
     def refusal(self, cost: RoundCost, /) -> str:
         return device_noise(cost)
@@ -66,10 +73,14 @@ class TopK(FederatedTechnique):
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         count = self.count(cost.values)
-        less = replace(cost, values=count, up=cost.up - 4 * cost.values + self.bytes(cost.values),
-                       device_bytes=cost.device_bytes + 4 * cost.values)
+        less = replace(
+            cost,
+            values=count,
+            up=cost.up - 4 * cost.values + self.bytes(cost.values),
+            device_bytes=cost.device_bytes + 4 * cost.values,
+        )
         if cost.evidence is None:
-            return coded(less, 1 - count / cost.values)   # all numbers alike: the worst there is
+            return coded(less, 1 - count / cost.values)  # all numbers alike: the worst there is
         decoded, values = largest(cost.evidence.decoded, count)
         return unlimited(recoded(less, replace(cost.evidence, decoded=decoded, values=values)))
 
@@ -86,15 +97,20 @@ class TopK(FederatedTechnique):
                 if bool(row.isfinite().all()):
                     state[LEFT] = row.masked_fill(chosen, 0.0)
                 else:
-                    row.fill_(torch.nan)   # so that it is rejected, whatever would be sent of it; what is left is still that of before
+                    row.fill_(
+                        torch.nan
+                    )  # so that it is rejected, whatever would be sent of it; what is left is still that of before
             places, counts = placed(kept, count)
-            return replace(sent, payload={**sent.payload, VALUES: rows[kept].view(len(rows), count), PLACES: places, COUNTS: counts})
+            return replace(
+                sent,
+                payload={**sent.payload, VALUES: rows[kept].view(len(rows), count), PLACES: places, COUNTS: counts},
+            )
 
         def decode(order: Order, sent: Sent) -> Updates:
             payload, size = dict(sent.payload), order.weights.numel()
             found = Placed(payload.pop(PLACES), payload.pop(COUNTS))
             kept, good = marks(found, self.count(size), size)
-            values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)   # what makes no sense is rejected
+            values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)  # what makes no sense is rejected
             rows = torch.zeros(len(values), size).masked_scatter_(kept, values)
             return subject.decode(order, replace(sent, payload={**payload, VALUES: rows}))
 
@@ -108,10 +124,10 @@ def filling(cost: RoundCost, bits: int) -> float:
     def taken(count: int) -> int:
         return shortest(count, size)[0] + (4 * count if bits == 32 else levels_bytes(count, bits, BLOCK))
 
-    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0   # `taken` never falls
+    count = bisect_right(range(1, size), room, key=taken) if cost.upload else 0  # `taken` never falls
     digits = 3
     while count and round((share := float(f"{count / size:.{digits}g}")) * size) != count:
-        digits += 1   # as few as name this count
+        digits += 1  # as few as name this count
     return share if count else 0.0
 
 
@@ -122,7 +138,7 @@ def top(row: Tensor, count: int) -> Tensor:
     sizes = row.abs()
     least = sizes.topk(count).values[-1]
     kept = sizes > least
-    kept[(sizes == least).nonzero().flatten()[:count - int(kept.sum())]] = True
+    kept[(sizes == least).nonzero().flatten()[: count - int(kept.sum())]] = True
     return kept
 
 

@@ -1,4 +1,5 @@
 """Work beside the round's own: devices do it, and nothing of it is left but what the technique keeps that asked for it."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,6 +6,7 @@ It begins as the weights that the device is first given. Nothing more is sent, a
 `before` is of the weights that they were given and `after` of their personal models.
 Li, Hu, Beirami, Smith 2021, Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from shoestring.federated.round import DeviceView, Objective, Order, Round, Upda
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.work.beside import without_traces
 
-PERSONAL = "Ditto.personal"   # (size), of a device
+PERSONAL = "Ditto.personal"  # (size), of a device
 
 
 @dataclass(frozen=True)
 class Ditto(FederatedTechnique):
-    strength: float = 0.1   # of the pull towards the common weights; 0: personal models are trained alone
+    strength: float = 0.1  # of the pull towards the common weights; 0: personal models are trained alone
 
     why: ClassVar[str] = "a personal model on every device, near the common one"
     seam: ClassVar[str] = "work"
@@ -34,7 +35,9 @@ class Ditto(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < inf:
-            raise Mistake(f"strength={self.strength} in Ditto: it pulls personal models towards the common one; give 0 or more")
+            raise Mistake(
+                f"strength={self.strength} in Ditto: it pulls personal models towards the common one; give 0 or more"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return replace(cost, device_seconds=2 * cost.device_seconds, device_bytes=cost.device_bytes + 4 * cost.size)
@@ -49,11 +52,16 @@ class Ditto(FederatedTechnique):
             if objective.start is not None:
                 return found
             start = torch.stack([device.state.get(PERSONAL, order.weights) for device in devices])
-            near, apart = Objective(objective.local, start, self.strength, order.weights, model=PERSONAL), without_traces(devices)
+            near, apart = (
+                Objective(objective.local, start, self.strength, order.weights, model=PERSONAL),
+                without_traces(devices),
+            )
             personal = subject.work(order, apart, near)
             for device, other, own in zip(devices, apart, start + personal.rows, strict=True):
                 device.state[PERSONAL] = own.clone()
-                device.state.update({name: value for name, value in other.state.items() if name.startswith(f"{PERSONAL}.")})   # statistics
+                device.state.update(
+                    {name: value for name, value in other.state.items() if name.startswith(f"{PERSONAL}.")}
+                )  # statistics
             return replace(found, after=personal.after) if order.judges else found
 
         return subject.with_(work=work)

@@ -6,6 +6,7 @@ A device makes the job's initial weights itself, from the job and its seed, so n
 server's own row keeps the initial weights in place of the personal ones.
 Arivazhagan, Aggarwal, Singh, Choudhary 2019, Federated Learning with Personalization Layers, arXiv 1912.00818.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, Sent, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-PERSONAL = "FedPer.personal"   # of a device: its own numbers, in the order of the row
+PERSONAL = "FedPer.personal"  # of a device: its own numbers, in the order of the row
 
 
 class LayerSplit(NamedTuple):
@@ -33,7 +34,7 @@ class LayerSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPer(FederatedTechnique):
-    layers: str = ""   # names of weights that stay, such as "head.*,norm.weight"; "": the last layer that has weights
+    layers: str = ""  # names of weights that stay, such as "head.*,norm.weight"; "": the last layer that has weights
 
     why: ClassVar[str] = "some layers stay on the device and are its own"
     seam: ClassVar[str] = "work"
@@ -45,8 +46,15 @@ class FedPer(FederatedTechnique):
         shared, personal = divided(cost.layout, self.layers)
         fewer = len(personal)
         evidence = cost.evidence and cost.evidence.some(shared)
-        return replace(cost, size=cost.size - fewer, values=cost.values - fewer, up=cost.up - 4 * fewer, down=cost.down - 4 * fewer,
-                       device_bytes=cost.device_bytes + 4 * fewer, evidence=evidence)
+        return replace(
+            cost,
+            size=cost.size - fewer,
+            values=cost.values - fewer,
+            up=cost.up - 4 * fewer,
+            down=cost.down - 4 * fewer,
+            device_bytes=cost.device_bytes + 4 * fewer,
+            evidence=evidence,
+        )
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[FedPer, ...]:
@@ -66,8 +74,10 @@ class FedPer(FederatedTechnique):
 
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             if objective.anchor is not None:
-                raise Mistake("FedPer beside a technique that pulls weights towards common ones (Ditto): personal layers have no common "
-                              "ones; use one of the two")
+                raise Mistake(
+                    "FedPer beside a technique that pulls weights towards common ones (Ditto): personal layers have no common "
+                    "ones; use one of the two"
+                )
             given = order.weights if objective.start is None else objective.start
             start = torch.empty(len(devices), size)
             start[:, shared] = given
@@ -80,7 +90,7 @@ class FedPer(FederatedTechnique):
 
         def decode(order: Order, sent: Sent) -> Updates:
             found = subject.decode(order, sent)
-            if found.rows.shape[1] != len(shared):   # an update of another shape: who counts them will reject it
+            if found.rows.shape[1] != len(shared):  # an update of another shape: who counts them will reject it
                 return replace(found, rows=found.rows[:, :0])
             return replace(found, rows=found.rows.new_zeros(len(found.rows), size).index_copy(1, shared, found.rows))
 
@@ -94,7 +104,7 @@ def divided(layout: Layout, layers: str) -> LayerSplit:
     mine = personal_entries(layout, layers)
     stays = torch.zeros(layout.size, dtype=torch.bool)
     for entry in mine:
-        stays[entry.start:entry.stop] = True
+        stays[entry.start : entry.stop] = True
     return LayerSplit((~stays).nonzero().flatten(), stays.nonzero().flatten())
 
 
@@ -118,6 +128,8 @@ def problem(layout: Layout, layers: str) -> str:
         if one and not any(fnmatchcase(name, one) for name in names):
             return f"FedPer(layers={layers!r}): no weight of the model is called {one!r}; {there}"
     if not any(entry.trained and entry not in personal_entries(layout, layers) for entry in layout.entries):
-        return (f"FedPer(layers={layers!r}): every trained weight would stay on its device, and nothing would be learned together; "
-                f"name fewer of them; {there}")
+        return (
+            f"FedPer(layers={layers!r}): every trained weight would stay on its device, and nothing would be learned together; "
+            f"name fewer of them; {there}"
+        )
     return ""

@@ -4,6 +4,7 @@
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith 2020, Federated Optimization in Heterogeneous Networks, arXiv 1812.06127.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class FedProx(FederatedTechnique):
-    mu: float = 0.01   # strength of the pull
+    mu: float = 0.01  # strength of the pull
 
     why: ClassVar[str] = "devices stay near the common weights"
     seam: ClassVar[str] = "work"
@@ -28,7 +29,9 @@ class FedProx(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < inf:
-            raise Mistake(f"mu={self.mu} in FedProx: it pulls devices towards the weights they were given; give 0 or more")
+            raise Mistake(
+                f"mu={self.mu} in FedProx: it pulls devices towards the weights they were given; give 0 or more"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost

@@ -7,6 +7,7 @@ It is done in rounds in which devices are judged, and nothing of it is kept or s
 device that is judged as much time as so many epochs.
 Yu, Bagdasaryan, Shmatikov 2020, Salvaging Federated Learning by Local Adaptation, arXiv 2002.04758.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from shoestring.federated.techniques.work.beside import without_traces
 
 @dataclass(frozen=True)
 class FineTune(FederatedTechnique):
-    epochs: int = 1   # of tuning
+    epochs: int = 1  # of tuning
 
     why: ClassVar[str] = "devices are judged after tuning the common weights on their own records"
     seam: ClassVar[str] = "work"
@@ -30,7 +31,9 @@ class FineTune(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not isinstance(self.epochs, int) or self.epochs < 1:
-            raise Mistake(f"epochs={self.epochs} in FineTune: it is how often a device goes through its records; give 1 or more")
+            raise Mistake(
+                f"epochs={self.epochs} in FineTune: it is how often a device goes through its records; give 1 or more"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost
@@ -44,7 +47,9 @@ class FineTune(FederatedTechnique):
             found = subject.work(replace(order, judges=False), devices, objective)
             if not order.judges:
                 return found
-            tuning = Objective(replace(objective.local, epochs=self.epochs, steps=0), order.weights.expand(len(devices), -1))
+            tuning = Objective(
+                replace(objective.local, epochs=self.epochs, steps=0), order.weights.expand(len(devices), -1)
+            )
             tuned = subject.work(order, without_traces(devices), tuning)
             return replace(found, before=tuned.before, after=tuned.after)
 

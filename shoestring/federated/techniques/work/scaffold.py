@@ -10,6 +10,7 @@ Control variates are sent as they are, both ways, whatever codes the weights, an
 rules that leave out devices from the mean do not leave them out of c.
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv 1910.06378.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -21,16 +22,27 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Objective, Order, Population, Round, ServerState, Tensors, Updates
+from shoestring.federated.round import (
+    Combined,
+    DeviceGroup,
+    DeviceView,
+    Objective,
+    Order,
+    Population,
+    Round,
+    ServerState,
+    Tensors,
+    Updates,
+)
 from shoestring.federated.simulation.cohort.schedule import step_sizes
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-CONTROL = "Scaffold.control"   # (size): c of the server, c_i of a device; (k, size) on the way up: by how much each c_i changed
+CONTROL = "Scaffold.control"  # (size): c of the server, c_i of a device; (k, size) on the way up: by how much each c_i changed
 
 
 @dataclass(frozen=True)
 class Scaffold(FederatedTechnique):
-    lr: float = 1.0   # of the server's step
+    lr: float = 1.0  # of the server's step
 
     why: ClassVar[str] = "devices correct their steps by how they differ from all"
     seam: ClassVar[str] = "work"
@@ -39,7 +51,9 @@ class Scaffold(FederatedTechnique):
 
     def __post_init__(self) -> None:
         if not 0 < self.lr < inf:
-            raise Mistake(f"lr={self.lr} in Scaffold: it is the rate of the server's step, 1 for the plain mean; give a number above 0")
+            raise Mistake(
+                f"lr={self.lr} in Scaffold: it is the rate of the server's step, 1 for the plain mean; give a number above 0"
+            )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         assert cost.layout is not None, "the room says what the row of the model is"
@@ -52,11 +66,15 @@ class Scaffold(FederatedTechnique):
 
     def apply(self, subject: Round, /) -> Round:
         if subject.local.optimizer is not None:
-            raise Mistake("Scaffold, and devices have an optimizer (the Job's or its Local's): its rule needs the size of a step, which "
-                          "plain SGD alone has; give Local(lr=...) without an optimizer, or leave out Scaffold")
+            raise Mistake(
+                "Scaffold, and devices have an optimizer (the Job's or its Local's): its rule needs the size of a step, which "
+                "plain SGD alone has; give Local(lr=...) without an optimizer, or leave out Scaffold"
+            )
         if subject.local.clip or subject.local.schedule is not None:
-            raise Mistake("Scaffold, and devices' steps are clipped or follow a schedule (clip or schedule of the Job or its Local): its "
-                          "rule needs steps of one size; leave them out, or leave out Scaffold")
+            raise Mistake(
+                "Scaffold, and devices' steps are clipped or follow a schedule (clip or schedule of the Job or its Local): its "
+                "rule needs steps of one size; leave them out, or leave out Scaffold"
+            )
         size = subject.layout.size
 
         def initial(server: ServerState) -> ServerState:
@@ -73,7 +91,7 @@ class Scaffold(FederatedTechnique):
             common = order.extras[CONTROL]
             own = torch.stack([device.state.get(CONTROL, torch.zeros(size)) for device in devices])
             found = subject.work(order, devices, replace(objective, correction=common - own))
-            change = -found.rows / step_lengths(devices, objective) - common   # (k, size)
+            change = -found.rows / step_lengths(devices, objective) - common  # (k, size)
             for device, control in zip(devices, own + change, strict=True):
                 device.state[CONTROL] = control.clone()
             return replace(found, extras={**found.extras, CONTROL: change})
@@ -85,10 +103,14 @@ class Scaffold(FederatedTechnique):
         def advance(server: ServerState, combined: Combined) -> ServerState:
             return subject.advance(server, replace(combined, update=self.lr * combined.update))
 
-        return subject.with_(initial=initial, order=order, work=work, note=note, advance=subject.advance if self.lr == 1 else advance)
+        return subject.with_(
+            initial=initial, order=order, work=work, note=note, advance=subject.advance if self.lr == 1 else advance
+        )
 
 
 def step_lengths(devices: Sequence[DeviceView], objective: Objective) -> Tensor:
     """K eta of every device: (k, 1)."""
     local = objective.local
-    return torch.tensor([[len(step_sizes(device.records.count, local)) * local.rate] for device in devices], dtype=torch.float32)
+    return torch.tensor(
+        [[len(step_sizes(device.records.count, local)) * local.rate] for device in devices], dtype=torch.float32
+    )

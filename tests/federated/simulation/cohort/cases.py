@@ -1,4 +1,5 @@
 """Models, jobs and devices that the tests of cohorts share."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -15,11 +16,13 @@ from shoestring.federated.records import Records, records_of
 from shoestring.federated.simulation.cohort import Engine, How
 
 CLOSE = 1e-5
-COUNTS = (25, 33, 7, 1, 12)   # uneven, one shorter than a batch, one with a single sample
+COUNTS = (25, 33, 7, 1, 12)  # uneven, one shorter than a batch, one with a single sample
 
 
 def images(count: int, generator: torch.Generator, side: int = 12) -> TensorDataset:
-    return TensorDataset(torch.randn(count, 1, side, side, generator=generator), torch.randint(5, (count,), generator=generator))
+    return TensorDataset(
+        torch.randn(count, 1, side, side, generator=generator), torch.randint(5, (count,), generator=generator)
+    )
 
 
 def tokens(count: int, generator: torch.Generator) -> TensorDataset:
@@ -29,13 +32,27 @@ def tokens(count: int, generator: torch.Generator) -> TensorDataset:
 
 def mlp(*activations: nn.Module, bias: bool = True) -> nn.Sequential:
     between = activations or (nn.ReLU(), nn.Tanh())
-    return nn.Sequential(nn.Flatten(), nn.Linear(144, 17, bias=bias), between[0], nn.Sequential(nn.Linear(17, 9), between[-1]),
-                         nn.Dropout(0.0), nn.Linear(9, 5, bias=bias))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(144, 17, bias=bias),
+        between[0],
+        nn.Sequential(nn.Linear(17, 9), between[-1]),
+        nn.Dropout(0.0),
+        nn.Linear(9, 5, bias=bias),
+    )
 
 
 def cnn() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3, bias=False), nn.Tanh(),
-                         nn.AvgPool2d(2), nn.Flatten(), nn.Linear(24, 5))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, bias=False),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
 
 
 class Transformer(nn.Module):
@@ -43,7 +60,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.embed, self.norm, self.mix = nn.Embedding(11, 8), nn.LayerNorm(8), nn.Linear(8, 24)
         self.end, self.head = nn.LayerNorm(8), nn.Linear(8, 11, bias=False)
-        self.head.weight = self.embed.weight   # shared
+        self.head.weight = self.embed.weight  # shared
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)

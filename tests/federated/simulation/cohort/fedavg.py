@@ -2,6 +2,7 @@
 
 Only the order of a device's samples and its seed are the project's own, because they are part of what is compared.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -19,7 +20,9 @@ from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.runs.initial_weights import fresh_model
 
-Steps = Callable[[nn.Module, Job], Any]   # of a model: an object with `step()` that moves it once its gradients are there
+Steps = Callable[
+    [nn.Module, Job], Any
+]  # of a model: an object with `step()` that moves it once its gradients are there
 
 
 class PlainSteps:
@@ -40,7 +43,7 @@ def batches(count: int, job: Job, seed: int) -> list[Tensor]:
 
 def by_hand(job: Job, rounds: int, steps: Steps = PlainSteps) -> Tensor:
     """The trained weights after some rounds of all clients; one whose work fails, or whose loss is not finite, is left out."""
-    clients: Mapping[str, TensorDataset] = job.clients()   # type: ignore[operator, misc]
+    clients: Mapping[str, TensorDataset] = job.clients()  # type: ignore[operator, misc]
     weights = [one.detach().clone() for one in fresh_model(job).parameters()]
     for number in range(rounds):
         total, samples = [torch.zeros_like(one) for one in weights], 0
@@ -73,7 +76,7 @@ def work(model: nn.Module, data: TensorDataset, job: Job, seed: int, steps: Step
 
 
 def by_shoestring(job: Job, rounds: int, processes: int = 1) -> tuple[Tensor, Simulation]:
-    clients = job.clients()   # type: ignore[operator, misc]
+    clients = job.clients()  # type: ignore[operator, misc]
     given = prepared(job, FederateOptions(per_round=len(clients), rounds=rounds, processes=processes))
     found = Simulation(given, ())
     server = given.server(found.parts)

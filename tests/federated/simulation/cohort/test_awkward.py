@@ -3,6 +3,7 @@
 The first three clients are large and alike; what comes after them is smaller than a batch, has a batch of one sample left over, or is one
 sample. Every shape comes more often than recordings need.
 """
+
 from __future__ import annotations
 
 import random
@@ -20,13 +21,14 @@ from shoestring.core.local import Local
 from tests.federated.simulation.cohort.fedavg import by_hand, by_shoestring, draw, initial
 
 COUNTS = (24, 30, 24, 7, 1, 5, 2, 13)
-WITHOUT_ONES = (24, 30, 24, 8, 5, 2, 14, 3)   # a batch norm can't train on one sample
+WITHOUT_ONES = (24, 30, 24, 8, 5, 2, 14, 3)  # a batch norm can't train on one sample
 ROUNDS, WIDTH, CLASSES = 2, 6, 4
 CLOSE = 1e-4
 
 
 def clients(counts: Sequence[int], padded: bool = False) -> Callable[[], dict[str, TensorDataset]]:
     """`padded`: some targets of the later clients are left out."""
+
     def made() -> dict[str, TensorDataset]:
         found = {}
         for number, count in enumerate(counts):
@@ -55,7 +57,7 @@ class Net(nn.Module):
 class BatchNormed(Net):
     def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(8, track_running_stats=False)   # type: ignore[assignment]
+        self.norm = nn.BatchNorm1d(8, track_running_stats=False)  # type: ignore[assignment]
 
 
 class InPlace(Net):
@@ -145,7 +147,9 @@ def sequential_with_hook() -> nn.Module:
 
 def sequential_with_backward_hook() -> nn.Module:
     made = nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(), nn.Linear(8, CLASSES))
-    made[2].register_full_backward_hook(lambda module, into, out: tuple(None if one is None else one * 0.3 for one in into))
+    made[2].register_full_backward_hook(
+        lambda module, into, out: tuple(None if one is None else one * 0.3 for one in into)
+    )
     return made
 
 
@@ -175,26 +179,48 @@ def clamped_by_batch(output: Tensor, batch: Any) -> Tensor:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "plain mean": {}, "class weights": {"loss": class_weighted}, "sum": {"loss": summed}, "contrastive": {"loss": contrastive},
-    "spread": {"loss": spread}, "by the batch's size": {"loss": clamped_by_batch}, "padding": {"clients": clients(COUNTS, padded=True)},
-    "batch norm": {"model": BatchNormed, "clients": clients(WITHOUT_ONES)}, "batch norm, ones": {"model": BatchNormed},
-    "in place": {"model": InPlace}, "buffer": {"model": BufferCounting}, "attribute": {"model": Counting},
-    "numpy": {"model": DroppedByNumpy}, "python": {"model": DroppedByPython}, "steered": {"model": Steered}, "clamped": {"model": Clamped},
-    "hook": {"model": Hooked}, "hook behind": {"model": HookedLater}, "hook inside": {"model": HookedInside},
-    "module hook": {"model": sequential_with_hook}, "backward hook": {"model": sequential_with_backward_hook},
+    "plain mean": {},
+    "class weights": {"loss": class_weighted},
+    "sum": {"loss": summed},
+    "contrastive": {"loss": contrastive},
+    "spread": {"loss": spread},
+    "by the batch's size": {"loss": clamped_by_batch},
+    "padding": {"clients": clients(COUNTS, padded=True)},
+    "batch norm": {"model": BatchNormed, "clients": clients(WITHOUT_ONES)},
+    "batch norm, ones": {"model": BatchNormed},
+    "in place": {"model": InPlace},
+    "buffer": {"model": BufferCounting},
+    "attribute": {"model": Counting},
+    "numpy": {"model": DroppedByNumpy},
+    "python": {"model": DroppedByPython},
+    "steered": {"model": Steered},
+    "clamped": {"model": Clamped},
+    "hook": {"model": Hooked},
+    "hook behind": {"model": HookedLater},
+    "hook inside": {"model": HookedInside},
+    "module hook": {"model": sequential_with_hook},
+    "backward hook": {"model": sequential_with_backward_hook},
     "parametrized": {"model": weight_normed},
 }
 
 
 def job_of(changes: dict[str, Any]) -> Job:
-    usual = {"model": Net, "data": list, "clients": clients(COUNTS), "local": Local(epochs=10, batch=6, lr=0.05), "seed": 3}
+    usual = {
+        "model": Net,
+        "data": list,
+        "clients": clients(COUNTS),
+        "local": Local(epochs=10, batch=6, lr=0.05),
+        "seed": 3,
+    }
     return Job(**{**usual, **changes})
 
 
 QUICK = ("class weights", "padding", "batch norm", "in place", "buffer", "numpy", "hook inside")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_the_weights_are_those_of_averaging_by_hand_with_any_number_of_processes(name: str) -> None:
     job = job_of(CASES[name])
     right, start = by_hand(job, ROUNDS), initial(job)

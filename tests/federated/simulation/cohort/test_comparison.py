@@ -1,4 +1,5 @@
 """What no trial before the first round could see is found while devices work, and the round is played again by the plain loop."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -27,7 +28,7 @@ from shoestring.runs.folder import Folder
 from tests.federated.simulation.cohort.fedavg import by_hand, by_shoestring, initial
 from tests.federated.simulation.cohort.test_awkward import CLASSES, COUNTS, WIDTH, Net, clients, job_of
 
-FIVE = 5   # samples of a batch that no trial has
+FIVE = 5  # samples of a batch that no trial has
 
 
 class SeesFive(Net):
@@ -42,7 +43,9 @@ def job(**changes: Any) -> Job:
     return job_of({"model": SeesFive, **changes})
 
 
-def ended(given: Prepared, rounds: int = 2, techniques: tuple[Any, ...] = ()) -> tuple[ServerState, Simulation, list[str]]:
+def ended(
+    given: Prepared, rounds: int = 2, techniques: tuple[Any, ...] = ()
+) -> tuple[ServerState, Simulation, list[str]]:
     warned: list[str] = []
     found = Simulation(given, techniques, warn=warned.append)
     server = given.server(found.parts)
@@ -89,19 +92,29 @@ def test_what_devices_keep_is_put_back_before_the_round_is_played_again() -> Non
     server, simulation, _ = ended(given, techniques=(Scaffold(),))
     right, other, _ = ended(replace(given, how=plainly(given.how, "")), techniques=(Scaffold(),))
     assert simulation.plainly and torch.equal(server.weights, right.weights)
-    assert all(torch.equal(value, other.states[name][key]) for name, state in simulation.states.items() for key, value in state.items())
+    assert all(
+        torch.equal(value, other.states[name][key])
+        for name, state in simulation.states.items()
+        for key, value in state.items()
+    )
 
 
 def test_planning_sees_it_on_the_first_devices_and_says_so() -> None:
-    given = prepared(job(clients=clients((24, 30, 24, 5, 24, 30, 24, 24))), FederateOptions(per_round=8, rounds=1, processes=1))
+    given = prepared(
+        job(clients=clients((24, 30, 24, 5, 24, 30, 24, 24))), FederateOptions(per_round=8, rounds=1, processes=1)
+    )
     outcome = planned(given, Budget(), ())
-    assert outcome.given.how.kind == "sequential" and "not stacked" in outcome.given.how.why and "plain loop's" in outcome.given.how.why
+    assert (
+        outcome.given.how.kind == "sequential"
+        and "not stacked" in outcome.given.how.why
+        and "plain loop's" in outcome.given.how.why
+    )
 
 
 def test_a_device_on_which_only_a_faster_way_fails_is_not_lost() -> None:
     def odd(output: Tensor, batch: Any) -> Tensor:
         loss = default_loss(output, batch)
-        return loss if len(output) != FIVE else loss * (1.0 if loss.item() > 0 else 2.0)   # vmap can't look at a value
+        return loss if len(output) != FIVE else loss * (1.0 if loss.item() > 0 else 2.0)  # vmap can't look at a value
 
     changed = job(model=Net, loss=odd)
     found, simulation = by_shoestring(changed, 1)
@@ -133,8 +146,10 @@ def test_the_number_of_calls_of_a_model_stays_that_of_steps_and_not_of_devices()
 
     counts = (20, 21, 22, 23, 24, 25, 26, 27) * 4
     for changes, most in (({}, 6), ({"loss": lambda output, batch: nn.functional.cross_entropy(output, batch[1])}, 12)):
-        given = prepared(job_of({"model": Counted, "clients": clients(counts), "local": replace(job().local, epochs=1), **changes}),
-                         FederateOptions(per_round=len(counts), rounds=3, processes=1))
+        given = prepared(
+            job_of({"model": Counted, "clients": clients(counts), "local": replace(job().local, epochs=1), **changes}),
+            FederateOptions(per_round=len(counts), rounds=3, processes=1),
+        )
         server, simulation, _ = ended(given)
         calls.clear()
         simulation.play(server)

@@ -1,4 +1,5 @@
 """Which way is chosen, and what is said about it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,7 +12,16 @@ from torch import Tensor, nn
 from shoestring.core.local import Local
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort import Engine, How, how_to_work
-from tests.federated.simulation.cohort.cases import Transformer, cnn, devices_of, job_of, mlp, of_tokens, started, tokens
+from tests.federated.simulation.cohort.cases import (
+    Transformer,
+    cnn,
+    devices_of,
+    job_of,
+    mlp,
+    of_tokens,
+    started,
+    tokens,
+)
 
 
 def how(model: Callable[[], nn.Module], local: Local | None = None, data: Any = None, **more: Any) -> How:
@@ -31,13 +41,24 @@ class Own(nn.Module):
         return self.inside(x) * (1 + 0.01 * (self.calls % 7))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("model", "kind", "said"), [
-    (mlp, "fused", ""),
-    (cnn, "stacked", "not fused: it has a Conv2d"),
-    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)), "sequential", "statistics"),
-    (lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.Dropout(0.5), nn.Linear(6, 5)), "stacked", "other numbers"),
-    (Own, "sequential", "keeps something from one call to the next"),
-])
+@pytest.mark.parametrize(
+    ("model", "kind", "said"),
+    [
+        (mlp, "fused", ""),
+        (cnn, "stacked", "not fused: it has a Conv2d"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6), nn.Linear(6, 5)),
+            "sequential",
+            "statistics",
+        ),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.Dropout(0.5), nn.Linear(6, 5)),
+            "stacked",
+            "other numbers",
+        ),
+        (Own, "sequential", "keeps something from one call to the next"),
+    ],
+)
 def test_the_fastest_way_that_is_right_is_chosen_and_said(model: Callable[[], nn.Module], kind: str, said: str) -> None:
     found = how(model)
     assert found.kind == kind and said in found.why and found.chunk >= 1
@@ -72,7 +93,9 @@ def test_records_of_different_lengths_work_one_after_the_other() -> None:
         return [(torch.randn(1 + place % 3, generator=generator), place % 2) for place in range(count)]
 
     def padded(samples: list[Any]) -> tuple[Tensor, Tensor]:
-        return nn.utils.rnn.pad_sequence([one for one, _ in samples], batch_first=True), torch.tensor([kind for _, kind in samples])
+        return nn.utils.rnn.pad_sequence([one for one, _ in samples], batch_first=True), torch.tensor(
+            [kind for _, kind in samples]
+        )
 
     found = how(lambda: Mean(1, 2), data=ragged, collate=padded)
     assert found.kind == "sequential" and "lengths" in found.why
@@ -81,9 +104,12 @@ def test_records_of_different_lengths_work_one_after_the_other() -> None:
 def test_a_device_that_does_not_suit_the_way_works_plainly_and_the_others_are_not_disturbed() -> None:
     job = job_of(mlp, Local(batch=5))
     records, (layout, row) = devices_of(job), started(job)
-    records[2].whole[1][0] = -100   # type: ignore[index]  # a sample that cross entropy leaves out
+    records[2].whole[1][0] = -100  # type: ignore[index]  # a sample that cross entropy leaves out
     start, objective = row.expand(5, -1), Objective(job.local)
-    found, plain = (Engine(job, layout, How(kind, 8, "")).trained(start, records, objective, range(5)) for kind in ("fused", "sequential"))
+    found, plain = (
+        Engine(job, layout, How(kind, 8, "")).trained(start, records, objective, range(5))
+        for kind in ("fused", "sequential")
+    )
     assert torch.equal(found.rows[2], plain.rows[2])
     assert torch.allclose(found.rows, plain.rows, atol=1e-6)
 
@@ -92,18 +118,34 @@ def test_an_objective_with_an_optimizer_of_its_own_is_not_trained_by_plain_sgd()
     job = job_of(mlp, Local(batch=5))
     records, (layout, row) = devices_of(job, (12, 5)), started(job)
     objective = Objective(Local(batch=5, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)))
-    found, plain = (Engine(job, layout, How(kind, 8, "")).trained(row.expand(2, -1), records, objective, range(2)).rows
-                    for kind in ("fused", "sequential"))
+    found, plain = (
+        Engine(job, layout, How(kind, 8, "")).trained(row.expand(2, -1), records, objective, range(2)).rows
+        for kind in ("fused", "sequential")
+    )
     assert torch.equal(found, plain)
 
 
 def test_a_language_model_of_transformers_is_stacked_although_it_gives_a_cache() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=11, n_embd=8, n_layer=1, n_head=2, n_positions=8, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
-                        embd_pdrop=0.0, attn_pdrop=0.0)
-    job = job_of(lambda: GPT2LMHeadModel(config), Local(batch=5), forward=lambda model, batch: model(input_ids=batch[0], labels=batch[0]),
-                 loss=lambda output, batch: output.loss)
+    config = GPT2Config(
+        vocab_size=11,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        n_positions=8,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    job = job_of(
+        lambda: GPT2LMHeadModel(config),
+        Local(batch=5),
+        forward=lambda model, batch: model(input_ids=batch[0], labels=batch[0]),
+        loss=lambda output, batch: output.loss,
+    )
     found = how_to_work(job, started(job)[0], devices_of(job, data=tokens))
     assert found.kind == "stacked" and not found.masks, found.why
 

@@ -1,4 +1,5 @@
 """What the Job says of steps holds on devices, too, or is told."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -46,11 +47,17 @@ def decay(optimizer: Any) -> Any:
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)
 
 
-@pytest.mark.parametrize(("changes", "steps", "said"), [
-    ({"clip": 0.1}, Clipped, "clip=0.1"), ({"local": replace(LOCAL, clip=0.1)}, Clipped, "clip=0.1"),
-    ({"schedule": decay}, Decaying, "schedule"),
-])
-def test_clip_and_schedule_of_a_job_hold_for_the_steps_of_devices(changes: dict[str, Any], steps: Any, said: str) -> None:
+@pytest.mark.parametrize(
+    ("changes", "steps", "said"),
+    [
+        ({"clip": 0.1}, Clipped, "clip=0.1"),
+        ({"local": replace(LOCAL, clip=0.1)}, Clipped, "clip=0.1"),
+        ({"schedule": decay}, Decaying, "schedule"),
+    ],
+)
+def test_clip_and_schedule_of_a_job_hold_for_the_steps_of_devices(
+    changes: dict[str, Any], steps: Any, said: str
+) -> None:
     job = job_of({"local": LOCAL, **changes})
     right, start = by_hand(job, 2, steps), initial(job)
     found, simulation = by_shoestring(job, 2)
@@ -67,12 +74,14 @@ def test_a_schedule_that_wants_steps_is_given_those_of_the_device_and_one_of_epo
         return shoestring.PerEpoch(decay(optimizer))
 
     by_shoestring(job_of({"local": LOCAL, "schedule": schedule}), 1)
-    assert {10, 8, 4, 2, 6} <= set(seen)   # of 30, 24, 7, at most 6 and 13 records
+    assert {10, 8, 4, 2, 6} <= set(seen)  # of 30, 24, 7, at most 6 and 13 records
 
 
 def test_what_devices_do_not_follow_is_told_with_what_to_give_instead() -> None:
     own = lambda parameters: torch.optim.Adam(parameters, lr=0.1)  # noqa: E731
-    told = prepared(job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}}), FederateOptions(per_round=8)).how.why
+    told = prepared(
+        job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}}), FederateOptions(per_round=8)
+    ).how.why
     assert "Local(optimizer=...)" in told and "patience" in told
     both = {"optimizer": own, "local": replace(LOCAL, lr=None, optimizer=own)}
     assert "(optimizer" not in prepared(job_of(both), FederateOptions(per_round=8)).how.why
@@ -83,7 +92,9 @@ def test_devices_step_by_the_jobs_optimizer_where_local_says_nothing_else() -> N
     silent = replace(LOCAL, lr=None)
     found, simulation = by_shoestring(job_of({"local": silent, "optimizer": own}), 2)
     assert torch.equal(found, by_shoestring(job_of({"local": replace(silent, optimizer=own)}), 2)[0])
-    assert not torch.allclose(found, by_shoestring(job_of({"local": silent}), 2)[0]), "plain SGD where nobody says anything"
+    assert not torch.allclose(found, by_shoestring(job_of({"local": silent}), 2)[0]), (
+        "plain SGD where nobody says anything"
+    )
     assert "devices step by Job(optimizer=...)" in simulation.given.how.why
     with pytest.raises(Mistake, match="give one of them"):
         replace(LOCAL, optimizer=own)

@@ -1,4 +1,5 @@
 """Recordings of gradients: the same bits as what they stand for, and none of what can't be recorded."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,7 +13,17 @@ from shoestring.core.local import Local
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort import Engine
 from shoestring.federated.simulation.cohort.recorded import AFTER, Gradients
-from tests.federated.simulation.cohort.cases import Transformer, cnn, devices_of, engine, images, job_of, of_tokens, started, tokens
+from tests.federated.simulation.cohort.cases import (
+    Transformer,
+    cnn,
+    devices_of,
+    engine,
+    images,
+    job_of,
+    of_tokens,
+    started,
+    tokens,
+)
 
 LOCAL = Local(batch=6, epochs=AFTER, lr=0.01)
 
@@ -51,8 +62,14 @@ class Patient(Counting):
         return -out if self.calls > 10_000 else out
 
 
-def worked(model: Callable[[], nn.Module], records: bool, monkeypatch: pytest.MonkeyPatch, data: Any = images, local: Local = LOCAL,
-           **more: Any) -> tuple[Tensor, Engine]:
+def worked(
+    model: Callable[[], nn.Module],
+    records: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    data: Any = images,
+    local: Local = LOCAL,
+    **more: Any,
+) -> tuple[Tensor, Engine]:
     job = job_of(model, local, **more)
     row, found = started(job)[1], engine(job, "stacked")
     if not records:
@@ -72,9 +89,18 @@ def dropping() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(144, 9), nn.ReLU(), nn.Dropout(0.4), nn.Linear(9, 5))
 
 
-@pytest.mark.parametrize(("model", "more"), [(cnn, {}), (Transformer, {"data": tokens, "loss": of_tokens}), (dropping, {}),
-                                             (cnn, {"local": Local(batch=6, epochs=AFTER, optimizer=torch.optim.Adam)})])
-def test_a_recording_gives_the_same_bits(model: Callable[[], nn.Module], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [
+        (cnn, {}),
+        (Transformer, {"data": tokens, "loss": of_tokens}),
+        (dropping, {}),
+        (cnn, {"local": Local(batch=6, epochs=AFTER, optimizer=torch.optim.Adam)}),
+    ],
+)
+def test_a_recording_gives_the_same_bits(
+    model: Callable[[], nn.Module], more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorded, found = worked(model, True, monkeypatch, **more)
     plain, other = worked(model, False, monkeypatch, **more)
     assert sum(recordings(found)) >= 1 and sum(recordings(other)) == 0
@@ -82,10 +108,17 @@ def test_a_recording_gives_the_same_bits(model: Callable[[], nn.Module], more: d
 
 
 @pytest.mark.parametrize("model", [Steered, Counting, Patient])
-def test_what_looks_at_values_or_keeps_count_is_not_recorded(model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
-    if model is Steered:   # vmap refuses it, so autograd is asked directly
-        gradients = Gradients(lambda weights, batch, shares: nn.functional.cross_entropy(
-            torch.func.functional_call(inside, {name: one[0] for name, one in weights.items()}, (batch[0],)), batch[1]).view(1), Steered())
+def test_what_looks_at_values_or_keeps_count_is_not_recorded(
+    model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if model is Steered:  # vmap refuses it, so autograd is asked directly
+        gradients = Gradients(
+            lambda weights, batch, shares: nn.functional.cross_entropy(
+                torch.func.functional_call(inside, {name: one[0] for name, one in weights.items()}, (batch[0],)),
+                batch[1],
+            ).view(1),
+            Steered(),
+        )
         inside, batch = Steered(), (torch.randn(4, 144), torch.tensor([0, 1, 2, 3]))
         for _ in range(AFTER + 2):
             gradients({name: one.detach().unsqueeze(0) for name, one in inside.named_parameters()}, batch, None)
@@ -97,7 +130,9 @@ def test_what_looks_at_values_or_keeps_count_is_not_recorded(model: Callable[[],
 
 def test_a_gradient_of_a_recording_is_nobodys_memory_but_its_own() -> None:
     """The gradient of w² / 2 is w: if it were the same memory, what is added to gradients would be added to weights."""
-    gradients = Gradients(lambda weights, batch, shares: (weights["w"] ** 2).sum(1) / 2 + (weights["b"] * batch).sum(1), nn.Identity())
+    gradients = Gradients(
+        lambda weights, batch, shares: (weights["w"] ** 2).sum(1) / 2 + (weights["b"] * batch).sum(1), nn.Identity()
+    )
     weights, batch = {"w": torch.randn(2, 3), "b": torch.randn(2, 3)}, torch.randn(2, 3)
     for _ in range(AFTER + 2):
         _, found = gradients(weights, batch, None)

@@ -1,4 +1,5 @@
 """Plain SGD of devices: the same bits as torch's, without what torch's imports."""
+
 from __future__ import annotations
 
 import subprocess
@@ -28,7 +29,10 @@ def test_it_gives_the_bits_of_torchs() -> None:
     ours, theirs = cnn(), cnn()
     theirs.load_state_dict(ours.state_dict())
     inputs, classes = torch.randn(8, 1, 12, 12), torch.randint(5, (8,))
-    for model, optimizer in ((ours, Sgd(ours.parameters(), 0.05)), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.05))):
+    for model, optimizer in (
+        (ours, Sgd(ours.parameters(), 0.05)),
+        (theirs, torch.optim.SGD(theirs.parameters(), lr=0.05)),
+    ):
         for _ in range(3):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs), classes).backward()

@@ -1,4 +1,5 @@
 """Models that keep something from one call to the next: a device always begins with the model as it was made."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -84,7 +85,12 @@ def _plain() -> Any:
 def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None:
     model = lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES))  # noqa: E731
     given = toy(toy_job(model=model), how=None)
-    assert given.how.kind == "stacked" and given.how.draws and given.how.exactness is Exactness.DRAWS and "dropout" in given.how.why
+    assert (
+        given.how.kind == "stacked"
+        and given.how.draws
+        and given.how.exactness is Exactness.DRAWS
+        and "dropout" in given.how.why
+    )
     first = verified(given, _plain()).verdicts[0]
     assert first.stated is Exactness.DRAWS and first.kept is None and first.difference > 0.01
 

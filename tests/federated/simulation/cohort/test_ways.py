@@ -1,4 +1,5 @@
 """Every way of training devices gives what the plain loop does, and a device gets the same whoever works beside it."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -31,8 +32,13 @@ from tests.federated.simulation.cohort.cases import (
 )
 
 
-def disagreement(job: Job, kind: str, objective: Objective | None = None, counts: Sequence[int] = COUNTS, data: Callable[..., Any] = images
-                 ) -> float:
+def disagreement(
+    job: Job,
+    kind: str,
+    objective: Objective | None = None,
+    counts: Sequence[int] = COUNTS,
+    data: Callable[..., Any] = images,
+) -> float:
     records, (_, row) = devices_of(job, counts, data), started(job)
     objective, seeds = objective or Objective(job.local), list(range(len(counts)))
     start = row.expand(len(counts), -1)
@@ -43,16 +49,34 @@ def disagreement(job: Job, kind: str, objective: Objective | None = None, counts
     return apart(found.rows, plain.rows, start)
 
 
-@pytest.mark.parametrize("local", [Local(lr=0.1), Local(epochs=3, batch=4), Local(batch=0, epochs=2), Local(batch=7, steps=3, epochs=2),
-                                   Local(batch=1, lr=0.01)], ids=str)
+@pytest.mark.parametrize(
+    "local",
+    [
+        Local(lr=0.1),
+        Local(epochs=3, batch=4),
+        Local(batch=0, epochs=2),
+        Local(batch=7, steps=3, epochs=2),
+        Local(batch=1, lr=0.01),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", ["fused", "stacked"])
 def test_linear_layers_end_where_the_plain_loop_does(kind: str, local: Local) -> None:
     assert disagreement(job_of(mlp, local), kind) < CLOSE
 
 
-@pytest.mark.parametrize("model", [lambda: mlp(nn.GELU(), nn.Sigmoid()), lambda: mlp(nn.GELU("tanh"), nn.Tanh()), lambda: mlp(bias=False),
-                                   lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 5))])
-def test_hand_written_steps_know_every_activation_layers_without_bias_and_a_single_layer(model: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: mlp(nn.GELU(), nn.Sigmoid()),
+        lambda: mlp(nn.GELU("tanh"), nn.Tanh()),
+        lambda: mlp(bias=False),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 5)),
+    ],
+)
+def test_hand_written_steps_know_every_activation_layers_without_bias_and_a_single_layer(
+    model: Callable[[], nn.Module],
+) -> None:
     assert disagreement(job_of(model, Local(batch=5)), "fused") < CLOSE
 
 
@@ -71,8 +95,11 @@ def test_devices_are_pulled_to_an_anchor_and_corrected_as_the_plain_loop_does_it
     job = job_of(mlp, Local(batch=5, epochs=2))
     layout, row = started(job)
     correction = 0.01 * torch.randn(len(COUNTS), layout.trained, generator=torch.Generator().manual_seed(0))
-    for objective in (Objective(job.local, pull=0.7, anchor=0.8 * row), Objective(job.local, correction=correction),
-                      Objective(job.local, pull=0.7, anchor=0.8 * row, correction=correction)):
+    for objective in (
+        Objective(job.local, pull=0.7, anchor=0.8 * row),
+        Objective(job.local, correction=correction),
+        Objective(job.local, pull=0.7, anchor=0.8 * row, correction=correction),
+    ):
         assert disagreement(job, kind, objective) < CLOSE
 
 
@@ -81,7 +108,9 @@ def test_every_device_may_begin_from_weights_of_its_own(kind: str) -> None:
     job = job_of(mlp, Local(batch=5))
     records, (_, row) = devices_of(job), started(job)
     start = row * torch.linspace(0.5, 1.5, len(records)).unsqueeze(1)
-    plain, found = (engine(job, way).trained(start, records, Objective(job.local), range(5)) for way in ("sequential", kind))
+    plain, found = (
+        engine(job, way).trained(start, records, Objective(job.local), range(5)) for way in ("sequential", kind)
+    )
     assert apart(found.rows, plain.rows, start) < CLOSE
 
 
@@ -94,7 +123,10 @@ def test_batches_that_are_shorter_than_others_are_filled_up_or_called_by_themsel
     job = job_of(cnn, Local(batch=6))
     records, (layout, row) = devices_of(job), started(job)
     stacked = Engine(job, layout, How("stacked", 8, "", masks=masks))
-    plain, found = (one.trained(row.expand(5, -1), records, Objective(job.local), range(5)) for one in (engine(job, "sequential"), stacked))
+    plain, found = (
+        one.trained(row.expand(5, -1), records, Objective(job.local), range(5))
+        for one in (engine(job, "sequential"), stacked)
+    )
     assert apart(found.rows, plain.rows, row) < CLOSE
 
 
@@ -104,20 +136,33 @@ def test_a_transformer_with_shared_weights_ends_where_the_plain_loop_does() -> N
 
 def two_rates(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """By the number of dimensions, which stacked weights have one more of."""
-    groups = [{"params": [one for one in parameters if (one.dim() > 1) == many], "lr": 0.01 + 0.01 * many} for many in (True, False)]
+    groups = [
+        {"params": [one for one in parameters if (one.dim() > 1) == many], "lr": 0.01 + 0.01 * many}
+        for many in (True, False)
+    ]
     return torch.optim.Adam(groups, eps=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", [lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
-                                       lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3),
-                                       lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-2), two_rates])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-2),
+        two_rates,
+    ],
+)
 def test_optimizers_with_moments_keep_them_for_every_device(optimizer: Callable[..., torch.optim.Optimizer]) -> None:
     assert disagreement(job_of(mlp, Local(batch=5, optimizer=optimizer)), "stacked") < CLOSE
 
 
 @settings(max_examples=15, deadline=None)
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=5), batch=st.integers(0, 9), epochs=st.integers(1, 3),
-       steps=st.integers(0, 6))
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    batch=st.integers(0, 9),
+    epochs=st.integers(1, 3),
+    steps=st.integers(0, 6),
+)
 def test_hand_written_steps_agree_for_any_sizes(counts: list[int], batch: int, epochs: int, steps: int) -> None:
     assert disagreement(job_of(mlp, Local(batch=batch, epochs=epochs, steps=steps)), "fused", counts=counts) < CLOSE
 
@@ -141,7 +186,11 @@ def test_the_order_of_devices_in_a_chunk_changes_no_bit_of_theirs(kind: str, mod
 
 
 def test_buffers_of_a_batch_norm_are_in_the_row_and_begin_anew_with_every_device() -> None:
-    model = lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6, momentum=None), nn.ReLU(), nn.Linear(6, 5))  # noqa: E731
+    def model():
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(144, 6), nn.BatchNorm1d(6, momentum=None), nn.ReLU(), nn.Linear(6, 5)
+        )
+
     job = job_of(model, Local(batch=6))
     records, (layout, row) = devices_of(job, (12, 18)), started(job)
     both = engine(job, "sequential").trained(row.expand(2, -1), records, Objective(job.local), range(2))
@@ -158,7 +207,7 @@ def test_work_gives_updates_counts_and_metrics_before_and_after() -> None:
     found = work(Order(1, 0, row, judges=True), [DeviceView(one) for one in records], Objective(job.local))
     assert found.counts.tolist() == [one.count for one in records] and found.rows.shape == (5, layout.size)
     assert [sums["accuracy"][1] for sums in found.before[:3]] == [len(one.held_out) for one in records[:3]]
-    assert not found.before[3] and not found.after[3]   # one sample: nothing is held out
+    assert not found.before[3] and not found.after[3]  # one sample: nothing is held out
     model, one = job.model(), records[0]
     layout.load(model, row + found.rows[0])
     batch = one.batch(one.held_out)

@@ -1,4 +1,5 @@
 """FedAvgM, FedAdagrad, FedAdam, FedYogi and FedSGD, against the equations of their papers, over several rounds."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -35,8 +36,17 @@ from tests.federated.techniques.combine.toy import (
 )
 
 Numbers = np.ndarray
-STEPPED = (FedAvgM(), FedAvgM(0.5, 0.3), FedAvgM(0.0, 0.5), FedAdagrad(), FedAdagrad(0.1, 0.9, 1e-2), FedAdam(),
-           FedAdam(0.3, 0.5, 0.9, 1e-2), FedYogi(), FedYogi(0.3, 0.5, 0.9, 1e-2))
+STEPPED = (
+    FedAvgM(),
+    FedAvgM(0.5, 0.3),
+    FedAvgM(0.0, 0.5),
+    FedAdagrad(),
+    FedAdagrad(0.1, 0.9, 1e-2),
+    FedAdam(),
+    FedAdam(0.3, 0.5, 0.9, 1e-2),
+    FedYogi(),
+    FedYogi(0.3, 0.5, 0.9, 1e-2),
+)
 
 
 def reference(technique: FederatedTechnique) -> Callable[[Numbers, list[Numbers]], Numbers]:
@@ -45,18 +55,18 @@ def reference(technique: FederatedTechnique) -> Callable[[Numbers, list[Numbers]
     def steps(w: Numbers, updates: list[Numbers]) -> Numbers:
         m, v = np.zeros_like(w), np.full_like(w, getattr(technique, "tau", 0.0) ** 2)
         for d in updates:
-            if isinstance(technique, FedAvgM):   # Hsu et al. 2019, section 4.3
+            if isinstance(technique, FedAvgM):  # Hsu et al. 2019, section 4.3
                 m = technique.momentum * m + d
                 w = w + technique.lr * m
                 continue
             assert isinstance(technique, (FedAdagrad, FedAdam, FedYogi))
-            m = technique.beta1 * m + (1 - technique.beta1) * d   # Reddi et al. 2021, algorithm 2
+            m = technique.beta1 * m + (1 - technique.beta1) * d  # Reddi et al. 2021, algorithm 2
             if isinstance(technique, FedAdagrad):
-                v = v + d ** 2
+                v = v + d**2
             elif isinstance(technique, FedAdam):
-                v = technique.beta2 * v + (1 - technique.beta2) * d ** 2
+                v = technique.beta2 * v + (1 - technique.beta2) * d**2
             else:
-                v = v - (1 - technique.beta2) * d ** 2 * np.sign(v - d ** 2)
+                v = v - (1 - technique.beta2) * d**2 * np.sign(v - d**2)
             w = w + technique.lr * m / (np.sqrt(v) + technique.tau)
         return w
 
@@ -129,7 +139,9 @@ def test_without_momentum_and_with_a_rate_of_1_it_is_plain_averaging_to_the_bit(
         one = play(plain, one, ToyDevices(plain), population()).server
         other = play(parts, other, ToyDevices(parts), population()).server
     assert same_state(one, other)
-    assert FedAvgM(0.0, 1.0).exactness(COST) is Exactness.BITS and FedAvgM(0.0, 0.9).exactness(COST) is Exactness.CHANGED
+    assert (
+        FedAvgM(0.0, 1.0).exactness(COST) is Exactness.BITS and FedAvgM(0.0, 0.9).exactness(COST) is Exactness.CHANGED
+    )
 
 
 def test_fedsgd_beside_an_optimizer_is_refused() -> None:
@@ -160,8 +172,18 @@ def test_a_server_optimizer_follows_any_rule() -> None:
     assert np.allclose(played.server.weights, reference(FedAdam())(begun.double().numpy(), [median]), atol=1e-5)
 
 
-@pytest.mark.parametrize("wrong", ["FedAvgM(momentum=1.0)", "FedAvgM(lr=0.0)", "FedAdam(tau=0.0)", "FedAdam(beta2=1.0)",
-                                   "FedYogi(beta1=-0.1)", "FedAdagrad(lr=-1)", "FedAdam(lr=1e999)"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "FedAvgM(momentum=1.0)",
+        "FedAvgM(lr=0.0)",
+        "FedAdam(tau=0.0)",
+        "FedAdam(beta2=1.0)",
+        "FedYogi(beta1=-0.1)",
+        "FedAdagrad(lr=-1)",
+        "FedAdam(lr=1e999)",
+    ],
+)
 def test_wrong_knobs_are_told(wrong: str) -> None:
     with pytest.raises(Mistake, match=wrong.split("(", maxsplit=1)[0]):
         parsed(wrong, (FedAvgM, FedAdam, FedYogi, FedAdagrad))

@@ -1,4 +1,5 @@
 """A small federated job of real training, with uneven counts, and a few rounds of it."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -23,7 +24,9 @@ from shoestring.federated.statistics import with_statistics
 from shoestring.federated.technique import FederatedTechnique
 
 SEED, CLASSES = 3, 4
-COUNTS = {f"device {number}": count for number, count in enumerate((3, 7, 11, 15, 19, 25))}   # no batch of one: batch norm can't
+COUNTS = {
+    f"device {number}": count for number, count in enumerate((3, 7, 11, 15, 19, 25))
+}  # no batch of one: batch norm can't
 
 
 def model() -> nn.Module:
@@ -36,7 +39,9 @@ def clients() -> dict[str, TensorDataset]:
     made = {}
     for name, count in COUNTS.items():
         generator = generator_of(name)
-        made[name] = TensorDataset(torch.randn(count, 5, generator=generator), torch.randint(CLASSES, (count,), generator=generator))
+        made[name] = TensorDataset(
+            torch.randn(count, 5, generator=generator), torch.randint(CLASSES, (count,), generator=generator)
+        )
     return made
 
 
@@ -60,12 +65,16 @@ class Small:
         self.parts: Round = with_statistics(plain, self.layout, StatisticsRule.AVERAGED, self.start)
         for technique in self.techniques:
             self.parts = technique.apply(self.parts)
-        self.server = self.parts.initial(ServerState(SEED, 0, self.start[:self.layout.trained], statistics=self.start[self.layout.trained:]))
+        self.server = self.parts.initial(
+            ServerState(SEED, 0, self.start[: self.layout.trained], statistics=self.start[self.layout.trained :])
+        )
         self.devices = SimulatedDevices(Workshop(self.parts, self.job, self.records or clients(), SEED), self.chunk)
 
     def round(self, judges: bool = False) -> Played:
         names = list(self.records or COUNTS)
-        played = play(self.parts, self.server, self.devices, Population(len(names), names.__getitem__, self.per_round), judges)
+        played = play(
+            self.parts, self.server, self.devices, Population(len(names), names.__getitem__, self.per_round), judges
+        )
         self.server = played.server
         return played
 

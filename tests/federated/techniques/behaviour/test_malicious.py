@@ -33,11 +33,19 @@ def test_the_devices_of_these_tests_are_of_both_kinds() -> None:
 def test_as_many_are_malicious_as_is_said_and_more_of_them_are_the_same_and_others() -> None:
     names = [f"n{number}" for number in range(3000)]
     few, many = ({name for name in names if is_malicious(share, 1, name)} for share in (0.2, 0.4))
-    assert len(few) / 3000 == pytest.approx(0.2, abs=0.03) and len(many) / 3000 == pytest.approx(0.4, abs=0.03) and few < many
-    assert not any(is_malicious(0.0, 1, name) for name in names[:100]) and all(is_malicious(1.0, 1, name) for name in names[:100])
+    assert (
+        len(few) / 3000 == pytest.approx(0.2, abs=0.03)
+        and len(many) / 3000 == pytest.approx(0.4, abs=0.03)
+        and few < many
+    )
+    assert not any(is_malicious(0.0, 1, name) for name in names[:100]) and all(
+        is_malicious(1.0, 1, name) for name in names[:100]
+    )
 
 
-@pytest.mark.parametrize("technique", [Malicious(SHARE, attack) for attack in ("sign-flip", "label-flip", "noise", "replacement")])
+@pytest.mark.parametrize(
+    "technique", [Malicious(SHARE, attack) for attack in ("sign-flip", "label-flip", "noise", "replacement")]
+)
 def test_honest_rows_keep_their_bits_and_malicious_ones_do_not(technique: Malicious) -> None:
     for number in range(2):
         plain, attacked = found(number=number), found(technique, number=number)
@@ -131,8 +139,13 @@ def test_a_device_of_one_sample_can_be_malicious() -> None:
 
 
 def test_knobs_that_mean_nothing_are_refused() -> None:
-    for make in (lambda: Malicious(1.5), lambda: Malicious(attack="rude"), lambda: Malicious(strength=-1.0),
-                 lambda: Malicious(attack="label-flip", strength=2.0), lambda: Malicious(classes=1)):
+    for make in (
+        lambda: Malicious(1.5),
+        lambda: Malicious(attack="rude"),
+        lambda: Malicious(strength=-1.0),
+        lambda: Malicious(attack="label-flip", strength=2.0),
+        lambda: Malicious(classes=1),
+    ):
         with pytest.raises(Mistake, match="in Malicious"):
             make()
     assert Malicious(0.0).exactness(COST) is Exactness.BITS and Malicious().exactness(COST) is Exactness.CHANGED

@@ -1,4 +1,5 @@
 """Devices that drop out, and devices that are slow."""
+
 from __future__ import annotations
 
 from math import erf, inf, log, sqrt
@@ -84,7 +85,14 @@ def test_nobody_lost_is_the_same_bits() -> None:
 
 
 def test_rates_that_mean_nothing_are_refused() -> None:
-    for make in (lambda: DropOut(1.0), lambda: DropOut(-0.1), lambda: DropOut(float("nan")), lambda: Slow(-1.0), lambda: Slow(inf),
-                 lambda: Slow(1.0, -0.5), lambda: Slow(1.0, float("nan"))):
+    for make in (
+        lambda: DropOut(1.0),
+        lambda: DropOut(-0.1),
+        lambda: DropOut(float("nan")),
+        lambda: Slow(-1.0),
+        lambda: Slow(inf),
+        lambda: Slow(1.0, -0.5),
+        lambda: Slow(1.0, float("nan")),
+    ):
         with pytest.raises(Mistake, match=r"in (DropOut|Slow)"):
             make()

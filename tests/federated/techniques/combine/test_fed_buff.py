@@ -1,4 +1,5 @@
 """FedBuff against a simulation that looks for the next event in a list, and against the paper's sum."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -34,7 +35,7 @@ from tests.federated.techniques.combine.toy import (
 )
 
 PEOPLE = population(count=30, per_round=8)
-After = tuple[torch.Tensor, float, list[tuple[int, int]]]   # a round: weights, clock, [(device, age)]
+After = tuple[torch.Tensor, float, list[tuple[int, int]]]  # a round: weights, clock, [(device, age)]
 
 
 def seconds(seed: int, name: str, spread: float = 1.0) -> float:
@@ -88,7 +89,10 @@ def test_weights_time_and_who_takes_part_are_those_of_the_paper_s_algorithm() ->
 
 def test_a_run_that_is_killed_after_every_round_goes_on_with_the_same_bits() -> None:
     parts = round_with(FedBuff(buffer=3, oldest=4))
-    assert all(same_state(one, other) for one, other in zip(rounds_of(parts, 8), rounds_of(parts, 8, restart=True), strict=True))
+    assert all(
+        same_state(one, other)
+        for one, other in zip(rounds_of(parts, 8), rounds_of(parts, 8, restart=True), strict=True)
+    )
 
 
 def test_chunks_do_not_matter_beyond_rounding() -> None:
@@ -114,14 +118,23 @@ def test_a_device_is_given_the_weights_that_were_the_newest_when_it_began() -> N
         servers.append(begun)
         for group in parts.choose(begun, PEOPLE):
             order = parts.order(begun, group)
-            assert torch.equal(order.weights, servers[-1 - group.age].weights) and order.round == begun.round - group.age
+            assert (
+                torch.equal(order.weights, servers[-1 - group.age].weights) and order.round == begun.round - group.age
+            )
             assert not order.extras
         server = play(parts, server, ToyDevices(parts), PEOPLE).server
 
 
 def test_devices_that_would_be_too_old_are_given_up_and_counted() -> None:
-    patient, strict = rounds_of(round_with(FedBuff(buffer=2, oldest=20)), 20), rounds_of(round_with(FedBuff(buffer=2, oldest=2)), 20)
-    assert max(age for server in strict[1:] for _, age in ages_of(server)) == 2 < max(age for one in patient[1:] for _, age in ages_of(one))
+    patient, strict = (
+        rounds_of(round_with(FedBuff(buffer=2, oldest=20)), 20),
+        rounds_of(round_with(FedBuff(buffer=2, oldest=2)), 20),
+    )
+    assert (
+        max(age for server in strict[1:] for _, age in ages_of(server))
+        == 2
+        < max(age for one in patient[1:] for _, age in ages_of(one))
+    )
     assert int(strict[-1].state["FedBuff.dropped"]) > 0 == int(patient[-1].state["FedBuff.dropped"])
     assert strict[-1].state["FedBuff.versions"].shape == (3, 10)
     given_up = [int(server.state["FedBuff.dropped"]) for server in strict]
@@ -162,13 +175,24 @@ def test_bytes_are_those_of_the_buffer_s_devices() -> None:
     server, cost = new_server(parts), technique.cost(COST)
     for _ in range(5):
         played = play(parts, server, ToyDevices(parts), PEOPLE)
-        assert (played.up, played.down) == (cost.per_round * cost.up, cost.per_round * cost.down) and cost.per_round == 3
+        assert (played.up, played.down) == (
+            cost.per_round * cost.up,
+            cost.per_round * cost.down,
+        ) and cost.per_round == 3
         server = played.server
 
 
 @settings(max_examples=60, deadline=None)
-@given(count=st.integers(1, 12), slots=st.integers(1, 12), buffer=st.integers(1, 12), oldest=st.integers(0, 4), seed=st.integers(0, 1000))
-def test_nobody_works_twice_at_once_and_time_never_goes_back(count: int, slots: int, buffer: int, oldest: int, seed: int) -> None:
+@given(
+    count=st.integers(1, 12),
+    slots=st.integers(1, 12),
+    buffer=st.integers(1, 12),
+    oldest=st.integers(0, 4),
+    seed=st.integers(0, 1000),
+)
+def test_nobody_works_twice_at_once_and_time_never_goes_back(
+    count: int, slots: int, buffer: int, oldest: int, seed: int
+) -> None:
     slots = min(slots, count)
     buffer = min(buffer, slots)
     flying: tuple[Flying, ...] = ()
@@ -179,8 +203,10 @@ def test_nobody_works_twice_at_once_and_time_never_goes_back(count: int, slots: 
         def draw(busy: Collection[int], generator: torch.Generator = generator) -> int | None:
             return drawn(count, busy, generator)
 
-        before, (arrived, flying, after, dropped) = flying, flown(
-            flying, clock, version, oldest, slots, buffer, draw, lambda number: 1.0 + number % 3)
+        before, (arrived, flying, after, dropped) = (
+            flying,
+            flown(flying, clock, version, oldest, slots, buffer, draw, lambda number: 1.0 + number % 3),
+        )
         assert len(arrived) == buffer and len({one.number for one in (*arrived, *flying)}) == len(arrived) + len(flying)
         times = [one.done for one in arrived]
         assert times == sorted(times) and clock <= times[0] and times[-1] == after
@@ -198,8 +224,14 @@ def test_free_devices_are_drawn_alike() -> None:
     assert drawn(2, {0, 1}, generator) is None
 
 
-@pytest.mark.parametrize(("technique", "words"), [(FedBuff(buffer=13), "buffer=12"), (FedBuff(concurrency=101), "there are 100"),
-                                                  (FedBuff(buffer=5, concurrency=4), "concurrency=5")])
+@pytest.mark.parametrize(
+    ("technique", "words"),
+    [
+        (FedBuff(buffer=13), "buffer=12"),
+        (FedBuff(concurrency=101), "there are 100"),
+        (FedBuff(buffer=5, concurrency=4), "concurrency=5"),
+    ],
+)
 def test_what_can_not_work_is_refused_before_and_when_a_round_begins(technique: FedBuff, words: str) -> None:
     assert words in technique.refusal(COST)
     parts = round_with(technique)
@@ -210,6 +242,6 @@ def test_what_can_not_work_is_refused_before_and_when_a_round_begins(technique: 
 def test_wrong_knobs_and_an_epsilon_are_told() -> None:
     for knobs in ({"buffer": 0}, {"concurrency": -1}, {"oldest": -1}, {"staleness": "cubic"}, {"spread": float("nan")}):
         with pytest.raises(Mistake, match=str(next(iter(knobs)))):
-            FedBuff(**knobs)   # type: ignore[arg-type]
+            FedBuff(**knobs)  # type: ignore[arg-type]
     assert "epsilon" in FedBuff().refusal(replace(COST, delta=1e-6)) and not FedBuff().refusal(COST)
     assert FedBuff().exactness(COST) is Exactness.CHANGED and FedBuff.choices(COST) == ()

@@ -1,4 +1,5 @@
 """q-FedAvg against algorithm 2 of its paper."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -39,9 +40,9 @@ def reference(rows: Tensor, counts: Sequence[float], losses: Tensor, q: float, l
     """Li et al. 2020, algorithm 2, with the samples as weights of the two sums."""
     above, below = torch.zeros(SIZE, dtype=torch.float64), 0.0
     for row, p, loss in zip(rows.double(), counts, losses.tolist(), strict=True):
-        g = lipschitz * -row   # L (w - w_i)
-        above += p * loss ** q * g
-        below += p * (q * loss ** (q - 1) * float(g @ g) + lipschitz * loss ** q)
+        g = lipschitz * -row  # L (w - w_i)
+        above += p * loss**q * g
+        below += p * (q * loss ** (q - 1) * float(g @ g) + lipschitz * loss**q)
     return -above / below
 
 
@@ -66,7 +67,9 @@ def test_chunks_do_not_matter_beyond_rounding_and_one_device_is_enough() -> None
     for sizes in ((1,) * 6, (5, 1), (2, 4)):
         assert torch.allclose(combined(QFedAvg(2.0), *in_chunks(updates, *sizes)), whole, rtol=1e-5, atol=1e-7)
     alone = updates.some([1])
-    assert torch.allclose(combined(QFedAvg(2.0), alone).double(), reference(rows[1:2], COUNTS[1:2], LOSSES[1:2], 2.0, 10.0), rtol=1e-5)
+    assert torch.allclose(
+        combined(QFedAvg(2.0), alone).double(), reference(rows[1:2], COUNTS[1:2], LOSSES[1:2], 2.0, 10.0), rtol=1e-5
+    )
 
 
 def test_q_0_is_the_mean_by_samples() -> None:
@@ -92,7 +95,9 @@ def test_a_loss_of_0_is_no_problem_and_a_negative_one_is_told() -> None:
         none[2] = 0.0
         assert bool(torch.isfinite(combined(QFedAvg(q), updates_of(rows, COUNTS, QFedAvg_loss=none))).all())
     with pytest.raises(Mistake, match="client '3' has a loss of -1"):
-        combined(QFedAvg(), updates_of(rows, COUNTS, QFedAvg_loss=torch.tensor([1.0, 1, 1, -1, 1, 1], dtype=torch.float64)))
+        combined(
+            QFedAvg(), updates_of(rows, COUNTS, QFedAvg_loss=torch.tensor([1.0, 1, 1, -1, 1, 1], dtype=torch.float64))
+        )
 
 
 def test_nobody_makes_no_update() -> None:
@@ -167,4 +172,8 @@ def test_what_can_not_work_is_told() -> None:
     for wrong in (-1.0, float("nan"), float("inf")):
         with pytest.raises(Mistake):
             QFedAvg(q=wrong)
-    assert "epsilon" in QFedAvg().refusal(replace(COST, delta=1e-6)) and not QFedAvg().refusal(COST) and QFedAvg.choices(COST) == ()
+    assert (
+        "epsilon" in QFedAvg().refusal(replace(COST, delta=1e-6))
+        and not QFedAvg().refusal(COST)
+        and QFedAvg.choices(COST) == ()
+    )

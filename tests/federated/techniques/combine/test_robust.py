@@ -1,4 +1,5 @@
 """Median, trimmed mean, Krum, multi-Krum and norm bound, against their papers' definitions."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -35,7 +36,13 @@ from tests.federated.techniques.combine.toy import (
     updates_of,
 )
 
-RULES = (CoordinateMedian(), TrimmedMean(0.2), Krum(malicious=1), MultiKrum(malicious=1), MultiKrum(malicious=2, keep=2))
+RULES = (
+    CoordinateMedian(),
+    TrimmedMean(0.2),
+    Krum(malicious=1),
+    MultiKrum(malicious=1),
+    MultiKrum(malicious=2, keep=2),
+)
 
 
 def combined(technique: FederatedTechnique, *chunks: Updates) -> Tensor:
@@ -48,7 +55,7 @@ def krum_scores(rows: Tensor, malicious: int) -> list[float]:
     found = []
     for i, one in enumerate(rows.double()):
         away = sorted(float((one - other).square().sum()) for j, other in enumerate(rows.double()) if j != i)
-        found.append(sum(away[:len(rows) - malicious - 2]))
+        found.append(sum(away[: len(rows) - malicious - 2]))
     return found
 
 
@@ -61,10 +68,14 @@ def test_the_median_is_that_of_every_number_and_unweighted(count: int) -> None:
     assert torch.equal(combined(CoordinateMedian(), liar), combined(CoordinateMedian(), updates_of(rows)))
 
 
-@pytest.mark.parametrize(("count", "share", "cut"), [(7, 0.1, 1), (10, 0.1, 1), (11, 0.1, 2), (30, 0.1, 3), (5, 0.4, 2), (1, 0.0, 0)])
-def test_the_trimmed_mean_leaves_out_as_many_at_each_end_as_were_asked_for_rounded_up(count: int, share: float, cut: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "share", "cut"), [(7, 0.1, 1), (10, 0.1, 1), (11, 0.1, 2), (30, 0.1, 3), (5, 0.4, 2), (1, 0.0, 0)]
+)
+def test_the_trimmed_mean_leaves_out_as_many_at_each_end_as_were_asked_for_rounded_up(
+    count: int, share: float, cut: int
+) -> None:
     rows = random_rows(count)
-    expected = np.sort(rows.double().numpy(), axis=0)[cut:count - cut].mean(axis=0)
+    expected = np.sort(rows.double().numpy(), axis=0)[cut : count - cut].mean(axis=0)
     assert cut == ceil(share * count - 1e-9)
     assert torch.allclose(combined(TrimmedMean(share), updates_of(rows)), torch.from_numpy(expected).float(), atol=1e-7)
 
@@ -83,7 +94,7 @@ def test_krum_takes_the_row_with_the_least_score_and_multi_krum_the_mean_of_a_fe
 def test_of_equal_scores_krum_takes_the_first() -> None:
     rows = torch.zeros(5, SIZE)
     rows[3:] = torch.tensor([7.0, -7.0])[:, None]
-    rows[0, 0], rows[1, 0] = 1.0, -1.0   # as far from row 2
+    rows[0, 0], rows[1, 0] = 1.0, -1.0  # as far from row 2
     assert torch.equal(combined(Krum(1), updates_of(rows[[0, 2, 1, 3, 4]])), rows[2])
     assert torch.equal(combined(Krum(0), updates_of(torch.eye(SIZE)[:4])), torch.eye(SIZE)[0])
 
@@ -125,7 +136,9 @@ def test_blocks_of_columns_are_all_columns(count: int, width: int, block: int, s
     assert torch.equal(few, median(rows))
 
 
-@pytest.mark.parametrize(("rule", "count"), [(Krum(1), 4), (MultiKrum(1, keep=3), 5), (TrimmedMean(0.1), 2), (CoordinateMedian(), 0)])
+@pytest.mark.parametrize(
+    ("rule", "count"), [(Krum(1), 4), (MultiKrum(1, keep=3), 5), (TrimmedMean(0.1), 2), (CoordinateMedian(), 0)]
+)
 def test_too_few_devices_make_no_update_and_it_is_counted(rule: FederatedTechnique, count: int) -> None:
     parts = round_with(rule)
     server = new_server(parts)
@@ -136,16 +149,38 @@ def test_too_few_devices_make_no_update_and_it_is_counted(rule: FederatedTechniq
     assert int(parts.advance(after, parts.combine(after, [])).state[f"{type(rule).__name__}.skipped"]) == 2
 
 
-@pytest.mark.parametrize(("rule", "per_round", "words"), [
-    (Krum(5), 12, "needs 13"), (MultiKrum(1, keep=10), 12, "keep=9"), (TrimmedMean(0.4), 2, "leaves none"), (MultiKrum(5), 12, "needs 13")])
-def test_what_can_not_work_is_refused_before_anything_runs(rule: FederatedTechnique, per_round: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "per_round", "words"),
+    [
+        (Krum(5), 12, "needs 13"),
+        (MultiKrum(1, keep=10), 12, "keep=9"),
+        (TrimmedMean(0.4), 2, "leaves none"),
+        (MultiKrum(5), 12, "needs 13"),
+    ],
+)
+def test_what_can_not_work_is_refused_before_anything_runs(
+    rule: FederatedTechnique, per_round: int, words: str
+) -> None:
     assert words in rule.refusal(replace(COST, per_round=per_round))
-    assert not rule.refusal(replace(COST, per_round=40)) and "epsilon" in rule.refusal(replace(COST, per_round=40, delta=1e-6))
+    assert not rule.refusal(replace(COST, per_round=40)) and "epsilon" in rule.refusal(
+        replace(COST, per_round=40, delta=1e-6)
+    )
     assert rule.cost(COST) == COST and type(rule).choices(COST) == ()
 
 
-@pytest.mark.parametrize("wrong", ["TrimmedMean(share=0.5)", "TrimmedMean(share=-0.1)", "Krum(malicious=-1)", "Krum()", "NormBound()",
-                                   "MultiKrum(malicious=1, keep=-1)", "NormBound(norm=0.0)", "NormBound(norm=-1)"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "TrimmedMean(share=0.5)",
+        "TrimmedMean(share=-0.1)",
+        "Krum(malicious=-1)",
+        "Krum()",
+        "NormBound()",
+        "MultiKrum(malicious=1, keep=-1)",
+        "NormBound(norm=0.0)",
+        "NormBound(norm=-1)",
+    ],
+)
 def test_wrong_knobs_are_told(wrong: str) -> None:
     with pytest.raises(Mistake):
         parsed(wrong, (TrimmedMean, Krum, MultiKrum, NormBound))
@@ -156,7 +191,11 @@ def test_a_norm_bound_shrinks_what_is_longer_and_leaves_the_rest_to_the_bit() ->
     found = bounded(rows, 3.0)
     for one, got in zip(rows, found, strict=True):
         norm = float(one.double().norm())
-        assert torch.equal(one, got) if norm <= 3.0 else torch.allclose(got, (one.double() * 3.0 / norm).float(), rtol=1e-6)
+        assert (
+            torch.equal(one, got)
+            if norm <= 3.0
+            else torch.allclose(got, (one.double() * 3.0 / norm).float(), rtol=1e-6)
+        )
     assert any(torch.equal(one, got) for one, got in zip(rows, found, strict=True)) and float(rows[0].norm()) > 0
 
 

@@ -1,4 +1,5 @@
 """A small round whose devices pull the weights towards their own samples, and updates made by hand."""
+
 from __future__ import annotations
 
 import io
@@ -18,7 +19,9 @@ from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SIZE = 10
-LAYOUT = Layout((LayoutEntry("weight", (5,), 0, True), LayoutEntry("bias", (2,), 5, True), LayoutEntry("scale", (3,), 7, True)))
+LAYOUT = Layout(
+    (LayoutEntry("weight", (5,), 0, True), LayoutEntry("bias", (2,), 5, True), LayoutEntry("scale", (3,), 7, True))
+)
 COST = RoundCost(SIZE, SIZE, up=4 * SIZE + 16, down=4 * SIZE, clients=100, per_round=12, rounds=5)
 
 
@@ -34,8 +37,12 @@ def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> U
         rows.append(now - order.weights)
         losses.append(sum(found) / len(found))
     counts = [float(device.records.count) for device in devices]
-    return Updates(tuple(device.name for device in devices), torch.stack(rows), torch.tensor(counts, dtype=torch.float64),
-                   torch.tensor(losses, dtype=torch.float64))
+    return Updates(
+        tuple(device.name for device in devices),
+        torch.stack(rows),
+        torch.tensor(counts, dtype=torch.float64),
+        torch.tensor(losses, dtype=torch.float64),
+    )
 
 
 def device(number: int) -> DeviceView:
@@ -52,7 +59,7 @@ class ToyDevices:
 
     def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
         for begin in range(0, len(names), self.chunk):
-            some = [device(int(name)) for name in names[begin:begin + self.chunk]]
+            some = [device(int(name)) for name in names[begin : begin + self.chunk]]
             yield Arrived(self.parts.encode(order, some, self.parts.work(order, some, Objective(self.parts.local))))
 
 
@@ -69,9 +76,16 @@ def population(count: int = 30, per_round: int = 8) -> Population:
 
 
 def updates_of(rows: Tensor, counts: Sequence[float] | None = None, **extras: Tensor) -> Updates:
-    given = torch.tensor(counts if counts is not None else [1.0 + 3.0 * (i % 4) for i in range(len(rows))], dtype=torch.float64)
-    return Updates(tuple(map(str, range(len(rows)))), rows, given, torch.ones(len(rows), dtype=torch.float64),
-                   {name.replace("_", "."): value for name, value in extras.items()})
+    given = torch.tensor(
+        counts if counts is not None else [1.0 + 3.0 * (i % 4) for i in range(len(rows))], dtype=torch.float64
+    )
+    return Updates(
+        tuple(map(str, range(len(rows)))),
+        rows,
+        given,
+        torch.ones(len(rows), dtype=torch.float64),
+        {name.replace("_", "."): value for name, value in extras.items()},
+    )
 
 
 def in_chunks(updates: Updates, *sizes: int) -> list[Updates]:
@@ -95,5 +109,8 @@ def saved_and_restored(server: ServerState) -> ServerState:
 
 
 def same_state(one: ServerState, other: ServerState) -> bool:
-    return torch.equal(one.weights, other.weights) and one.state.keys() == other.state.keys() and all(
-        torch.equal(value, other.state[name]) for name, value in one.state.items())
+    return (
+        torch.equal(one.weights, other.weights)
+        and one.state.keys() == other.state.keys()
+        and all(torch.equal(value, other.state[name]) for name, value in one.state.items())
+    )

@@ -1,4 +1,5 @@
 """Clipping and noise, against their papers' equations, on devices of uneven weight."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -45,13 +46,16 @@ class Chunks:
         self.orders.append(order)
         there = [name for name in names if name not in self.away]
         for start in range(0, len(there), 3):
-            devices = self.made.devices(there[start:start + 3])
+            devices = self.made.devices(there[start : start + 3])
             parts = self.made.parts
             yield Arrived(parts.encode(order, devices, parts.work(order, devices, Objective(Local()))))
 
 
 def rows(count: int, size: int = 40, scale: float = 1.0) -> dict[str, Tensor]:
-    return {f"d{one}": torch.randn(size, generator=torch.Generator().manual_seed(one)) * scale * (1 + one % 4) for one in range(count)}
+    return {
+        f"d{one}": torch.randn(size, generator=torch.Generator().manual_seed(one)) * scale * (1 + one % 4)
+        for one in range(count)
+    }
 
 
 def played(made: MadeUp, per_round: int, server: ServerState | None = None, away: Sequence[str] = ()) -> Played:
@@ -62,15 +66,28 @@ def played(made: MadeUp, per_round: int, server: ServerState | None = None, away
 
 def sampled(made: MadeUp, per_round: int, number: int = 0) -> list[str]:
     population = Population(len(made.rows), list(made.rows).__getitem__, per_round)
-    return [name for group in choose(begun(made.server(number), population, made.randomness), population) for name in group.names]
+    return [
+        name
+        for group in choose(begun(made.server(number), population, made.randomness), population)
+        for name in group.names
+    ]
 
 
 # Clipping
 
+
 @settings(max_examples=60, deadline=None)
-@given(size=st.integers(1, 3000), count=st.integers(1, 4), exponent=st.integers(-30, 37), norm=st.floats(1e-6, 1e6), seed=st.integers(0, 9))
-def test_a_clipped_update_is_never_longer_and_points_the_same_way(size: int, count: int, exponent: int, norm: float, seed: int) -> None:
-    found = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).clamp(-3, 3) * 10.0 ** exponent
+@given(
+    size=st.integers(1, 3000),
+    count=st.integers(1, 4),
+    exponent=st.integers(-30, 37),
+    norm=st.floats(1e-6, 1e6),
+    seed=st.integers(0, 9),
+)
+def test_a_clipped_update_is_never_longer_and_points_the_same_way(
+    size: int, count: int, exponent: int, norm: float, seed: int
+) -> None:
+    found = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).clamp(-3, 3) * 10.0**exponent
     after, within = clipped(found, norm)
     assert bool((after.double().norm(dim=1) <= norm).all())
     for before, row, inside in zip(found, after, within, strict=True):
@@ -104,8 +121,8 @@ def test_a_norm_has_the_same_bits_among_others_and_with_any_number_of_threads() 
 def test_the_mean_of_clipped_updates_is_by_samples(kind: type[Clip] | type[DeviceClip]) -> None:
     made = MadeUp(rows(5), (kind(norm=6.0),))
     expected, weight = torch.zeros(40), 0.0
-    for start in (0, 3):   # chunks of three, in which MadeUp counts 1, 2, 3 samples
-        for samples, row in enumerate(list(made.rows.values())[start:start + 3], 1):
+    for start in (0, 3):  # chunks of three, in which MadeUp counts 1, 2, 3 samples
+        for samples, row in enumerate(list(made.rows.values())[start : start + 3], 1):
             expected += samples * row * min(1.0, 6.0 / float(row.norm()))
             weight += samples
     result = played(made, 5)
@@ -114,6 +131,7 @@ def test_the_mean_of_clipped_updates_is_by_samples(kind: type[Clip] | type[Devic
 
 
 # Who takes part
+
 
 def test_every_device_takes_part_by_a_draw_of_its_own() -> None:
     made = MadeUp(rows(50, 2))
@@ -130,6 +148,7 @@ def test_all_devices_take_part_at_the_rate_one() -> None:
 
 
 # Noise
+
 
 def test_the_update_is_the_sum_by_the_expected_number_plus_noise() -> None:
     """The estimator of McMahan et al. 2018, equal weights, with the noise drawn again by hand."""
@@ -154,7 +173,9 @@ def test_the_noise_has_the_stated_deviation_and_is_another_in_every_round() -> N
 
 
 @pytest.mark.parametrize("techniques", [(Clip(2.0), GaussianNoise(1.5)), (DeviceClip(2.0), DeviceNoise(1.5))])
-def test_the_same_round_again_draws_other_noise_of_the_same_deviation(techniques: tuple[FederatedTechnique, ...]) -> None:
+def test_the_same_round_again_draws_other_noise_of_the_same_deviation(
+    techniques: tuple[FederatedTechnique, ...],
+) -> None:
     """With the same seed of the job, the same sum: whoever knows all of it but the noise can't subtract that."""
     made = MadeUp(rows(4, 20_000, scale=0.0), techniques, SYSTEM)
     one, two = (played(made, 4).server.weights * 4 for _ in range(2))
@@ -167,7 +188,9 @@ def test_who_takes_part_is_drawn_anew_and_no_state_keeps_it() -> None:
     results = [played(made, 20) for _ in range(5)]
     assert len({one.participants for one in results}) > 1
     for one in results:
-        assert not one.server.drawn and all(value.numel() == 1 for value in one.server.state.values()), "no list of devices"
+        assert not one.server.drawn and all(value.numel() == 1 for value in one.server.state.values()), (
+            "no list of devices"
+        )
 
 
 def test_the_count_of_an_adaptive_clip_has_other_noise_every_time() -> None:
@@ -178,8 +201,10 @@ def test_the_count_of_an_adaptive_clip_has_other_noise_every_time() -> None:
 def test_every_noisy_sum_is_a_point_of_a_grid_that_knows_no_device() -> None:
     """Else the low bits of a sum tell which sums it can be of (Mironov 2012)."""
     for values in (rows(4, 5000), rows(4, 5000, scale=0.0)):
-        found = played(MadeUp(values, (Clip(2.0), GaussianNoise(1.5)), SYSTEM), 4).server.weights.double() * 4   # 4: dividing is exact
-        cells = found / (2.0 * 2.0 ** -20)
+        found = (
+            played(MadeUp(values, (Clip(2.0), GaussianNoise(1.5)), SYSTEM), 4).server.weights.double() * 4
+        )  # 4: dividing is exact
+        cells = found / (2.0 * 2.0**-20)
         assert bool((cells == cells.round()).all()) and float(found.std()) > 2
 
 
@@ -225,6 +250,7 @@ def test_a_devices_own_noise_is_its_share_and_the_same_alone() -> None:
 
 # The clipping norm that follows
 
+
 def test_the_norm_follows_the_equation_of_andrew_et_al() -> None:
     made = MadeUp(rows(30), (AdaptiveClip(quantile=0.7, start=9.0, rate=0.3, noise=0.1),))
     server, norm = made.server(), 9.0
@@ -252,7 +278,7 @@ def test_the_norm_comes_to_the_stated_quantile(start: float) -> None:
 def test_noise_is_split_between_count_and_updates() -> None:
     """Andrew et al. 2021, theorem 1: z = (z_u^-2 + (2 s)^-2)^-1/2."""
     z = added(0.8, 3.0)
-    assert (z ** -2 + 6.0 ** -2) ** -0.5 == pytest.approx(0.8) and z > 0.8
+    assert (z**-2 + 6.0**-2) ** -0.5 == pytest.approx(0.8) and z > 0.8
     made = MadeUp(rows(4, 20_000, scale=0.0), (AdaptiveClip(start=2.0, noise=0.5), GaussianNoise(0.8)))
     assert float((played(made, 4).server.weights * 4).std()) == pytest.approx(2.0 * added(0.8, 2.0), rel=0.03)
 
@@ -274,16 +300,20 @@ def test_the_stated_error_of_noise_is_the_measured_one() -> None:
 
 
 def test_epsilon_is_that_of_all_rounds() -> None:
-    for plan in ((Clip(1.0), GaussianNoise(3.0)), (DeviceClip(1.0), DeviceNoise(3.0)), (AdaptiveClip(noise=0.5), GaussianNoise(3.0))):
+    for plan in (
+        (Clip(1.0), GaussianNoise(3.0)),
+        (DeviceClip(1.0), DeviceNoise(3.0)),
+        (AdaptiveClip(noise=0.5), GaussianNoise(3.0)),
+    ):
         cost = total_cost(plan, COST)
         assert cost.epsilon == epsilon_of(3.0, 0.1, 10, 1e-6) and cost.noise == 3.0 and cost.error > 0
 
 
 def test_the_chooser_is_given_noise_for_the_epsilon_that_was_asked_for() -> None:
     wanted = replace(COST, wanted=2.0)
-    clip, = Clip.choices(wanted)
-    assert clip.norm == 6.325   # of forty ones
-    noise, = GaussianNoise.choices(clip.cost(wanted))
+    (clip,) = Clip.choices(wanted)
+    assert clip.norm == 6.325  # of forty ones
+    (noise,) = GaussianNoise.choices(clip.cost(wanted))
     cost = noise.cost(clip.cost(wanted))
     assert 1.98 < cost.epsilon <= 2.0 and parsed(text(noise), KINDS) == noise
     assert Clip.choices(COST) == GaussianNoise.choices(Clip(1.0).cost(COST)) == GaussianNoise.choices(wanted) == ()
@@ -304,7 +334,9 @@ def test_leaving_some_of_an_update_out_never_looks_like_less_noise() -> None:
 
 def test_what_keeps_no_promise_is_refused() -> None:
     assert "Clip" in GaussianNoise().refusal(COST)
-    assert "Clip" in GaussianNoise().refusal(QuantizeUpdates(8).cost(DeviceClip().cost(COST))), "coding may lengthen what a device shortened"
+    assert "Clip" in GaussianNoise().refusal(QuantizeUpdates(8).cost(DeviceClip().cost(COST))), (
+        "coding may lengthen what a device shortened"
+    )
     assert "--delta" in GaussianNoise().refusal(replace(COST, clip=1.0, delta=0.0))
     assert "DeviceClip" in DeviceNoise().refusal(COST)
     assert "count" in GaussianNoise(2.0).refusal(AdaptiveClip(noise=0.05).cost(COST))
@@ -326,15 +358,29 @@ def test_what_devices_send_beside_their_updates_is_refused_under_noise() -> None
 
 
 def test_bytes_are_those_predicted() -> None:
-    for plan in ((DeviceClip(1.0), DeviceNoise(3.0)), (Clip(1.0), GaussianNoise(3.0)), (AdaptiveClip(noise=0.5), GaussianNoise(3.0))):
+    for plan in (
+        (DeviceClip(1.0), DeviceNoise(3.0)),
+        (Clip(1.0), GaussianNoise(3.0)),
+        (AdaptiveClip(noise=0.5), GaussianNoise(3.0)),
+    ):
         made, cost = MadeUp(rows(10), plan), total_cost(plan, COST)
         result = played(made, 10)
         assert (result.up, result.down) == (10 * cost.up, 10 * cost.down)
 
 
-@pytest.mark.parametrize("written", ["Clip(norm=0.0)", "Clip(norm=-1.0)", "DeviceClip(norm=0.0)", "AdaptiveClip(quantile=1.0)",
-                                     "AdaptiveClip(noise=0.0)", "AdaptiveClip(rate=0.0)", "GaussianNoise(multiplier=0.0)",
-                                     "DeviceNoise(multiplier=-1.0)"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "Clip(norm=0.0)",
+        "Clip(norm=-1.0)",
+        "DeviceClip(norm=0.0)",
+        "AdaptiveClip(quantile=1.0)",
+        "AdaptiveClip(noise=0.0)",
+        "AdaptiveClip(rate=0.0)",
+        "GaussianNoise(multiplier=0.0)",
+        "DeviceNoise(multiplier=-1.0)",
+    ],
+)
 def test_knobs_that_make_no_sense_are_refused(written: str) -> None:
     with pytest.raises(Mistake, match="give"):
         parsed(written, KINDS)

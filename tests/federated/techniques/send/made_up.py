@@ -1,4 +1,5 @@
 """Devices whose updates are made up: rows of any size that a test states, coded and decoded by the real parts."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +28,9 @@ class MadeUp:
 
     rows: Mapping[str, Tensor]
     techniques: Sequence[FederatedTechnique] = ()
-    randomness: Randomness = FOR_TESTS                    # of noise
+    randomness: Randomness = FOR_TESTS  # of noise
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    started: list[Tensor] = field(default_factory=list)   # the weights that devices began from
+    started: list[Tensor] = field(default_factory=list)  # the weights that devices began from
 
     @property
     def size(self) -> int:
@@ -40,8 +41,12 @@ class MadeUp:
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             self.started.append(order.weights)
             count = len(devices)
-            return Updates(tuple(one.name for one in devices), torch.stack([self.rows[one.name] for one in devices]).float(),
-                           torch.arange(1, count + 1, dtype=torch.float64), torch.ones(count, dtype=torch.float64))
+            return Updates(
+                tuple(one.name for one in devices),
+                torch.stack([self.rows[one.name] for one in devices]).float(),
+                torch.arange(1, count + 1, dtype=torch.float64),
+                torch.ones(count, dtype=torch.float64),
+            )
 
         layout = Layout((LayoutEntry("w", (self.size,), 0, True),))
         return applied(in_order(self.techniques), plain_round(layout, Local(), work).with_(randomness=self.randomness))
@@ -50,7 +55,10 @@ class MadeUp:
         return ServerState(SEED, number, torch.zeros(self.size) if weights is None else weights)
 
     def devices(self, names: Sequence[str]) -> list[DeviceView]:
-        return [DeviceView(Records(name, [], torch.arange(3), torch.arange(0)), self.states.setdefault(name, {})) for name in names]
+        return [
+            DeviceView(Records(name, [], torch.arange(3), torch.arange(0)), self.states.setdefault(name, {}))
+            for name in names
+        ]
 
     def sent(self, names: Sequence[str], number: int = 0, weights: Tensor | None = None) -> tuple[Order, Sent]:
         parts = self.parts
@@ -74,14 +82,28 @@ def kinds(size: int = 5000) -> dict[str, Tensor]:
     sparse = normal * (torch.rand(size, generator=generator) < 0.02)
     huge = normal * 1e-3
     huge[size // 3] = 50.0
-    return {"normal": normal * 0.01, "heavy": heavy, "sparse": sparse, "huge": huge, "same": torch.full((size,), 0.3),
-            "zero": torch.zeros(size)}
+    return {
+        "normal": normal * 0.01,
+        "heavy": heavy,
+        "sparse": sparse,
+        "huge": huge,
+        "same": torch.full((size,), 0.3),
+        "zero": torch.zeros(size),
+    }
 
 
 def plain_cost(row: Tensor, per_round: int = 1, evidence: bool = True) -> RoundCost:
     size = len(row)
-    return RoundCost(size, size, up=4 * size + 16, down=4 * size, clients=100, per_round=per_round, rounds=10,
-                     evidence=UpdateEvidence.of(row.float()[None], 0.1) if evidence else None)
+    return RoundCost(
+        size,
+        size,
+        up=4 * size + 16,
+        down=4 * size,
+        clients=100,
+        per_round=per_round,
+        rounds=10,
+        evidence=UpdateEvidence.of(row.float()[None], 0.1) if evidence else None,
+    )
 
 
 def total(techniques: Sequence[FederatedTechnique], cost: RoundCost) -> RoundCost:
@@ -97,5 +119,3 @@ def measured(row: Tensor, techniques: Sequence[FederatedTechnique], rounds: int 
     found = [float((one - row.double()).square().sum()) for one in came]
     whole = float(row.double().square().sum())
     return sum(found) / rounds / whole if whole else sum(found)
-
-

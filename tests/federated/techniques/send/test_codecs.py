@@ -1,4 +1,5 @@
 """What every codec promises: bytes to the byte, an error that is kept, the same bits among other devices, and every combination."""
+
 from __future__ import annotations
 
 from itertools import product
@@ -20,7 +21,13 @@ from tests.federated.techniques.send.made_up import MadeUp, alone, kinds, measur
 Pipeline = tuple[FederatedTechnique, ...]
 SPARSE: tuple[Pipeline, ...] = ((), (TopK(0.3),), (TopK(0.01),), (TopK(0.001),), (Sketch(),))
 DENSE: tuple[Pipeline, ...] = (
-    (), (QuantizeUpdates(8),), (QuantizeUpdates(4),), (QuantizeUpdates(4, block=100),), (Rotate(), QuantizeUpdates(2)), (Rotate(), QuantizeUpdates(1)))
+    (),
+    (QuantizeUpdates(8),),
+    (QuantizeUpdates(4),),
+    (QuantizeUpdates(4, block=100),),
+    (Rotate(), QuantizeUpdates(2)),
+    (Rotate(), QuantizeUpdates(1)),
+)
 DOWN: tuple[Pipeline, ...] = ((), (QuantizeDown(4),))
 PIPELINES = [one + two + three for one, two, three in product(SPARSE, DENSE, DOWN)]
 
@@ -47,7 +54,9 @@ def test_what_arrives_has_the_shape_of_what_was_found(pipeline: Pipeline) -> Non
 
 
 @pytest.mark.parametrize("kind", list(kinds()))
-@pytest.mark.parametrize("pipeline", [one for one in PIPELINES if one and not isinstance(one[-1], QuantizeDown)], ids=name)
+@pytest.mark.parametrize(
+    "pipeline", [one for one in PIPELINES if one and not isinstance(one[-1], QuantizeDown)], ids=name
+)
 def test_the_stated_error_of_one_device_is_kept(pipeline: Pipeline, kind: str) -> None:
     """The mean of a few rounds, which may lie above by a third, and by 0.6 with rotations: draws differ from round to round. Where
     one number is huge, another is rarely rounded up to it, and then the error is 0.02 for once."""
@@ -64,13 +73,21 @@ def test_the_stated_error_of_one_device_is_kept(pipeline: Pipeline, kind: str) -
 def test_the_stated_error_without_evidence_is_the_worst_there_is(kind: str) -> None:
     row = kinds()[kind]
     for pipeline in ((TopK(0.03),), (QuantizeUpdates(8),), (QuantizeUpdates(4),), (Sketch(),)):
-        assert measured(row, pipeline, 3) <= total(pipeline, plain_cost(row, evidence=False)).error + 1e-9, text(pipeline[0])
+        assert measured(row, pipeline, 3) <= total(pipeline, plain_cost(row, evidence=False)).error + 1e-9, text(
+            pipeline[0]
+        )
 
 
 @pytest.mark.parametrize("kind", ["normal", "heavy", "sparse"])
 def test_the_stated_error_is_not_far_above_the_measured_one(kind: str) -> None:
     row = kinds()[kind]
-    for pipeline in ((TopK(0.1),), (QuantizeUpdates(8),), (QuantizeUpdates(4),), (Rotate(), QuantizeUpdates(4)), (TopK(0.1), QuantizeUpdates(4))):
+    for pipeline in (
+        (TopK(0.1),),
+        (QuantizeUpdates(8),),
+        (QuantizeUpdates(4),),
+        (Rotate(), QuantizeUpdates(4)),
+        (TopK(0.1), QuantizeUpdates(4)),
+    ):
         stated, found = total(pipeline, plain_cost(row)).error, measured(row, pipeline, 6)
         assert stated <= 1.33 * found + 1e-9, name(pipeline)
 
@@ -86,7 +103,7 @@ def test_errors_of_unbiased_codecs_average_out_and_others_do_not() -> None:
 def test_a_device_sends_the_same_bits_alone_and_among_others(pipeline: Pipeline) -> None:
     rows = {f"d{one}": torch.randn(1300, generator=torch.Generator().manual_seed(one)) for one in range(4)}
     together, apart = MadeUp(rows, pipeline), MadeUp(rows, pipeline)
-    for number in range(2):   # the second round has what is left of the first
+    for number in range(2):  # the second round has what is left of the first
         whole = together.sent(list(rows), number)[1].payload
         for place, one in enumerate(rows):
             own = apart.sent([one], number)[1].payload
@@ -95,7 +112,9 @@ def test_a_device_sends_the_same_bits_alone_and_among_others(pipeline: Pipeline)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf"), 3e38])
-@pytest.mark.parametrize("pipeline", [one for one in PIPELINES if one and not isinstance(one[-1], QuantizeDown)], ids=name)
+@pytest.mark.parametrize(
+    "pipeline", [one for one in PIPELINES if one and not isinstance(one[-1], QuantizeDown)], ids=name
+)
 def test_an_update_that_is_not_finite_never_arrives_as_one_that_is(pipeline: Pipeline, broken: float) -> None:
     row = torch.randn(2100, generator=torch.Generator().manual_seed(1))
     row[7], row[9] = broken, -3e38
@@ -117,8 +136,20 @@ def test_codecs_are_written_as_they_are_read_and_say_that_they_change_weights(pi
         assert one.drift(plain_cost(torch.ones(10))) < float("inf")
 
 
-@pytest.mark.parametrize("written", ["TopK(share=0.0)", "TopK(share=1.0)", "QuantizeUpdates(bits=3)", "QuantizeUpdates(bits=16)", "QuantizeUpdates(block=1)",
-                                     "QuantizeDown(bits=2)", "QuantizeDown(block=0)", "Sketch(rows=2)", "Sketch(share=0.0)"])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "TopK(share=0.0)",
+        "TopK(share=1.0)",
+        "QuantizeUpdates(bits=3)",
+        "QuantizeUpdates(bits=16)",
+        "QuantizeUpdates(block=1)",
+        "QuantizeDown(bits=2)",
+        "QuantizeDown(block=0)",
+        "Sketch(rows=2)",
+        "Sketch(share=0.0)",
+    ],
+)
 def test_knobs_that_make_no_sense_are_refused(written: str) -> None:
     with pytest.raises(Mistake, match="give"):
         parsed(written, (TopK, Sketch, Rotate, QuantizeUpdates, QuantizeDown))
@@ -133,7 +164,11 @@ def test_the_chooser_is_given_a_few_settings_that_save_bytes() -> None:
         assert [one.cost(cost).error for one in offered] == sorted(one.cost(cost).error for one in offered)
         assert all(one.cost(cost).up < cost.up for one in offered)
     assert TopK.choices(plain_cost(torch.ones(2))) == () and Sketch.choices(cost) == ()
-    assert Rotate.choices(cost) == (Rotate(),) and Rotate.choices(plain_cost(kinds()["same"])) == () and Rotate.needs == ("QuantizeUpdates",)
+    assert (
+        Rotate.choices(cost) == (Rotate(),)
+        and Rotate.choices(plain_cost(kinds()["same"])) == ()
+        and Rotate.needs == ("QuantizeUpdates",)
+    )
 
 
 def test_what_devices_hide_by_noise_is_not_coded() -> None:

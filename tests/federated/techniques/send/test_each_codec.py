@@ -1,4 +1,5 @@
 """Each codec against its paper's equation."""
+
 from __future__ import annotations
 
 from math import sqrt
@@ -90,7 +91,7 @@ def test_of_equals_the_first_are_sent(values: list[int], data: st.DataObject) ->
 @settings(max_examples=40, deadline=None)
 @given(bits=st.sampled_from([8, 4, 2, 1]), count=st.integers(1, 50), seed=st.integers(0, 99))
 def test_levels_survive_packing(bits: int, count: int, seed: int) -> None:
-    found = torch.randint(0, 2 ** bits, (2, count), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
+    found = torch.randint(0, 2**bits, (2, count), generator=torch.Generator().manual_seed(seed)).to(torch.uint8)
     whole, none = packed(found, bits)
     assert whole.shape[1] == -(-count * bits // 8) and torch.equal(unpacked(whole, none, bits), found)
 
@@ -101,9 +102,9 @@ def test_a_quantized_number_is_one_of_its_two_neighbours_and_its_mean_is_itself(
     for number in range(400):
         drawn.append(made.arrived(["ada"], number)[0])
     for start in range(0, 300, 100):
-        own = row[start:start + 100]
+        own = row[start : start + 100]
         step = float(own.max() - own.min()) / 15
-        off = torch.stack(drawn)[:, start:start + 100] - own
+        off = torch.stack(drawn)[:, start : start + 100] - own
         assert float(off.abs().max()) <= step * 1.0001
         assert float(off.mean(0).abs().max()) <= 5 * step / 2 / sqrt(400)
 
@@ -142,7 +143,9 @@ def test_turned_an_update_with_heavy_tails_loses_less_than_half() -> None:
 def test_sketches_add_up() -> None:
     sketch, (one, two) = Sketch(share=0.3), torch.randn(2, 900, generator=torch.Generator().manual_seed(4))
     drawn = sketch.drawn(SEED, 0, 900)
-    assert torch.allclose(sketch.table(one, *drawn) + sketch.table(two, *drawn), sketch.table(one + two, *drawn), atol=1e-4)
+    assert torch.allclose(
+        sketch.table(one, *drawn) + sketch.table(two, *drawn), sketch.table(one + two, *drawn), atol=1e-4
+    )
 
 
 def test_a_sketch_is_that_of_its_definition_and_finds_what_is_large() -> None:
@@ -174,11 +177,11 @@ def test_devices_begin_from_the_nearest_levels_of_the_weights() -> None:
     rows = made.arrived(["ada"], weights=weights)
     given = made.started[0]
     for start in range(0, 301, 64):
-        own = weights[start:start + 64]
+        own = weights[start : start + 64]
         step = float(own.max() - own.min()) / 15
-        off = given[start:start + 64] - own
+        off = given[start : start + 64] - own
         assert float(off.abs().max()) <= step / 2 * 1.0001
-        assert len(set(given[start:start + 64].tolist())) <= 16
+        assert len(set(given[start : start + 64].tolist())) <= 16
     assert torch.equal(rows, torch.ones(1, 301))
 
 

@@ -1,4 +1,5 @@
 """Ditto and FineTune: what is sent, and the common weights, are the same bits as without them."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +17,20 @@ from shoestring.federated.techniques.work.fedper import FedPer
 from shoestring.federated.techniques.work.fedprox import FedProx
 from shoestring.federated.techniques.work.finetune import FineTune
 from shoestring.federated.techniques.work.scaffold import Scaffold
-from tests.federated.techniques.work.toy import COST, COUNTS, LAYOUT, LOCAL, SEED, START, Run, device_of, distance, means, plain, quadratic
+from tests.federated.techniques.work.toy import (
+    COST,
+    COUNTS,
+    LAYOUT,
+    LOCAL,
+    SEED,
+    START,
+    Run,
+    device_of,
+    distance,
+    means,
+    plain,
+    quadratic,
+)
 
 
 def test_dittos_personal_models_are_those_of_the_paper_and_devices_are_judged_by_them() -> None:
@@ -31,7 +45,9 @@ def test_dittos_personal_models_are_those_of_the_paper_and_devices_are_judged_by
             personal[name] = v
             assert torch.allclose(run.devices.states[name][PERSONAL], v, atol=1e-5)
         assert played.before["distance"][0] == pytest.approx(sum(distance(given, name) for name in COUNTS), rel=1e-5)
-        assert played.after["distance"][0] == pytest.approx(sum(distance(personal[name], name) for name in COUNTS), rel=1e-5)
+        assert played.after["distance"][0] == pytest.approx(
+            sum(distance(personal[name], name) for name in COUNTS), rel=1e-5
+        )
 
 
 def test_fine_tuning_judges_the_given_weights_after_so_many_epochs() -> None:
@@ -50,10 +66,11 @@ def test_fine_tuning_judges_the_given_weights_after_so_many_epochs() -> None:
 
 @pytest.mark.parametrize("beside", [Ditto(0.4), FineTune(3)])
 @pytest.mark.parametrize("own", [(), (FedProx(0.5),), (Scaffold(),), (FedPer("head.*"),)], ids=str)
-def test_the_rounds_own_work_and_what_others_keep_stay_the_same_bits(beside: FederatedTechnique, own: tuple[FederatedTechnique, ...]
-                                                                         ) -> None:
+def test_the_rounds_own_work_and_what_others_keep_stay_the_same_bits(
+    beside: FederatedTechnique, own: tuple[FederatedTechnique, ...]
+) -> None:
     if own == (FedPer("head.*"),) and isinstance(beside, Ditto):
-        return   # refused: test_fedper.py
+        return  # refused: test_fedper.py
     without, with_it = Run(own), Run((*own, beside))
     for _ in range(2):
         usual, more = without.round(), with_it.round(judges=True)
@@ -97,7 +114,9 @@ def test_personal_models_that_are_taken_out_and_put_back_go_on_with_the_same_bit
     through, again = Run((Ditto(),)), Run((Ditto(),), chunk=1)
     through.round()
     again.server = through.server
-    again.devices.states = {name: {key: value.clone() for key, value in state.items()} for name, state in through.devices.states.items()}
+    again.devices.states = {
+        name: {key: value.clone() for key, value in state.items()} for name, state in through.devices.states.items()
+    }
     through.round(), again.round()
     assert through.devices.states.keys() == again.devices.states.keys()
     for name, state in through.devices.states.items():
@@ -111,6 +130,6 @@ def test_ditto_costs_the_work_twice_and_a_row_on_the_device() -> None:
 
 
 def test_knobs_that_mean_nothing_are_refused() -> None:
-    for make in (lambda: Ditto(-1.0), lambda: Ditto(float("nan")), lambda: FineTune(0), lambda: FineTune(1.5)):   # type: ignore[arg-type]
+    for make in (lambda: Ditto(-1.0), lambda: Ditto(float("nan")), lambda: FineTune(0), lambda: FineTune(1.5)):  # type: ignore[arg-type]
         with pytest.raises(Mistake, match=r"in (Ditto|FineTune)"):
             make()

@@ -14,7 +14,20 @@ from shoestring.federated.round import Objective, Order, Sent, play
 from shoestring.federated.techniques.work.ditto import Ditto
 from shoestring.federated.techniques.work.fedper import PERSONAL, FedPer, divided
 from tests.federated.techniques.work import toy
-from tests.federated.techniques.work.toy import COST, COUNTS, LAYOUT, LOCAL, SEED, START, Run, device_of, distance, mean_of, means, plain
+from tests.federated.techniques.work.toy import (
+    COST,
+    COUNTS,
+    LAYOUT,
+    LOCAL,
+    SEED,
+    START,
+    Run,
+    device_of,
+    distance,
+    mean_of,
+    means,
+    plain,
+)
 
 HEAD, BODY = slice(4, 7), slice(0, 4)
 
@@ -59,11 +72,16 @@ def test_devices_are_judged_with_their_own_heads() -> None:
         for mean in means(name, 1):
             w = w - LOCAL.lr * (w - mean)
         after += distance(w, name)
-    assert (played.before["distance"][0], played.after["distance"][0]) == (pytest.approx(before, rel=1e-5), pytest.approx(after, rel=1e-5))
+    assert (played.before["distance"][0], played.after["distance"][0]) == (
+        pytest.approx(before, rel=1e-5),
+        pytest.approx(after, rel=1e-5),
+    )
 
 
 def test_nothing_said_is_the_last_layer_that_has_weights() -> None:
-    assert divided(LAYOUT, "").personal.tolist() == [4, 5, 6] == divided(LAYOUT, "head.weight, head.b*").personal.tolist()
+    assert (
+        divided(LAYOUT, "").personal.tolist() == [4, 5, 6] == divided(LAYOUT, "head.weight, head.b*").personal.tolist()
+    )
 
 
 @given(st.sets(st.sampled_from([entry.name for entry in LAYOUT.entries]), min_size=1))

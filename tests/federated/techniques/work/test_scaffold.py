@@ -10,7 +10,19 @@ from shoestring.core.local import Local
 from shoestring.federated.plain import mean
 from shoestring.federated.round import Combined, Objective, Order
 from shoestring.federated.techniques.work.scaffold import CONTROL, Scaffold
-from tests.federated.techniques.work.toy import COST, COUNTS, LAYOUT, LOCAL, SEED, START, Run, device_of, mean_of, means, plain
+from tests.federated.techniques.work.toy import (
+    COST,
+    COUNTS,
+    LAYOUT,
+    LOCAL,
+    SEED,
+    START,
+    Run,
+    device_of,
+    mean_of,
+    means,
+    plain,
+)
 
 T = LAYOUT.trained
 
@@ -50,11 +62,13 @@ def test_a_device_finds_the_same_bits_alone_and_among_others() -> None:
     parts = Scaffold().apply(plain())
     order = Order(SEED, 0, START, {CONTROL: torch.linspace(0, 1, T)})
     together, alone = [device_of(name) for name in COUNTS], [device_of(name) for name in COUNTS]
-    for _ in range(2):   # the second time with control variates of their own
+    for _ in range(2):  # the second time with control variates of their own
         found = parts.work(order, together, Objective(LOCAL))
         for place, device in enumerate(alone):
             one = parts.work(order, [device], Objective(LOCAL))
-            assert torch.equal(one.rows[0], found.rows[place]) and torch.equal(one.extras[CONTROL][0], found.extras[CONTROL][place])
+            assert torch.equal(one.rows[0], found.rows[place]) and torch.equal(
+                one.extras[CONTROL][0], found.extras[CONTROL][place]
+            )
             assert torch.equal(device.state[CONTROL], together[place].state[CONTROL])
 
 
@@ -63,7 +77,9 @@ def test_state_that_is_taken_out_and_put_back_goes_on_with_the_same_bits() -> No
     through.round(), stopped.round()
     again = Run((Scaffold(),))
     again.server = replace(stopped.server, state={name: value.clone() for name, value in stopped.server.state.items()})
-    again.devices.states = {name: {key: value.clone() for key, value in state.items()} for name, state in stopped.devices.states.items()}
+    again.devices.states = {
+        name: {key: value.clone() for key, value in state.items()} for name, state in stopped.devices.states.items()
+    }
     through.round(), again.round()
     assert torch.equal(through.server.weights, again.server.weights)
     assert torch.equal(through.server.state[CONTROL], again.server.state[CONTROL])
@@ -74,6 +90,7 @@ def test_the_control_variate_moves_whatever_combines_the_updates() -> None:
         def combine(server, arriving):
             rows = torch.cat([updates.rows for updates in arriving])
             return Combined(rows.median(0).values)
+
         return parts.with_(combine=combine)
 
     run, usual = Run((Scaffold(),), changed=median), Run((Scaffold(),))

@@ -1,4 +1,5 @@
 """Devices whose local loss is |w - sample|^2 / 2, in a model of a body and a head; counts of samples are uneven."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,18 +12,44 @@ from shoestring.core.local import Local
 from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import Records
-from shoestring.federated.round import Arrived, DeviceView, Objective, Order, Played, Population, Round, ServerState, Updates, play
+from shoestring.federated.round import (
+    Arrived,
+    DeviceView,
+    Objective,
+    Order,
+    Played,
+    Population,
+    Round,
+    ServerState,
+    Updates,
+    play,
+)
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.cohort.schedule import batches
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
-LAYOUT = Layout((LayoutEntry("body.weight", (2, 2), 0, True), LayoutEntry("head.weight", (2,), 4, True), LayoutEntry("head.bias", (1,), 6, True)))
+LAYOUT = Layout(
+    (
+        LayoutEntry("body.weight", (2, 2), 0, True),
+        LayoutEntry("head.weight", (2,), 4, True),
+        LayoutEntry("head.bias", (1,), 6, True),
+    )
+)
 LOCAL = Local(epochs=2, batch=3, lr=0.1)
 COUNTS = {"ada": 1, "bob": 4, "cyd": 9, "dan": 7}
 SEED = 5
 START = torch.linspace(-1, 1, LAYOUT.size)
-COST = RoundCost(size=LAYOUT.size, values=LAYOUT.size, up=4 * LAYOUT.size + 16, down=4 * LAYOUT.size, clients=len(COUNTS), per_round=3,
-                 rounds=3, device_seconds=1.0, layout=LAYOUT)
+COST = RoundCost(
+    size=LAYOUT.size,
+    values=LAYOUT.size,
+    up=4 * LAYOUT.size + 16,
+    down=4 * LAYOUT.size,
+    clients=len(COUNTS),
+    per_round=3,
+    rounds=3,
+    device_seconds=1.0,
+    layout=LAYOUT,
+)
 
 
 def samples_of(name: str) -> Tensor:
@@ -61,8 +88,14 @@ def quadratic(order: Order, devices: Sequence[DeviceView], objective: Objective)
         ends.append(now)
     rows = torch.stack(ends) - starts
     counts = torch.tensor([device.records.count for device in devices], dtype=torch.float64)
-    made = Updates(tuple(device.name for device in devices), rows, counts, torch.zeros(len(devices), dtype=torch.float64))
-    return replace(made, before=judged(starts, devices), after=judged(torch.stack(ends), devices)) if order.judges else made
+    made = Updates(
+        tuple(device.name for device in devices), rows, counts, torch.zeros(len(devices), dtype=torch.float64)
+    )
+    return (
+        replace(made, before=judged(starts, devices), after=judged(torch.stack(ends), devices))
+        if order.judges
+        else made
+    )
 
 
 def judged(rows: Tensor, devices: Sequence[DeviceView]) -> tuple[dict[str, tuple[float, float]], ...]:
@@ -70,7 +103,7 @@ def judged(rows: Tensor, devices: Sequence[DeviceView]) -> tuple[dict[str, tuple
 
 
 def distance(row: Tensor, name: str) -> float:
-    return float((row - samples_of(name)[COUNTS[name]:]).norm())
+    return float((row - samples_of(name)[COUNTS[name] :]).norm())
 
 
 @dataclass
@@ -83,8 +116,13 @@ class Here:
 
     def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
         for begin in range(0, len(names), self.chunk):
-            devices = [DeviceView(records_of(name), self.states.setdefault(name, {})) for name in names[begin:begin + self.chunk]]
-            yield Arrived(self.parts.encode(order, devices, self.parts.work(order, devices, Objective(self.parts.local))))
+            devices = [
+                DeviceView(records_of(name), self.states.setdefault(name, {}))
+                for name in names[begin : begin + self.chunk]
+            ]
+            yield Arrived(
+                self.parts.encode(order, devices, self.parts.work(order, devices, Objective(self.parts.local)))
+            )
 
 
 def plain() -> Round:
@@ -120,4 +158,4 @@ class Run:
 
 def mean_of(rows: dict[str, Tensor]) -> Tensor:
     """By samples."""
-    return sum(COUNTS[name] * row for name, row in rows.items()) / sum(COUNTS[name] for name in rows)   # type: ignore[return-value]
+    return sum(COUNTS[name] * row for name, row in rows.items()) / sum(COUNTS[name] for name in rows)  # type: ignore[return-value]

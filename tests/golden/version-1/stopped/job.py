@@ -1,4 +1,5 @@
 """A job whose numbers are the same on every machine: small whole numbers and halves of them, so that no sum is ever rounded."""
+
 import time
 
 import torch
@@ -23,5 +24,10 @@ def batches(pause):
 
 
 def job(steps: int = 12, pause: float = 0.0) -> Job:
-    return Job(model=Net, data=lambda: batches(pause), loss=lambda output, batch: output.sum(1).mean(), steps=steps,
-               optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25, momentum=0.5))
+    return Job(
+        model=Net,
+        data=lambda: batches(pause),
+        loss=lambda output, batch: output.sum(1).mean(),
+        steps=steps,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25, momentum=0.5),
+    )
