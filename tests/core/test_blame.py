@@ -206,7 +206,7 @@ def test_a_users_optimizer_that_we_changed_is_ours() -> None:
 
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     code = compile(
-        "def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "memory" / "step_in_backward.py"), "exec"
+        "def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "training" / "memory" / "step_in_backward.py"), "exec"
     )
     held: dict[str, Any] = {}
     exec(code, held)
@@ -218,7 +218,7 @@ def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    code = compile("def scaled(loss, share):\n    raise full\n", str(ROOT / "memory" / "accumulate.py"), "exec")
+    code = compile("def scaled(loss, share):\n    raise full\n", str(ROOT / "training" / "memory" / "accumulate.py"), "exec")
     held: dict[str, Any] = {"full": full}
     exec(code, held)
     monkeypatch.setattr(accumulate, "scaled", held["scaled"])

@@ -262,7 +262,7 @@ def test_what_spend_returned_from_is_there_after_a_kill(tmp_path: Path) -> None:
     program = (
         f"import os\nfrom pathlib import Path\nfrom shoestring.privacy.spending import *\n"
         f"spending = Spending(Path({str(tmp_path / NAME)!r}))\nfor number in range(2):\n"
-        f"    spending.spend(Entry('a' * 16, number, '0' * 16, 8.0, 0.1, 1e-5))\nos.kill(os.getpid(), 9)"
+        f"    spending.spend(ReleasedRound('a' * 16, number, '0' * 16, 8.0, 0.1, 1e-5))\nos.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2]).returncode == -9
     assert opened(tmp_path).epsilon() == epsilon_of(8.0, 0.1, 2, 1e-5, QUICK)

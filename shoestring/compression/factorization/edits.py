@@ -53,7 +53,7 @@ Moments = Mapping[str, Tensor]  # of the inputs of weights, by their names: sums
 def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
     """A new model with chains in the place of layers, whose weights are not fitted yet; the given one is not changed.
 
-    >>> [(name, tuple(one.shape)) for name, one in edited(nn.Sequential(nn.Linear(8, 6)), [LowRank("0", 2)]).named_parameters()]
+    >>> [(name, tuple(one.shape)) for name, one in edited(nn.Sequential(nn.Linear(8, 6)), [LowRankEdit("0", 2)]).named_parameters()]
     [('0.0.weight', (2, 8)), ('0.1.weight', (6, 2)), ('0.1.bias', (6,))]
     """
     result = copy.deepcopy(model)

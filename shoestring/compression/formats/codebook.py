@@ -51,7 +51,7 @@ class CodebookFormat(WeightFormat):
     ) -> Self:
         """Of codes (rows, columns), a table of 2^bits values, and scales (rows, groups) or none.
 
-        >>> form = Codebook.of(torch.tensor([[0, 3, 1]]), torch.tensor([-1.0, -0.25, 0.25, 1.0]), None, 2, 0, (3,), torch.float32)
+        >>> form = CodebookFormat.of(torch.tensor([[0, 3, 1]]), torch.tensor([-1.0, -0.25, 0.25, 1.0]), None, 2, 0, (3,), torch.float32)
         >>> form.dense(), form.stored_bytes
         (tensor([-1.0000,  1.0000, -0.2500]), 10)
         """

@@ -116,7 +116,7 @@ class PlainFormat(WeightFormat):
     @classmethod
     def of(cls, weight: Tensor, stored: str = "") -> Self:
         """
-        >>> Plain.of(torch.tensor([0.1]), "float16").dense()
+        >>> PlainFormat.of(torch.tensor([0.1]), "float16").dense()
         tensor([0.1000])
         """
         settings = {"stored": stored} if stored else {}

@@ -68,8 +68,8 @@ class SparseFormat(WeightFormat):
     def of(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], mask: Tensor | None = None) -> Self:
         """Of a weight, what is not zero in it (or what a mask keeps), and a form for the vector of the numbers that are left.
 
-        >>> from shoestring.compression.formats.format import Plain
-        >>> form = Sparse.of(torch.tensor([0.0, 2.0, 0.0, -1.0]), Plain.of)
+        >>> from shoestring.compression.formats.format import PlainFormat
+        >>> form = SparseFormat.of(torch.tensor([0.0, 2.0, 0.0, -1.0]), PlainFormat.of)
         >>> form.dense(), form.stored_bytes
         (tensor([ 0.,  2.,  0., -1.]), 9)
         """

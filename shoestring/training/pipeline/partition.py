@@ -147,7 +147,7 @@ def best_cut(
     With 0 stages their number is free; if `copied`, a stage may be on several workers. `pieces` make a batch, after which copies add up
     their gradients.
 
-    >>> best_cut([Layer("", forward=seconds) for seconds in (9, 1, 2, 3)], Workers(world=2), 2).blocks
+    >>> best_cut([BlockCost("", forward=seconds) for seconds in (9, 1, 2, 3)], Workers(world=2), 2).blocks
     (1, 3)
     """
     count, world = len(chain), workers.world
