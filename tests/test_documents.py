@@ -1,4 +1,4 @@
-"""The job of every chapter of docs/coming_from.md is made as it is written there, and it trains."""
+"""The job of every chapter of docs/coming_from.md is made as it is written there, and it trains. Links lead to files that are there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 import shoestring
 
-PAGE = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
 CHAPTERS = dict(re.findall(r"^## From (\w+).*?```python\n(.*?)^```", PAGE, flags=re.MULTILINE | re.DOTALL))
 
 
@@ -38,3 +39,14 @@ def test_the_federated_job_plays_a_round(tmp_path: Path) -> None:
     file.write_text(CHAPTERS["Flower"], encoding="utf-8")
     found = shoestring.federate(file, clients=10, per_round=4, rounds=1, use=["FedAdam(lr=0.01)"], run=tmp_path / "run")
     assert found.report["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "ARCHITECTURE.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    text = re.sub(
+        r"^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert not [link for link in links if link and not ((ROOT / page).parent / link).exists()]

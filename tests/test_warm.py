@@ -49,6 +49,31 @@ def test_a_signal_reaches_the_command(number: int, tmp_path: Path) -> None:
     until_gone(command)
 
 
+def test_the_server_ends_with_the_tests_however_they_end(tmp_path: Path) -> None:
+    code = "import signal\nfrom tests.warm import python\nprint(python(), flush=True)\nsignal.pause()\n"
+    tests = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True
+    )
+    assert tests.stdout is not None
+    program = tests.stdout.readline().strip().encode()
+    servers = [
+        int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if words_of(path)[-2:-1] == [program]
+    ]
+    tests.kill()
+    tests.wait()
+    tests.stdout.close()
+    assert len(servers) == 1
+    until_gone(servers[0])
+
+
+def words_of(path: Path) -> list[bytes]:
+    """The words that a process was started with, and an empty one after them."""
+    try:
+        return path.read_bytes().split(b"\0")
+    except OSError:  # it ended meanwhile
+        return []
+
+
 @pytest.mark.parametrize(("limit", "cold"), [("true", False), ("ulimit -n 200", True)])
 def test_under_a_limit_a_process_is_a_cold_one(limit: str, cold: bool, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("import sys\ndef job():\n    raise KeyError(sys.executable)\n")

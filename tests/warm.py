@@ -136,7 +136,7 @@ def serve(address: str, program: str) -> None:
         listener.listen(64)
         os.write(1, b"ready\n")
         while True:
-            if sys.stdin.fileno() in select.select([listener, sys.stdin], [], [])[0]:
+            if sys.stdin in select.select([listener, sys.stdin], [], [])[0]:
                 return
             line, _ = listener.accept()
             if os.fork() == 0:

@@ -134,7 +134,8 @@ class Job:
       model       a factory: `lambda: MyModel()`. Planning builds it without memory, so give a function, not a model
       weights     what the model begins from: a safetensors file, several of them, or a `Weights`, which takes a part of a file
       data        batches (a list, a DataLoader), a map-style data set (any object with `__len__` and `__getitem__`), or a function that
-                  makes them. A list is one of batches, and with `collate` one of samples, in held_out too
+                  makes them. A list is one of batches, and with `collate` one of samples, in held_out too:
+                  `collate=torch.utils.data.default_collate` makes batches of them as torch does
       batch, sampler, collate, workers    how batches are made of a data set
       forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss is a mean over, and how
                   a batch is cut in pieces where its first dimension does not say

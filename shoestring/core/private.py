@@ -352,3 +352,15 @@ def load_compiler() -> None:
 def operation_writes(target: object) -> bool | None:
     """Whether an operation of a recorded graph writes into what it is given; None: it is none of torch's operations."""
     return bool(target._schema.is_mutable) if isinstance(target, torch._ops.OpOverload) else None
+
+
+@contextmanager
+def without_vmap_warnings() -> Iterator[None]:
+    """While inside, torch.func.vmap does not warn that it takes an operation one after the other, for want of a rule. A filter of Python's
+    would be slower, and make other warnings come again."""
+    functorch: Any = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)

@@ -125,18 +125,9 @@ def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, h
         how = several(usual_way(job, layout, [device.records for device in sample]), population.per_round)
         how = replace(how, why="; ".join([how.why, *said]))
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
+    processes = 1 if how.alone else max(processes, 1)
     return Prepared(
-        job,
-        clients,
-        population,
-        rounds,
-        layout,
-        layout.row(model).cpu(),
-        how,
-        max(processes, 1),
-        sample,
-        asked,
-        statistics,
+        job, clients, population, rounds, layout, layout.row(model).cpu(), how, processes, sample, asked, statistics
     )
 
 

@@ -2,19 +2,21 @@
 
 They are a shortcut and nothing else: one that is damaged, unreadable, of another shape or no regular file (a pipe, a device) counts as not
 there, and what it would have said is found out again. Each is sealed, and is there whole or not at all. A seal shows damage; anybody could
-write another file with one, so what is read is checked too.
+write another file with one. So what is read is checked too, and a file that another user (other than root) owns or may write to, or a
+folder of ours in which it lies, counts as not there: a believable wrong number could not be told from a right one.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.files import write_whole
-from shoestring.core.regular import read_regular
+from shoestring.core.files import drafted
+from shoestring.core.regular import regular
 from shoestring.core.seal import sealed, unsealed
 
 T = TypeVar("T")
@@ -32,7 +34,12 @@ def cache_folder() -> Path:
 def read_kept(path: Path, kind: type[T]) -> T | None:
     """What was kept in a file; None where nothing was, or not what was written."""
     try:
-        found, whole = unsealed(read_regular(path))
+        if not all(only_ours(os.stat(folder)) for folder in folders_above(path)):
+            return None
+        with open(path, "rb", opener=regular) as file:
+            if not only_ours(os.fstat(file.fileno())):
+                return None
+            found, whole = unsealed(file.read())
     except (OSError, ValueError):  # Damaged is one; a path that can't be is another
         return None
     return value_of(kind, found) if whole else None
@@ -66,4 +73,19 @@ def write_kept(path: Path, value: object) -> None:
     """Keep something for the next time. A home that can't be written to costs a few seconds each time, no more."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, sealed(to_json(value)))
+        for folder in folders_above(path):
+            folder.chmod(stat.S_IRWXU)
+        with drafted(path) as draft:
+            draft.chmod(stat.S_IRUSR | stat.S_IWUSR)
+            draft.write_bytes(sealed(to_json(value)))
+
+
+def folders_above(path: Path) -> list[Path]:
+    """The folders of ours in which a cache lies: those up to `cache_folder`."""
+    place = cache_folder()
+    return [one for one in path.parents if one == place or place in one.parents]
+
+
+def only_ours(found: os.stat_result) -> bool:
+    """Whether nobody but this user, and root, owns or may write to something."""
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -9,7 +9,7 @@ from math import inf, prod
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.job import interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, agreement_bytes
@@ -216,6 +216,8 @@ class Predictor:
             return self.plan(one)
         except Mistake:
             raise
+        except Crashed as error:  # in a trial
+            raise Mistake(str(error)) from error
         except Exception as error:
             raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
 
@@ -404,7 +406,12 @@ class Predictor:
         self.trials += 1
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
         doing = f"trying {named(techniques)} for {steps} real steps"
-        return self.rehearsals.asked(task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing)
+        try:
+            return self.rehearsals.asked(
+                task, {**self.rehearsals.hardware.environment, **environment(techniques)}, doing
+            )
+        except Crashed as error:
+            raise Crashed(f"{doing}: {error}") from error
 
     @property
     def margin(self) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import zlib
 from base64 import b85encode
 from collections import Counter
@@ -17,7 +19,7 @@ from hypothesis import strategies as st
 from shoestring.core.hardware import Hardware, for_group
 from shoestring.core.seal import sealed
 from shoestring.measure import instructions, probe
-from shoestring.measure.cache import cache_folder, value_of
+from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
 from shoestring.measure.tracker import Log, Moment, StorageEvent
 from shoestring.planning import answers as kept
 from shoestring.training.evidence import duration, earlier
@@ -197,3 +199,36 @@ def test_a_user_without_a_home_keeps_nothing(tmp_path: Path, monkeypatch: pytest
 def test_a_value_is_of_its_kind_or_none(data: Any) -> None:
     for kind in (Hardware, kept.KeptFile, instructions.Outcomes, earlier.KeptChoice):
         assert isinstance(value_of(kind, data), (kind, type(None)))
+
+
+@pytest.mark.parametrize("whose", ["another user's", "everybody's"])
+@pytest.mark.parametrize("what", ["file", "folder", "caches"])
+def test_a_cache_that_others_could_have_written_is_not_believed(
+    what: str, whose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cache_folder() / "plans" / "a.json"
+    write_kept(file, {"a": 1})
+    assert read_kept(file, dict) == {"a": 1}
+    place = {"file": file, "folder": file.parent, "caches": cache_folder()}[what]
+    if whose == "everybody's":
+        place.chmod(0o777)
+    elif os.getuid() == 0:
+        os.chown(place, 4711, 4711)
+    else:
+        monkeypatch.setattr("os.getuid", lambda uid=os.getuid(): uid + 1)
+    assert read_kept(file, dict) is None
+    write_kept(file, {"a": 2})
+    assert read_kept(file, dict) == (
+        {"a": 2} if whose == "everybody's" or (what == "file" and os.getuid() == 0) else None
+    )
+
+
+def test_what_is_kept_can_be_read_and_written_by_its_user_only() -> None:
+    before = os.umask(0o002)  # as some systems set it
+    try:
+        file = cache_folder() / "plans" / "a.json"
+        write_kept(file, {"a": 1})
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (file, file.parent, cache_folder())] == [0o600, 0o700, 0o700]
+    assert read_kept(file, dict) == {"a": 1}

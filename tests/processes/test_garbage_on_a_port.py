@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import HUNG
 
-CODE = """
+CODE = f"""
 import socket, struct
 from shoestring.commands.main import main
 try:
@@ -24,7 +24,7 @@ store, port = hosted(Nodes())
 greeting = struct.pack("<BI", 0, 0x3C85F7CE)   # as a worker begins
 too_long = bytes([1]) + struct.pack("<Q", 1 << 60)   # a key of 2**60 bytes
 for data in (b"GET / HTTP/1.1\\r\\n\\r\\n", bytes([255]) * 64, greeting + bytes([255]) * 50, greeting + too_long):
-    with socket.create_connection(("127.0.0.1", port), timeout=HUNG) as line:
+    with socket.create_connection(("127.0.0.1", port), timeout={HUNG}) as line:
         line.sendall(data)
         line.shutdown(socket.SHUT_WR)
         try:

@@ -193,7 +193,9 @@ def test_a_trial_whose_workers_waited_in_vain_is_not_repeated(tmp_path: Path) ->
     with group(tmp_path, task=TrialTask(file=str(tmp_path / "job.py"), together=True)) as made:
         made.hears(0, waited)
         with pytest.raises(
-            Crashed, match=r"lost each other \(stage 0 waited for the gradient .*\): each waited for another, and would"
+            Crashed,
+            match=r"lost each other \(stage 0 waited for the gradient .*\): a worker stands still in the job, or "
+            r"each waits for another, and it would come again",
         ):
             made.dies()
     with group(tmp_path / "training") as made:

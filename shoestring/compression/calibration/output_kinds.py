@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -34,13 +34,16 @@ from shoestring.compression.calibration.fidelity import (
     outputs,
     with_variance,
 )
+from shoestring.compression.calibration.scratch import trim
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 
 AUTO = "auto"
-FEW = 8  # samples that the loss is watched on
+FEW = 8  # samples that the loss is watched on,
+FEWEST = 2  # and those that are tried first, where outputs of a batch are
+LARGE = 1 << 20  # numbers or more: watching keeps several copies of them, and all that the model computed before
 ELEMENTS = 4  # of a tensor that are followed back to an output, if the first have no gradient
 
 
@@ -173,10 +176,12 @@ def measures_of(
         notes.append(
             f"not compared, as they are states inside of the model: {', '.join(rest)}; --output names what is compared"
         )
+    large = sum(one.numel() for _, one in named_tensors(first)) >= LARGE
+    del first  # of a language model it may be as large as all weights
     found: dict[str, OutputMeasure] = {}
     if measure == AUTO:
         try:
-            found = watched_kinds(job, model, few(batches[0]), names)
+            found = watched_on_few(job, model, batches[0], names, large)
         except (
             Exception
         ) as error:  # data without labels, a forward without gradients: then numbers alone say what suits them
@@ -198,6 +203,7 @@ def measures_of(
         else:
             how = found.get(name) or by_numbers(name, mine)
         made.append(finished(replace(how, axis=checked_axis(how, mine[0], axis)), mine, found.get(name)))
+    trim()
     return tuple(made), tuple(notes)
 
 
@@ -222,12 +228,24 @@ def checked_axis(how: OutputMeasure, tensor: Tensor, asked: int | None) -> int:
     return axis
 
 
-def few(batch: Batch) -> Batch:
-    """Some samples of a batch, two or more if there are as many; all of it, if it can't be cut."""
+def few(batch: Batch, count: int) -> Batch:
+    """About so many samples of a batch; all of it, if it can't be cut."""
     try:
-        return split(batch, max(1, samples(batch) // FEW))[0]
+        return split(batch, max(1, samples(batch) // count))[0]
     except Mistake:
         return batch
+
+
+def watched_on_few(
+    job: Job, model: nn.Module, batch: Batch, names: Sequence[str], large: bool
+) -> dict[str, OutputMeasure]:
+    """The kinds of outputs that a few samples tell; more samples are watched where fewer do not tell all."""
+    if large:
+        with suppress(Exception):
+            found = watched_kinds(job, model, few(batch, FEWEST), names)
+            if len(found) == len(names):
+                return found
+    return watched_kinds(job, model, few(batch, FEW), names)
 
 
 def watched_kinds(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]) -> dict[str, OutputMeasure]:

@@ -293,7 +293,7 @@ class Supervisor:
     def given_up(self, deaths: Sequence[WorkerDied]) -> str:
         who = str(deaths[0]) if deaths else "the workers lost each other" + self.waited * f" ({self.peer_lost})"
         if self.waited and not deaths and not isinstance(self.task, TrainTask):
-            return f"{who}: each waited for another, and would again"
+            return f"{who}: a worker stands still in the job, or each waits for another, and it would come again"
         meaning = f"{deaths[0].meaning}; " if deaths and deaths[0].meaning else ""
         kept = f"the last checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint yet"
         there = f" in {self.folder}" if self.folder and self.saved else ""

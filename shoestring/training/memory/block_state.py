@@ -47,6 +47,10 @@ class Frozen(Protocol):
     def put(self) -> None: ...  # make it so again
 
 
+class TooLarge(Mistake):
+    """A tensor was changed that is too large to be copied beforehand."""
+
+
 class FrozenTensor:
     """A tensor, with a copy. On the CPU its bytes are compared; a GPU would have to be waited for, so there its version must do, and
     batch norm's statistics, which change without one, count as changed by every call."""
@@ -63,7 +67,7 @@ class FrozenTensor:
 
     def put(self) -> None:
         if self.copy is None:
-            raise Mistake(CHANGE_TOO_LARGE.format(name=self.name, bytes=self.tensor.nbytes))
+            raise TooLarge(CHANGE_TOO_LARGE.format(name=self.name, bytes=self.tensor.nbytes))
         self.tensor.data.copy_(
             self.copy
         )  # through .data: whoever saved it for backward need not be told, it is put back again
@@ -198,11 +202,17 @@ class BlockState:
     def picture(self) -> list[Frozen]:
         """How everything is now."""
         found: dict[int, Frozen] = {}
-        for module in self.block.modules():
-            self.follow_names(module.__dict__, found, DEPTH, copied=False)
-            self.follow_names(own_buffers(module), found, DEPTH, copied=True)
+        self.follow_all(found)
         self.known = found
         return list(found.values())
+
+    def follow_all(self, found: dict[int, Frozen]) -> None:
+        self.follow_module(self.block, found)
+
+    def follow_module(self, module: nn.Module, found: dict[int, Frozen]) -> None:
+        for one in module.modules():
+            self.follow_names(one.__dict__, found, DEPTH, copied=False)
+            self.follow_names(own_buffers(one), found, DEPTH, copied=True)
 
     def follow_names(self, names: dict[str, Any], found: dict[int, Frozen], depth: int, copied: bool) -> None:
         if id(names) in found:

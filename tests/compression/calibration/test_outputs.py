@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.calibration import output_kinds
 from shoestring.compression.calibration.answers import compared_names, named_tensors
 from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity
 from shoestring.compression.calibration.output_kinds import measures_of
@@ -157,6 +158,30 @@ class Far(nn.Module):
 def test_the_loss_tells_what_kind_of_output_it_is(name: str) -> None:
     given, wanted = KINDS[name]
     assert kind(*given) == {"output": wanted}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_large_outputs_are_watched_on_two_samples_with_the_same_result(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_kinds, "LARGE", 1)
+    given, wanted = KINDS[name]
+    assert kind(*given) == {"output": wanted}
+
+
+def test_more_samples_are_watched_where_two_do_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_kinds, "LARGE", 1)
+    watched: list[int] = []
+
+    def hardest(output: Tensor, batch: Any) -> Tensor:
+        watched.append(len(output))
+        five = output.detach().abs().sum(1).topk(5).indices  # of two samples there are no five
+        return functional.cross_entropy(output[five], batch[1][five])
+
+    assert kind(lambda: nn.Linear(8, 4), (8,), hardest) == {"output": ("kl", -1)} and watched == [2, 8]
+    watched.clear()
+    monkeypatch.undo()
+    assert kind(lambda: nn.Linear(8, 4), (8,), hardest) == {"output": ("kl", -1)} and watched == [8]
 
 
 def test_every_output_has_its_own_figure_and_the_worst_leads(tmp_path: Path) -> None:

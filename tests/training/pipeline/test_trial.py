@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.hardware import Hardware
+from shoestring.core.technique import text
 from shoestring.jobfile import loaded_job
 from shoestring.processes.launch import run_worker
+from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.evidence.tasks import Position, R, Task, TrialTask, specs_of
 from shoestring.training.execution.training import trial
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.planner import Planner
+from shoestring.training.technique import TrainingTechnique as Technique
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -71,3 +75,20 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
     assert (
         "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure and "trial" not in tasks
     )
+
+
+@pytest.mark.parametrize(("devices", "use"), [(1, FusedOptimizer()), (2, DataParallel())])
+def test_a_trial_that_ends_badly_says_what_was_tried(devices: int, use: Technique, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    why = "the workers lost each other (worker 1 of 2 did not come within 300 s): " + 200 * "." + " that is all"
+
+    def worker(task: Task[R], environment: Mapping[str, str], /) -> R:
+        if isinstance(task, TrialTask):
+            raise Crashed(why)
+        return run_worker(task, environment)
+
+    planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker, devices=devices, here=devices)
+    with pytest.raises(
+        (Crashed, Mistake), match=rf"trying {re.escape(text(use))} for \d+ real steps: {re.escape(why)}$"
+    ):
+        planner.decided(planner.ledger(), None, (use,))

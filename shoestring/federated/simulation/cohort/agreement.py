@@ -21,19 +21,25 @@ from shoestring.federated.records import Records, drawn_so_far
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.dropout import NoDropout
 from shoestring.federated.simulation.cohort.hooks import HooksSeen
+from shoestring.federated.simulation.cohort.kept_state import JobState
 from shoestring.federated.simulation.cohort.sequential import SequentialMethod, load
 from shoestring.federated.simulation.cohort.way import CohortMethod, Moved, Unsuitable
-from shoestring.training.memory.block_state import BlockState, FrozenTensor
+from shoestring.training.memory.block_state import FrozenTensor, put_back
 
 CLOSE = 1e-5  # largest difference, relative to the size of a device's update
 EPS = torch.finfo(torch.float32).eps
 STEPS = 3  # of every device that are tried
+OTHER_NUMBERS = (
+    "other numbers the second time, because something steers it that can't be put back: keep it in the model, in the loss "
+    "or in a variable of its closure"
+)
 ATTEMPTS = 3  # from other weights: where a maximum or a ReLU is decided by the last bit, one attempt says nothing
 
 
 class Agreement(NamedTuple):
     reason: str = ""  # why the way can't be used; empty: it can
     draws: bool = False  # it draws other random numbers than the plain loop
+    unseen: bool = False  # the plain loop itself finds other numbers the second time
 
 
 @dataclass(frozen=True)
@@ -51,12 +57,20 @@ class AgreementTrial:
             return Agreement("there is no device to try it on")
         if reason := trace_of(self.plain, self.devices[0]):
             return Agreement(reason)
+        if not self.repeats(self.devices[0]):
+            return Agreement(f"its work finds {OTHER_NUMBERS}", unseen=True)
         if not draws(self.plain, self.devices[0]):
             return Agreement()
         with NoDropout():
             if draws(self.plain, self.devices[0]):
                 return Agreement("the model draws random numbers otherwise than by dropout, and would draw others")
         return Agreement(draws=True)
+
+    def repeats(self, device: Records) -> bool:
+        """Whether a device's work is the same bits the second time."""
+        alone = AgreementTrial(self.plain, (device,))
+        first, second = alone.tried(self.plain, 0), alone.tried(self.plain, 0)
+        return bool(((first.rows == second.rows) | (first.rows.isnan() & second.rows.isnan())).all())
 
     @cached_property
     def right(self) -> list[Moved]:
@@ -145,14 +159,16 @@ def trace_of(plain: SequentialMethod, records: Records) -> str:
         with HooksSeen() as hooks:
             learn(plain, records)
         weights = [FrozenTensor(one, True, name) for name, one in plain.model.named_parameters()]
-        before = BlockState(plain.model).picture()
+        before = JobState(plain.job, plain.model).picture()
         learn(plain, records)
+        kept = not all(one.same() for one in before)
+        put_back(plain.beside.picture)
     if hooks.some:
         return "its forward puts a hook on a tensor, which many devices at once would not call"
     if not all(one.same() for one in weights):
         return "its forward changes its own weights"
-    if not all(one.same() for one in before):
-        return "the model keeps something from one call to the next, and many devices at once would make other calls"
+    if kept:
+        return "the model or the loss keeps something from one call to the next, and many devices at once would make other calls"
     return ""
 
 
@@ -162,6 +178,7 @@ def draws(plain: SequentialMethod, records: Records) -> bool:
         begin(plain)
         before = drawn_so_far()
         learn(plain, records)
+        put_back(plain.beside.picture)
         return before != drawn_so_far()
 
 

@@ -35,10 +35,15 @@ class How:
     why: str  # for people: which way, and why not a faster one
     masks: bool = False  # stacked, cross entropy of classes: batches shorter than others are filled up with samples without a share
     draws: bool = False  # dropout draws other numbers than it does one device after the other
+    alone: bool = (
+        False  # what a device finds depends on who worked before it: in one process, at least the order is the same
+    )
 
     @property
     def exactness(self) -> Exactness:
         """Against one device after the other."""
+        if self.alone:
+            return Exactness.DRAWS
         return Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DRAWS if self.draws else Exactness.ROUNDING
 
 
@@ -58,7 +63,7 @@ def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
             return replace(how, why="; ".join([WORDS[kind] + note, *reasons]), draws=said.draws)
         if not masks:
             reasons.append(f"not {kind}: {said.reason}")
-    return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]))
+    return How(SEQUENTIAL, 1, "; ".join([WORDS[SEQUENTIAL], *reasons]), alone=trial.said.unseen)
 
 
 def plainly(how: How, why: str) -> How:

@@ -13,6 +13,7 @@ from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Sums
 from shoestring.federated.simulation.cohort.sequential import Beside, load
+from shoestring.training.memory.block_state import put_back
 
 LOSS = "loss"  # the metric that is always there
 AT_ONCE = 256  # samples of a forward
@@ -28,6 +29,7 @@ def judged(
             load(layout, model, rows if rows.dim() == 1 else rows[place], beside)
             model.eval()
             found.append(device_sums(job, model, one))
+    put_back(beside.picture)
     model.train()
     return tuple(found)
 

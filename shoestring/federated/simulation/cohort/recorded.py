@@ -22,7 +22,7 @@ from torch import Tensor, fx, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch, leaves, mapped
-from shoestring.core.private import operation_writes
+from shoestring.core.private import operation_writes, without_vmap_warnings
 from shoestring.federated.records import drawn_so_far
 from shoestring.federated.simulation.cohort.way import Differs
 from shoestring.training.memory.block_state import BlockState, put_back
@@ -68,7 +68,7 @@ class Gradients:
         def call(*tensors: Tensor) -> Found:
             weights = [one.detach().requires_grad_() for one in tensors[: len(names)]]
             rest = iter(tensors[len(names) :])
-            with torch.enable_grad():
+            with torch.enable_grad(), without_vmap_warnings():
                 inside = mapped(lambda leaf: next(rest), batch)
                 losses = self.losses(dict(zip(names, weights, strict=True)), inside, next(rest) if shared else None)
                 return losses.detach(), list(torch.autograd.grad(losses.sum(), weights, allow_unused=True))

@@ -6,6 +6,7 @@ w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
@@ -20,19 +22,21 @@ from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.local_steps import schedule_steps
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
+from shoestring.federated.simulation.cohort.kept_state import JobState
 from shoestring.federated.simulation.cohort.schedule import batches, step_sizes
 from shoestring.federated.simulation.cohort.sgd import Optimizer, Sgd
 from shoestring.federated.simulation.cohort.way import Moved
 from shoestring.federated.statistics import train_mode
 from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.memory.block_state import BlockState, Frozen, put_back
+from shoestring.training.memory.block_state import Frozen, TooLarge, put_back
 
 
 class Beside(NamedTuple):
-    """What a model has beside its row, as it was made."""
+    """What a job has beside its model's row, as it was made."""
 
     tensors: dict[str, Tensor]  # counters of a batch norm, frozen weights
-    picture: list[Frozen]  # what it keeps from one call to the next: attributes, lists, generators
+    # What model, forward, loss and metrics keep from one call to the next: attributes, lists, generators
+    picture: list[Frozen]
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,19 @@ class SequentialMethod:
     def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
         rows = torch.empty(len(records), self.layout.size)
         losses, steps = torch.zeros(len(records), dtype=torch.float64), torch.zeros(len(records), dtype=torch.long)
-        for place, (one, seed) in enumerate(zip(records, seeds, strict=True)):
-            load(self.layout, self.model, start[place], self.beside)
-            pulled = pull_of(self.layout, self.model, objective, place)
-            # What a model draws follows from the device's seed, so it is the same whoever worked before
-            with random_state.kept():
-                random_state.seed(seed)
-                losses[place], steps[place] = self.worked(one, objective.local, pulled, seed)
-            torch.sub(self.layout.row(self.model), start[place], out=rows[place])
+        try:
+            for place, (one, seed) in enumerate(zip(records, seeds, strict=True)):
+                load(self.layout, self.model, start[place], self.beside)
+                pulled = pull_of(self.layout, self.model, objective, place)
+                # What a model draws follows from the device's seed, so it is the same whoever worked before
+                with random_state.kept():
+                    random_state.seed(seed)
+                    losses[place], steps[place] = self.worked(one, objective.local, pulled, seed)
+                torch.sub(self.layout.row(self.model), start[place], out=rows[place])
+        finally:
+            with suppress(TooLarge):  # the next device that is loaded says so
+                # The loss is the job's own object: whoever uses it next finds it as it was.
+                put_back(self.beside.picture)
         return Moved(rows, losses, steps)
 
     def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
@@ -84,21 +93,27 @@ def made_model(job: Job) -> nn.Module:
 
 
 def sequential(job: Job, layout: Layout, model: nn.Module) -> SequentialMethod:
-    return SequentialMethod(job, layout, model, beside_row(layout, model))
+    return SequentialMethod(job, layout, model, beside_row(job, layout, model))
 
 
-def beside_row(layout: Layout, model: nn.Module) -> Beside:
+def beside_row(job: Job, layout: Layout, model: nn.Module) -> Beside:
     """A copy of what is in no row: it is the same for every device."""
     inside = {entry.name for entry in layout.entries}
     return Beside(
         {name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside},
-        BlockState(model).picture(),
+        JobState(job, model).picture(),
     )
 
 
 def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
     """Make a model what it is on a device that begins: with this row, and all else as it was made."""
-    put_back(beside.picture)
+    try:
+        put_back(beside.picture)
+    except TooLarge as why:
+        raise Mistake(
+            "the job's forward or loss changes a tensor of more than 1 MiB in place, and keeps it from one call to the next, so "
+            "it can't begin anew with every device: keep it as a buffer of a module"
+        ) from why
     layout.load(model, row)
     found = tensors_of(model)
     with torch.no_grad():

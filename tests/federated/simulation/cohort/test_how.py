@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -161,3 +162,15 @@ def test_what_settles_in_the_first_call_does_not_count_as_kept() -> None:
             return self.inside(x)  # type: ignore[no-any-return]
 
     assert how(Settling).kind == "stacked"
+
+
+def test_torchs_warnings_of_slow_operations_are_not_the_users_to_read() -> None:
+    job = job_of(
+        lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(144, 5))), Local(batch=6)
+    )
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        assert how_to_work(job, started(job)[0], devices_of(job)).kind == "stacked"
+        assert not [one for one in found if "performance drop" in str(one.message)]
+        torch.func.vmap(lambda v, g: torch._weight_norm(v, g, 0))(torch.randn(3, 4, 5), torch.randn(3, 4, 1))
+        assert len(found) == 1, "the user's own calls are told as before"

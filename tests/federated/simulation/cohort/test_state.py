@@ -1,20 +1,28 @@
-"""Models that keep something from one call to the next: a device always begins with the model as it was made."""
+"""Models and losses that keep something from one call to the next: a device always begins with them as they were made."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
+from shoestring.federated.prepare import Prepared
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.how import how_to_work
+from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.verify import verified
 from tests.federated.simulation.cohort.cases import COUNTS, devices_of, engine, job_of, started
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
+
+Loss = Callable[[Tensor, Any], Tensor]
 
 
 class Counting(nn.Module):
@@ -98,3 +106,114 @@ def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None
 def test_how_says_how_exact_it_is() -> None:
     job = job_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 5)), Local(batch=6))
     assert how_to_work(job, started(job)[0], devices_of(job)).exactness is Exactness.ROUNDING
+
+
+class RunningScale(nn.Module):
+    """A loss that divides by the mean of the losses that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, output: Tensor, batch: Any) -> Tensor:
+        loss = nn.functional.cross_entropy(output, batch[1])
+        with torch.no_grad():
+            self.mean.mul_(0.7).add_(0.3 * loss)
+        return loss / self.mean
+
+
+def counting_in_its_closure() -> Loss:
+    calls = 0
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / calls)
+
+    return loss
+
+
+def with_a_bank_of_outputs() -> Loss:
+    held = SimpleNamespace(bank=[torch.zeros(3, CLASSES)])
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        held.bank.append(output.detach()[:3])
+        return nn.functional.cross_entropy(output, batch[1]) + (output.mean(0) - held.bank[-2].mean(0)).square().sum()
+
+    return loss
+
+
+CALLS = 0
+
+
+def counting_in_a_global(output: Tensor, batch: Any) -> Tensor:
+    global CALLS
+    CALLS += 1
+    return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / CALLS)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        self.calls += 1
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / self.calls)
+
+
+LOSSES: list[Callable[[], Loss]] = [
+    RunningScale,
+    counting_in_its_closure,
+    with_a_bank_of_outputs,
+    lambda: counting_in_a_global,
+    lambda: Counter().loss,
+    lambda: partial(Counter().loss),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_that_keeps_something_begins_anew_with_every_device(loss: Callable[[], Loss]) -> None:
+    given = toy(toy_job(loss=loss()), how=None, processes=2)
+    assert given.how.kind == "sequential" and "keeps something" in given.how.why
+    two = weights_after(given)
+    assert torch.equal(two, weights_after(given)), "what an earlier federation left behind is seen by the next"
+    assert torch.equal(two, weights_after(toy(toy_job(loss=loss()), processes=1)))
+    assert verified(given, _plain()).kept
+
+
+def weights_after(given: Prepared, rounds: int = 3) -> Tensor:
+    simulation = Simulation(given, ())
+    server = given.server(simulation.parts)
+    try:
+        for _ in range(rounds):
+            server = simulation.play(server).server
+    finally:
+        simulation.close()
+    return server.row
+
+
+class Unseen:
+    """What it keeps is its class's, where nobody looks."""
+
+    calls = 0
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        Unseen.calls += 1
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / Unseen.calls)
+
+
+def test_what_can_not_be_put_back_is_told_and_devices_work_in_one_process() -> None:
+    given = toy(toy_job(loss=Unseen().loss), how=None, processes=2)
+    assert given.how.kind == "sequential" and given.processes == 1 and "other numbers the second time" in given.how.why
+    assert given.how.exactness is Exactness.DRAWS
+
+
+def test_a_large_bank_that_is_no_buffer_is_refused_with_the_way_out() -> None:
+    bank = torch.zeros(1 << 17, CLASSES)
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        bank[: len(output)] = output.detach()
+        return nn.functional.cross_entropy(output, batch[1]) + (output.mean(0) - bank.mean(0)).square().sum()
+
+    with pytest.raises(Mistake, match="keep it as a buffer of a module"):
+        toy(toy_job(loss=loss), how=None)
