@@ -103,7 +103,7 @@ def split_exactness(ledger: Ledger) -> Exactness:
     """How close training stays when every worker has a part of each batch."""
     if ledger.has("mixes samples"):
         return Exactness.CHANGED
-    return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+    return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
 
 def mixed_drift(ledger: Ledger) -> float:

@@ -67,7 +67,7 @@ class Accumulate(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples"):
             return Exactness.CHANGED
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         return MIXED

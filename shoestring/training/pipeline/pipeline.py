@@ -165,7 +165,7 @@ class Pipeline(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples") or self.stashes:
             return Exactness.CHANGED
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         """With pipedream a batch of M pieces is M updates at the job's rate: it goes further. While gradients stay the same, ten steps of

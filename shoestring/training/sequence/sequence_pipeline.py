@@ -61,7 +61,7 @@ class SequencePipeline(TrainingTechnique):
         return len(parsed_lengths(self.lengths)) if self.lengths else self.slices
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """Everything is kept until the first slice runs backward, and gradients stand from the last one's on."""

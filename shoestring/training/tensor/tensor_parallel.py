@@ -86,7 +86,7 @@ class TensorParallel(TrainingTechnique):
         return next(reasons, "") or unaddable(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """Of a block, what lies between its split layers stays whole; of its bytes that is some tensors as large as its output."""

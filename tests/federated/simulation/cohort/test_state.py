@@ -88,11 +88,11 @@ def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None
     assert (
         given.how.kind == "stacked"
         and given.how.draws
-        and given.how.exactness is Exactness.DRAWS
+        and given.how.exactness is Exactness.DISTRIBUTION
         and "dropout" in given.how.why
     )
     first = verified(given, _plain()).verdicts[0]
-    assert first.stated is Exactness.DRAWS and first.kept is None and first.difference > 0.01
+    assert first.stated is Exactness.DISTRIBUTION and first.kept is None and first.difference > 0.01
 
 
 def test_how_says_how_exact_it_is() -> None:
