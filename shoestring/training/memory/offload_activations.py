@@ -37,6 +37,13 @@ SMALL = 1 << 14  # bytes: a smaller tensor stays where it is
 
 @dataclass(frozen=True)
 class OffloadActivations(TrainingTechnique):
+    """Keep activations on disk between forward and backward.
+
+    Costs: two bytes of disk traffic for every byte offloaded, and a share of the cores for copying.
+
+    Not for: slow or shared disks, where computing again (`Checkpoint`) is faster.
+    """
+
     blocks: int = 0  # the first so many blocks, whose tensors wait longest; 0: all
     to: str = ""  # a directory on the disk to use; "": the system's temporary one
 

@@ -37,6 +37,15 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class SequencePipeline(TrainingTechnique):
+    """Cut every sequence into slices that run one after the other.
+
+    Costs: smaller products, which use the machine less well, and attention that reads the keys and values of all
+    earlier slices.
+
+    Not for: short sequences, or batches with enough samples: pieces of the batch (`Pipeline(pieces=...)`) cost
+    less. It needs a causal model.
+    """
+
     slices: int = 4  # of equal lengths,
     lengths: str = (
         ""  # or: tokens of every slice, such as "512,300,212"; for sequences of another length, in these proportions

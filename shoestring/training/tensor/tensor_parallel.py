@@ -41,6 +41,14 @@ WORK = ("forward", "backward", "flops", "backward_flops")  # of a block: as much
 
 @dataclass(frozen=True)
 class TensorParallel(TrainingTechnique):
+    """Split every layer among the workers.
+
+    Costs: four sums of a block's output in every step and block, more than a pipeline sends.
+
+    Not for: slow links, small layers, and models whose layers it does not know: the built-in `gpt` and GPT-2- and
+    Llama-like ones it does.
+    """
+
     ways: int = 2  # workers that share every split layer
     sequence: bool = False  # what lies between split layers is split too, along the sequence
 
