@@ -39,7 +39,9 @@ class How:
     @property
     def exactness(self) -> Exactness:
         """Against one device after the other."""
-        return Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DISTRIBUTION if self.draws else Exactness.ROUNDING
+        return (
+            Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DISTRIBUTION if self.draws else Exactness.ROUNDING
+        )
 
 
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
