@@ -87,7 +87,8 @@ def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusa
     assert planned(0.5, "distribution").chosen.exactness is Exactness.DISTRIBUTION
     for exact in ("bits", "rounding"):
         with pytest.raises(
-            OverBudget, match=r"; --exact distribution \(same distribution\) allows Accumulate.*; --inexact allows what is changed"
+            OverBudget,
+            match=r"; --exact distribution \(same distribution\) allows Accumulate.*; --inexact allows what is changed",
         ):
             planned(0.5, exact)
     with pytest.raises(OverBudget, match=r"--exact rounding \(to rounding\) allows Accumulate"):
@@ -184,7 +185,9 @@ def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
     none, bits, draws, inexact = (
         Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "distribution"}, {"inexact": True})
     )  # type: ignore[arg-type]
-    assert differences(bits, none) == [] and differences(bits, draws) == ["--exact changed: bits before, now distribution"]
+    assert differences(bits, none) == [] and differences(bits, draws) == [
+        "--exact changed: bits before, now distribution"
+    ]
     assert differences(none, bits) == ["--exact changed: not given before, now bits"]
     assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
     assert settled(none, bits) == bits and settled(none, inexact) == inexact
