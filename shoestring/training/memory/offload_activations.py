@@ -8,6 +8,9 @@
 What is held and for how long depends on the program only, never on the speed of the disk: a block's tensors are let go when the
 next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
 Exact: the same bits come back. Rhu et al.: vDNN, 2016, arXiv 1602.08124.
+
+Contract: How long a tensor lives depends on fixed points of the program, so it can be predicted
+(tests/training/memory/test_offload_activations.py).
 """
 
 from __future__ import annotations
