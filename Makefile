@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser lint check oldest bench clean
+.PHONY: demo test test-browser lint format docs check oldest bench clean
 
 .venv/torch: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -20,6 +20,10 @@ BIN := .venv/bin
 
 .venv/browser: .venv/test
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[browser]'
+	@touch $@
+
+.venv/docs: .venv/run
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/bench: .venv/test
@@ -39,9 +43,18 @@ test-browser: .venv/browser
 	$(BIN)/python -m pytest -m browser -rs tests/browser
 
 lint: .venv/test
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+format: .venv/test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+# The documentation site, into site/. It is built without network, and whatever does not fit together (a link, a page) is an error.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 check: lint test-browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not browser"
@@ -58,4 +71,4 @@ bench: .venv/bench
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 clean:
-	rm -rf .venv .venv-oldest runs report.html
+	rm -rf .venv .venv-oldest runs report.html site

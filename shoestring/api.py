@@ -90,7 +90,7 @@ def plan(
     job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the file's own
     memory      most bytes of the process, without those that load data: "600MiB", "2GB" or a number (default: what is free)
     use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", FusedOptimizer()]
-    exact       the least that the weights must be: "bits", "rounding" or "draws" (default: rounding if such a plan fits, else draws)
+    exact       the least that the weights must be: "bits", "rounding" or "distribution" (default: rounding if such a plan fits, else that)
     inexact     allow weights that are changed
     model       plan for this very model instead of the job's
     devices     workers that train together; the budget is that of each. `here`: so many on this machine (default: all)

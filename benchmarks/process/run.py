@@ -63,7 +63,7 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
     job = loaded_job(HERE.parent / "planner" / "problems.py", {"problem": name, "steps": STEPS})
     planner = Planner(job, known_hardware(), run_worker)
     ledger = planner.ledger()
-    found = list(combinations(ledger, CATALOGUE, Exactness.DRAWS))
+    found = list(combinations(ledger, CATALOGUE, Exactness.DISTRIBUTION))
     rows = []
     for one in drawn(found, count, draw):
         plan = planner.predictor.plan(one)

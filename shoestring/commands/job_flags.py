@@ -7,7 +7,7 @@ from collections import namedtuple
 
 from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import ASKED, Exactness, allowed
+from shoestring.core.exactness import ASKED, Exactness, allowed, rename_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,16 +56,26 @@ def job_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--exact",
+        type=level_name,
         choices=list(ASKED),
         help="the least that the weights must be of those of plain training: "
         + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
-        + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DRAWS.word})",
+        + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DISTRIBUTION.word})",
     )
     parser.add_argument(
         "--inexact",
         action="store_true",
         help=f"allow weights that are {Exactness.CHANGED.word}: techniques that compute other numbers, such as bf16",
     )
+
+
+def level_name(text: str) -> str:
+    """What was typed after --exact; a name that a level had before is answered with its name of today."""
+    if hint := rename_hint(text):
+        from argparse import ArgumentTypeError
+
+        raise ArgumentTypeError(hint)
+    return text
 
 
 def team_flags(parser: ArgumentParser) -> None:

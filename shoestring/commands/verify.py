@@ -66,7 +66,7 @@ def show(report: dict[str, Any], steps: int) -> None:
     level = stated_in(report)
     print(f"\nthe plan states {level.word}: {level.meaning}" if level is not None else "")
     print(
-        f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DRAWS.word} and {Exactness.CHANGED.word}, nothing "
+        f"{Exactness.ROUNDING.word}: losses within {ROUNDED:.2%}; of {Exactness.DISTRIBUTION.word} and {Exactness.CHANGED.word}, nothing "
         f"is promised that {steps} steps could show"
     )
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")

@@ -2,6 +2,9 @@
 
 Every worker that computes gets one part of every batch, unless a technique hands out work in another way: workers that do not wait for
 each other take the next part from a queue when they are free, so one may get several parts of a batch, or none.
+
+Contract: In an asynchronous group nobody waits for all: only the first worker counts steps, keeps and saves, and it
+ends the others by `GroupDone` (tests/training/data_parallel/test_asynchronous.py).
 """
 
 from __future__ import annotations

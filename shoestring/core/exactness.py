@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Exactness(IntEnum):
     BITS = 0
     ROUNDING = 1
-    DRAWS = 2
+    DISTRIBUTION = 2
     CHANGED = 3
 
     @property
@@ -44,35 +44,45 @@ class Exactness(IntEnum):
 WORDS = {
     Exactness.BITS: "same bits",
     Exactness.ROUNDING: "to rounding",
-    Exactness.DRAWS: "other draws",
+    Exactness.DISTRIBUTION: "same distribution",
     Exactness.CHANGED: "changed",
 }
 MEANINGS = {
     Exactness.BITS: "the weights are those of plain training, bit for bit",
     Exactness.ROUNDING: "the same arithmetic as plain training, rounded in another order: not the same bits, and no further away than that",
-    Exactness.DRAWS: "dropout and the like draw other numbers of the same distribution than plain training would",
+    Exactness.DISTRIBUTION: "dropout and the like draw other random numbers than plain training, from the same distribution",
     Exactness.CHANGED: "the weights are not those of plain training",
 }
 ASKED = {
-    level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DRAWS)
+    level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DISTRIBUTION)
 }  # what --exact takes
+RENAMED = {"draws": "distribution"}  # what it took before
+
+
+def rename_hint(exact: str) -> str | None:
+    """What to say to somebody who asks for a level by a name that it had before; None: it never was one.
+
+    >>> rename_hint("draws"), rename_hint("bytes")
+    ("'draws' is called 'distribution' now", None)
+    """
+    return f"{exact!r} is called {RENAMED[exact]!r} now" if exact in RENAMED else None
 
 
 def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
     """The levels to plan for, one after the other until a plan fits: a plan of a level may be of any that is closer.
 
     >>> [[level.word for level in allowed(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
-    [['to rounding', 'other draws'], ['same bits'], ['changed']]
+    [['to rounding', 'same distribution'], ['same bits'], ['changed']]
     """
     if exact and exact not in ASKED:
-        raise Mistake(f"exact={exact!r}: there are {', '.join(ASKED)}")
+        raise Mistake(f"exact={exact!r}: " + (rename_hint(exact) or f"there are {', '.join(ASKED)}"))
     if exact and inexact:
         raise Mistake(
             f"--exact {exact} asks for {ASKED[exact].word} and --inexact allows {Exactness.CHANGED.word}: give one of them"
         )
     if inexact:
         return (Exactness.CHANGED,)
-    return (ASKED[exact],) if exact else (Exactness.ROUNDING, Exactness.DRAWS)
+    return (ASKED[exact],) if exact else (Exactness.ROUNDING, Exactness.DISTRIBUTION)
 
 
 def check_level(level: Exactness, exact: str | None, plan: str) -> None:
@@ -89,8 +99,8 @@ def stated_in(plan: Mapping[str, Any]) -> Exactness | None:
 
     Until 0.1 plans had `exact`, which was true up to rounding and false for all else: the weakest that this can mean is taken.
 
-    >>> stated_in({"exactness": "other draws"}).name, stated_in({"exact": True}).name, stated_in({"exact": False}).name
-    ('DRAWS', 'ROUNDING', 'CHANGED')
+    >>> stated_in({"exactness": "same distribution"}).name, stated_in({"exact": True}).name, stated_in({"exact": False}).name
+    ('DISTRIBUTION', 'ROUNDING', 'CHANGED')
     """
     word, old = plan.get("exactness"), plan.get("exact")
     found = next((level for level in Exactness if level.word == word), None)

@@ -9,6 +9,10 @@ Peaks do not add up; timelines do. A step walks the blocks forward, then backwar
 
 and the peak is the highest of these. For the process, each has the kernels' own scratch memory on top, what the allocator
 rounds up and keeps back of the bytes that come and go, and the base that the interpreter and its libraries need.
+
+Contract: `workers.world` counts copies of the model: what cuts a model leaves fewer of them (`by_fewer_copies`), and
+what unites copies needs to know of no other axis. A plan whose workers hold different parts is rehearsed for every kind
+of worker; its peak is that of the one that needs most (tests/training/pipeline/test_rehearsed_stages.py).
 """
 
 from __future__ import annotations

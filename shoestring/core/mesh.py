@@ -6,6 +6,10 @@
 
 Ranks count along the last axis first, so with {"data": 2, "stage": 3} the workers 0, 1, 2 differ only in their stage, and 0 and 3 only in
 their samples. Such a row of workers that differ in one axis only is a *line*; a link along an axis connects the workers of one line.
+
+Contract: Every axis with more than one worker has exactly one technique that `unites` along it. All workers send the
+same things in the same order, and what they agree on after a step (to stop, to save) is decided by all at once. The
+first worker writes, and a checkpoint is that of one process (tests/core/test_mesh.py, decisions/008).
 """
 
 from __future__ import annotations

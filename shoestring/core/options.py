@@ -41,7 +41,7 @@ VALUED = (
     "ledger-epsilon",
     "insecure-seed",
 )  # arguments of the library
-VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|draws\b"  # as messages write them
+VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b"  # as messages write them
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
 FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
 

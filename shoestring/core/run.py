@@ -1,4 +1,14 @@
-"""A run: the handful of replaceable parts that the training loop calls."""
+"""A run: the handful of replaceable parts that the training loop calls.
+
+Contract: `gradients` adds to `.grad`; clipping by the global norm belongs to `update`
+(tests/training/test_promises_clipped.py). What must survive a restart is in `Run.state`, in classes that inherit from
+`RunState`: nothing is asked of a part by the name of an attribute (tests/core/test_parts.py).
+
+State is put together part by part: `whole_optimizer` widens what the part that was applied next gives, and
+`own_optimizer` narrows it on the way back, so that Pipeline, TensorParallel and Shard need not know of each other
+(tests/training/tensor/test_sliced_stages.py). `weights` are the model's with what is trained beside them, `result` has
+averages in their place, and `digested` is what the SHA-256 is of (tests/training/memory/test_ema.py).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,9 @@
 """How a plan cuts a model across workers, and when each of them does what: what a technique that does so tells of itself, as predicted and
-as measured."""
+as measured.
+
+Contract: Times of the workers of one machine are of one clock; between machines they count from the moment at which the
+step's last sum was there (tests/core/test_staging.py).
+"""
 
 from __future__ import annotations
 

@@ -22,6 +22,8 @@ Every way adds in an order that is fixed, and one worker's sum is copied to the 
 and shared memory add in the order of ranks and give the same bits. With two workers all ways do, because a + b = b + a. A tree of four
 gives the same bits as two levels of two and two. Otherwise ways differ from each other by rounding, so a run keeps to the speeds by which
 its plan chose.
+
+Contract: What is counted is what is sent: imagined and real links share this table (tests/training/links/test_sums.py).
 """
 
 from __future__ import annotations

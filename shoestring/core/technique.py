@@ -3,6 +3,10 @@
 It is generic over what it changes, the *subject* (a training run, a federated round, a model to compress), and over what that costs.
 A room has a base class of its own for both, such as `core.training.TrainingTechnique`; a technique inherits from that, is a frozen
 dataclass whose fields are its knobs, and overrides what is other than the defaults here.
+
+Contract: `apply` changes no field of the subject, the job or the links that it is given
+(tests/training/test_apply_is_pure.py). One number, `order`, sorts techniques for `cost` and `apply` alike
+(decisions/003).
 """
 
 from __future__ import annotations

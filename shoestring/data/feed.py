@@ -13,6 +13,9 @@ Data that can be gone through again go round, and an epoch is one round of them 
 
 In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a data set only those are fetched.
 Which part is a worker's next, its run's assignment says.
+
+Contract: The n-th batch depends on the seed alone (tests/data/test_feed.py, decisions/006). An iterator that ends is a
+state of its own, and data that can be gone through again go round (tests/data/test_whole_runs.py).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 
 It holds for all that a federation calls of a job, in rounds, plans and tasks, private or not, and for --traceback, which shows the lines
 of code and not the text. To see a text, run the job's own functions on records that you may see.
+
+Contract: Of a device's failure its kind and place are told, never its text (tests/federated/test_device_errors.py).
 """
 
 from __future__ import annotations

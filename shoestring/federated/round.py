@@ -10,6 +10,9 @@
 
 Work is done for several devices at once, a row of a matrix each, so a thousand simulated ones are a few matrix products. A real device
 does the same with one row. What must survive a restart is in `ServerState.state`, and in `DeviceView.state` on the device.
+
+Contract: What is kept is kept as tensors, saved with every checkpoint (tests/federated/test_kill.py). The rows of a
+chunk never depend on how many processes there are (tests/federated/simulation/test_simulate.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Random numbers that follow from what they are for, not from the order in which they are drawn."""
+"""Random numbers that follow from what they are for, not from the order in which they are drawn.
+
+Contract: What a device draws follows from the seed, the purpose, the round and the device's name, never from who works
+beside it; private noise alone comes from the operating system (tests/federated/test_randomness.py, randomness.py).
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,9 @@ int8 then dies of SIGILL. Only trying tells, and only a process that may die can
                             of both it is, a fork of the process finds out: it has looked at the processor if its parent has.
 
 Nothing here imports torch before it must.
+
+Contract: Whoever computes in 16 bits asks here first, in a process of ours or in the caller's: some CPUs raise SIGILL
+on bf16 that they report as supported (tests/measure/test_instructions.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""What a tracker's log says: the peak, where it is and what it is made of, and the ledger of a plain step."""
+"""What a tracker's log says: the peak, where it is and what it is made of, and the ledger of a plain step.
+
+Contract: A peak is read off a log here, or walked on a ledger's timeline (core/ledger), and nowhere else. It is that of
+the first two steps, because optimizers make their state in the first (tests/measure/test_timeline.py).
+"""
 
 from __future__ import annotations
 

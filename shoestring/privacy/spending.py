@@ -8,6 +8,9 @@ checksum, so a line that is damaged, was cut off or is missing is counted, as a 
 none is known, epsilon is infinite. `done` and `lines` are what a run knows of itself and of the ledger by its checkpoint: rounds and
 lines that the ledger lacks (somebody put an older copy back) count in the same way. Against somebody who writes a false ledger and false
 checkpoints there is no key to check with, and no protection.
+
+Contract: A round of a private federation is in the ledger before anything of it leaves the process, and one that is
+played again counts again (tests/privacy/test_spending.py, tests/federated/test_kill.py).
 """
 
 from __future__ import annotations

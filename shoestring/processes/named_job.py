@@ -7,6 +7,9 @@ because none of them can name code or a file:
     the name of a built-in job       or the SHA-256 of one: its code is ours
     numbers and switches             flags of the job that the caller names, each of the type that the job says
     text that is the job's default   of a flag; any other text could name a file, and the caller gives it again
+
+Contract: No file that a folder names is run or opened, and paths in checkpoints stay inside of the run
+(tests/test_code_from_files.py, tests/test_resealed.py).
 """
 
 from __future__ import annotations

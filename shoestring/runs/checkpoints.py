@@ -11,6 +11,9 @@
 A checkpoint is written under another name, synced, and then renamed: it is there whole or not at all. The tensors are written to the
 file at once, while training stands still: that copy in the kernel's page cache is the snapshot, and it costs the process no memory. Hashing
 and syncing follow in the background. What does not match its SHA-256 is never loaded and never overwritten.
+
+Contract: A run that was killed and goes on ends with the same bits (tests/runs/test_kill.py). Nothing that is read back
+can run code (tests/test_code_from_files.py). Why no snapshot is kept in memory: decisions/005.
 """
 
 from __future__ import annotations

@@ -9,6 +9,14 @@
     lock            held while a process trains here
 
 The JSON files are sealed (core/seal): one that was changed since is refused with what to do about it.
+
+Contract: What the folder holds is checked when it is read (decisions/013): a damaged request or plan is never trained
+from, a damaged event is skipped and counted, and the report tells of both instead of failing
+(tests/runs/test_damage.py). Only regular files are opened, and none under a lock that others need
+(tests/runs/test_unreadable.py).
+
+A lock counts only on a file that still has its name: whoever begins a run anew moves the folder away with its lock
+(tests/runs/test_one_process.py). A run is finished when its last weights are saved (tests/runs/test_full_disk.py).
 """
 
 from __future__ import annotations

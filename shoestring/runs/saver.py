@@ -6,6 +6,9 @@ room for it, down to the newest good one, which always stays.
 
 Of a job that validates, the weights that were best there are saved when they are found, before training goes on. They are deleted when
 newer ones are there and no checkpoint knows of them any more, so whatever a killed run goes back to, its best weights are there.
+
+Contract: The best weights are deleted only when no checkpoint that is there knows of them, or on resume if they are of
+a life that was given up (tests/runs/test_best.py).
 """
 
 from __future__ import annotations

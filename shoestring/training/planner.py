@@ -54,7 +54,7 @@ class Planner:
     catalogue: tuple[type[Technique], ...] = CATALOGUE
     inexact: bool = False  # whether plans may be `changed`,
     exact: str | None = (
-        None  # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
+        None  # or the least that they must be: bits, rounding, distribution (default: rounding, else distribution)
     )
     wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
     only: bool = False  # nothing but those will be predicted, so what others need is not measured

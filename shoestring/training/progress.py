@@ -1,6 +1,10 @@
 """The course of a training beside its steps: its epochs, the schedule of its learning rate, validations, the best of them, and why it ends.
 
 Whoever drives the loop (the worker, `shoestring.train`) asks it after every step. It survives a restart with the run.
+
+Contract: Whoever drives the loop takes its batches from `batches()`: when a batch comes, the schedule is brought to the
+step that begins (tests/training/test_progress.py). Techniques may hold an optimizer's groups, so they stay the same
+objects, also when a checkpoint is loaded.
 """
 
 from __future__ import annotations

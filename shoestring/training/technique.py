@@ -1,4 +1,9 @@
-"""Techniques of a training step: their subject is a run, and a ledger is what it costs."""
+"""Techniques of a training step: their subject is a run, and a ledger is what it costs.
+
+Contract: A technique wraps the user's modules from outside, for the time of a forward, and leaves nothing behind on the
+model (tests/training/test_apply_is_pure.py). The mesh follows from a plan's techniques in one place, `mesh_sizes`: as
+many workers along stage and tensor as they want, the others along data (tests/core/test_mesh.py).
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ whatever the model keeps (buffers, attributes, generators of its own, the mode o
 Metrics are means by the weight of their batches, so that a group, in which every worker has its part of every batch, finds what one
 process does; where workers do not wait for each other, the one that counts steps takes whole batches. The model is called as
 `Run.together` has it, outside of a step, with its weights wherever a technique keeps them and in the precision that they have.
+
+Contract: Trained weights have the same bits with validation and without it
+(tests/training/planning/test_validation.py).
 """
 
 from __future__ import annotations

@@ -136,8 +136,9 @@ def test_a_budget_that_nothing_meets_is_refused_with_the_least_that_works(net: P
         (["train", "NET", "--devices", "x"], "--devices takes a whole number, and 'x' is none"),
         (
             ["plan", "NET", "--exact", "bit"],
-            "--exact takes one of 'bits', 'rounding', 'draws', and 'bit' is none of them",
+            "--exact takes one of 'bits', 'rounding', 'distribution', and 'bit' is none of them",
         ),
+        (["plan", "NET", "--exact", "draws"], "argument --exact: 'draws' is called 'distribution' now"),
         (["plan"], "what is missing: job"),
         (["train", "NET", "--run", "/sys/shoestring"], "'/sys/shoestring' can't be used ("),
         (["plan", "NET", "--widht", "3"], "did you mean --width?"),

@@ -67,14 +67,14 @@ def planned(
     return made.decided(ledger, int(share * needs), forced)
 
 
-def test_what_is_to_rounding_is_taken_where_it_fits_and_other_draws_are_said_in_the_first_line_where_not() -> None:
+def test_what_is_to_rounding_is_taken_where_it_fits_and_the_first_line_says_same_distribution_where_not() -> None:
     enough, little = planned(1.0), planned(0.5)
     assert enough.chosen.exactness <= Exactness.ROUNDING and not any(
         isinstance(one, Accumulate) for one in enough.chosen.techniques
     )
-    assert ("Accumulate", "other draws for this model: --exact draws allows it") in enough.refused
-    assert little.chosen.exactness is Exactness.DRAWS and isinstance(little.chosen.techniques[0], Accumulate)
-    assert plan_text(little.as_json(), {}).splitlines()[0].endswith(f", other draws: {little.chosen}")
+    assert ("Accumulate", "same distribution for this model: --exact distribution allows it") in enough.refused
+    assert little.chosen.exactness is Exactness.DISTRIBUTION and isinstance(little.chosen.techniques[0], Accumulate)
+    assert plan_text(little.as_json(), {}).splitlines()[0].endswith(f", same distribution: {little.chosen}")
     assert (
         plan_text(enough.as_json(), {}).splitlines()[0].endswith(f", {enough.chosen.exactness.word}: {enough.chosen}")
     )
@@ -84,10 +84,11 @@ def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusa
     None
 ):
     assert planned(100.0, "bits").chosen.techniques == ()
-    assert planned(0.5, "draws").chosen.exactness is Exactness.DRAWS
+    assert planned(0.5, "distribution").chosen.exactness is Exactness.DISTRIBUTION
     for exact in ("bits", "rounding"):
         with pytest.raises(
-            OverBudget, match=r"; --exact draws \(other draws\) allows Accumulate.*; --inexact allows what is changed"
+            OverBudget,
+            match=r"; --exact distribution \(same distribution\) allows Accumulate.*; --inexact allows what is changed",
         ):
             planned(0.5, exact)
     with pytest.raises(OverBudget, match=r"--exact rounding \(to rounding\) allows Accumulate"):
@@ -96,13 +97,13 @@ def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusa
 
 def test_techniques_that_the_user_wrote_are_held_to_the_level_that_the_user_asked_for() -> None:
     with pytest.raises(
-        Mistake, match=r"Accumulate\(pieces=2\) is other draws for this job .*--exact rounding allows to rounding"
+        Mistake, match=r"Accumulate\(pieces=2\) is same distribution for this job .*--exact rounding allows to rounding"
     ):
         planned(1.0, "rounding", forced=(Accumulate(2),))
-    assert planned(1.0, forced=(Accumulate(2),)).chosen.exactness is Exactness.DRAWS
+    assert planned(1.0, forced=(Accumulate(2),)).chosen.exactness is Exactness.DISTRIBUTION
     with pytest.raises(Mistake, match='exact="bits" asks for same bits and inexact=True allows changed'):
         shoestring.plan(wide(0.0), exact="bits", inexact=True)
-    with pytest.raises(Mistake, match="exact='bytes': there are bits, rounding, draws"):
+    with pytest.raises(Mistake, match="exact='bytes': there are bits, rounding, distribution"):
         shoestring.plan(wide(0.0), exact="bytes")
 
 
@@ -119,7 +120,7 @@ def test_a_group_that_would_change_what_is_trained_is_refused_with_the_reason() 
     ):
         Planner(job("u-net"), PAPER, devices=2).outcome(None)
     dropping = Planner(job("dropout chain"), PAPER, devices=2).outcome(None)
-    assert dropping.chosen.exactness is dropping.plain.exactness is Exactness.DRAWS
+    assert dropping.chosen.exactness is dropping.plain.exactness is Exactness.DISTRIBUTION
 
 
 def test_fit_plans_for_the_level_that_is_asked_for() -> None:
@@ -182,9 +183,11 @@ def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_
 
 def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
     none, bits, draws, inexact = (
-        Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "draws"}, {"inexact": True})
+        Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "distribution"}, {"inexact": True})
     )  # type: ignore[arg-type]
-    assert differences(bits, none) == [] and differences(bits, draws) == ["--exact changed: bits before, now draws"]
+    assert differences(bits, none) == [] and differences(bits, draws) == [
+        "--exact changed: bits before, now distribution"
+    ]
     assert differences(none, bits) == ["--exact changed: not given before, now bits"]
     assert settled(inexact, bits) == inexact and settled(bits, inexact) == bits, "one takes the other back"
     assert settled(none, bits) == bits and settled(none, inexact) == inexact
@@ -216,7 +219,7 @@ def found(weights: float, loss: float) -> TrainedWeights:
         (Exactness.BITS, 1.0 + 1e-6, 2.0, False),
         (Exactness.ROUNDING, 1.0 + 1e-6, 2.0 + 1e-5, True),
         (Exactness.ROUNDING, 1.0, 2.0 + 1e-3, False),
-        (Exactness.DRAWS, 5.0, 5.0, None),
+        (Exactness.DISTRIBUTION, 5.0, 5.0, None),
         (Exactness.CHANGED, 5.0, 5.0, None),
     ],
 )

@@ -82,7 +82,7 @@ def test_exact_refuses_whoever_chose_it() -> None:
     with pytest.raises(Mistake, match=r"to rounding for this job.*exact"):
         shoestring.plan(made_job(), use=[FusedOptimizer()], exact="bits")
     with pytest.raises(Mistake, match="give --inexact"):
-        check_level(Exactness.CHANGED, "draws", "this plan")
+        check_level(Exactness.CHANGED, "distribution", "this plan")
     check_level(Exactness.CHANGED, None, "this plan")
 
 

@@ -100,7 +100,7 @@ def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: st
     for plan in plans(name):
         stated = {technique.exactness(ledger(name)) for technique in plan}
         levels[max(stated)] += 1
-        if Exactness.DRAWS in stated:
+        if Exactness.DISTRIBUTION in stated:
             if len(plan) == 1:  # with others: below
                 keeps_the_mean(name, plan)
             continue
@@ -115,7 +115,7 @@ def test_every_technique_and_every_allowed_pair_keeps_to_what_it_states(name: st
         Exactness.BITS,
         Exactness.ROUNDING,
         Exactness.CHANGED,
-        *([Exactness.DRAWS] if name == "dropout chain" else []),
+        *([Exactness.DISTRIBUTION] if name == "dropout chain" else []),
     }
 
 
@@ -125,7 +125,7 @@ def test_every_allowed_pair_with_a_technique_that_draws_anew_keeps_the_mean() ->
     pairs = [
         plan
         for plan in plans(name)
-        if len(plan) > 1 and any(one.exactness(ledger(name)) is Exactness.DRAWS for one in plan)
+        if len(plan) > 1 and any(one.exactness(ledger(name)) is Exactness.DISTRIBUTION for one in plan)
     ]
     assert pairs
     for plan in pairs:

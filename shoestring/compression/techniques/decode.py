@@ -12,7 +12,12 @@ from shoestring.compression.technique import RUNNING, Compressed, CompressTechni
 @dataclass(frozen=True)
 class Decode(CompressTechnique):
     """Weights are decoded once, when the model is loaded, instead of in every call: it answers as fast as the original and takes as much
-    memory; only the folder is small. Chosen where a latency could not be kept otherwise."""
+    memory; only the folder is small. Chosen where a latency could not be kept otherwise.
+
+    Costs: as much memory as the original; only the folder is small.
+
+    Not for: models that have to be small in memory.
+    """
 
     why: ClassVar[str] = "answers as fast as before, from ordinary weights in memory"
     seam: ClassVar[str] = "running"

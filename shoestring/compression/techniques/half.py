@@ -17,6 +17,10 @@ class Half(Storage):
     """Numbers of 16 bits, with 11 significant ones (IEEE 754-2019 binary16): off by at most 2^-11 of each.
 
     Weights whose numbers float16 does not have (above 65,504) are left alone (`Study.too_large`).
+
+    Costs: at most 2^-11 of each number; packed weights are decoded in every call.
+
+    Not for: sizes below half of the original.
     """
 
     why: ClassVar[str] = "half the bytes, hardly any damage"

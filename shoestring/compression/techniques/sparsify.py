@@ -30,6 +30,10 @@ class Sparsify(Restructure):
     share    of the numbers that become zero
     by       magnitude, or random: the baseline
     For weights that learn to be zero while they are trained, see docs/sparse.md.
+
+    Costs: a bit for every number, and time: packed weights are decoded in every call.
+
+    Not for: speed: below very high shares of zeros, a CPU multiplies dense matrices faster.
     """
 
     share: float = 0.5

@@ -3,6 +3,8 @@
     question -> judge before, train, judge after, of every candidate -> told_by_device -> sums, a histogram's one count, telemetry
 
 All that leaves a device comes out of `told_by_device`: no record, no weights, no text of an error.
+
+Contract: All that leaves a device in a task comes out of one function (tests/federated/tasks/test_task.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ or because others answered, is refused (`registry`): the difference would be abo
 Not protected: what three or more releases of overlapping devices give together; two of the same devices one of which has other records
 the second time; what a developer knows who has the records of all devices but one; and how many devices met which kind of error or
 diverged. That needs noise: sums are not differentially private by being sums.
+
+Contract: All that a developer sees of it comes out of `released` (tests/federated/tasks/test_release.py).
 """
 
 from __future__ import annotations

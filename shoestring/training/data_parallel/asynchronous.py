@@ -44,6 +44,13 @@ LONGEST = 1000  # delay, of which every value is counted
 
 @dataclass(frozen=True)
 class Asynchronous(TrainingTechnique):
+    """Let every worker's gradient move the weights as soon as it arrives.
+
+    Costs: gradients of older weights, and results that differ from run to run.
+
+    Not for: workers of equal speed, which hardly wait for each other, and results that have to be reproduced.
+    """
+
     kind: str = "server"  # "server": the first worker keeps the weights; "hogwild": they are in shared memory
     delay: int = 8  # largest staleness
     correct: bool = True  # divide the rate of a step by its staleness

@@ -39,6 +39,15 @@ VECTOR = 16  # numbers: a worker's part of a bucket is a multiple of it
 
 @dataclass(frozen=True)
 class CompressGradients(TrainingTechnique):
+    """Send gradients in fewer bits, or only their largest parts.
+
+    Costs: 4 bytes a weight for what is left out and sent later, time to compress, and some of what the model
+    learns.
+
+    Not for: fast links, such as memory shared by workers of one machine, where compressing takes longer than
+    sending.
+    """
+
     kind: str = "int8"  # "fp16", "bf16", "int8", "topk" or "powersgd"
     share: float = 0.01  # of the numbers, that topk sends
     rank: int = 4  # of the matrices that powersgd sends

@@ -36,6 +36,14 @@ from shoestring.training.technique import MIXED, TrainingTechnique
 
 @dataclass(frozen=True)
 class DataParallel(TrainingTechnique):
+    """Give every worker its own part of each batch and add up the gradients (DDP).
+
+    Costs: about twice the bytes of all gradients sent by every worker in a step; every worker holds the whole
+    model.
+
+    Not for: models that do not fit one worker (`Shard`, `Pipeline`), and batches with fewer samples than workers.
+    """
+
     linear: bool = False  # multiply the optimizer's rate by the number of workers
     warmup: int = 0  # steps from the job's own rate to that
 
@@ -103,7 +111,7 @@ def split_exactness(ledger: Ledger) -> Exactness:
     """How close training stays when every worker has a part of each batch."""
     if ledger.has("mixes samples"):
         return Exactness.CHANGED
-    return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+    return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
 
 def mixed_drift(ledger: Ledger) -> float:

@@ -32,6 +32,13 @@ from shoestring.training.technique import TrainingTechnique
 
 @dataclass(frozen=True)
 class DropStragglers(TrainingTechnique):
+    """Go on in every round without the last gradients.
+
+    Costs: the work of the workers that were dropped, and results that differ from run to run.
+
+    Not for: workers of equal speed: then every dropped gradient is work lost.
+    """
+
     backup: int = 1  # gradients of a round that are not waited for
 
     order: ClassVar[int] = 60

@@ -43,6 +43,14 @@ LONG = 1 << 60  # steps: more than any run has
 
 @dataclass(frozen=True)
 class LocalSteps(TrainingTechnique):
+    """Let every worker take several steps before the workers average their weights.
+
+    Costs: some of what the model learns, the more the larger h is; every worker holds the whole model and its own
+    moments.
+
+    Not for: fast links, where averaging gradients in every step costs little.
+    """
+
     h: int = 8  # steps from one averaging of the weights to the next
     after: int = 0  # steps of averaged gradients before the first that a worker takes on its own
     outer: float = 0.0  # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's

@@ -43,6 +43,13 @@ STAGES = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Shard(TrainingTechnique):
+    """Divide optimizer state, gradients and weights among the workers (ZeRO, FSDP).
+
+    Costs: the bytes of `DataParallel` with stages 1 and 2, half as many again with stage 3.
+
+    Not for: optimizers that look at whole weights (LAMB, Adafactor, Muon), and slow links with stage 3.
+    """
+
     stage: int = 2  # 1: optimizer state; 2: and gradients; 3: and weights
 
     order: ClassVar[int] = 60

@@ -1,6 +1,10 @@
 """A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
 
 The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+
+Contract: A rehearsal invents no value: code that looks at one is planned from real steps
+(tests/training/planning/test_values.py). Training begins from `seed` after the model was made from `seed`, so a
+rehearsal draws the same numbers (tests/training/test_honest.py).
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Worker processes make their job from its file, so a script's job becomes one: ev
 planning, groups, recovery) is done with it. Pickle keeps functions and classes by their names. Those of the script itself are found by
 importing the script in the worker, not as the main program: what it does under `if __name__ == "__main__":` is not done again there, and
 a script that would plan or train while it is imported is refused.
+
+Contract: Groups, trials and recovery know nothing of scripts (tests/training/execution/test_script_group.py).
 """
 
 from __future__ import annotations

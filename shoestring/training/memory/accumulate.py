@@ -29,6 +29,15 @@ from shoestring.training.technique import MIXED, TrainingTechnique
 
 @dataclass(frozen=True)
 class Accumulate(TrainingTechnique):
+    """Run a batch in pieces and add up their gradients before one update.
+
+    Costs: time: small pieces use the machine less well, and every piece after the first adds its gradients to the
+    sum.
+
+    Not for: models with batch norm, which would see a piece at a time, and losses that compare the samples of a
+    batch.
+    """
+
     pieces: int  # parts of the batch that run one after the other
 
     order: ClassVar[int] = 20
@@ -67,7 +76,7 @@ class Accumulate(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples"):
             return Exactness.CHANGED
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         return MIXED

@@ -34,6 +34,14 @@ LIMITS = 24  # memory limits between least and plain for which the dynamic progr
 
 @dataclass(frozen=True)
 class Checkpoint(TrainingTechnique):
+    """Compute activations again in backward instead of keeping them.
+
+    Costs: up to one more forward in every step; schedules that keep some blocks cost less.
+
+    Not for: models whose memory is weights and optimizer state, not activations, and blocks that can't be run twice
+    with the same result.
+    """
+
     every: int = 0  # blocks per segment; 1 recomputes block by block
     groups: int = 0  # or: so many segments; -1 takes sqrt(N)
     schedule: str = ""  # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"

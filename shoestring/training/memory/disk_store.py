@@ -9,6 +9,9 @@
 A checkpoint of what is stored here copies nothing: the slots change their roles. Bytes pass by direct I/O (O_DIRECT) where the file
 system has it, so that the page cache takes no memory from others. `read` and `write` return at once: threads do the work, and a request
 waits for the one before it on the same buffer or the same region. With fake tensors (a rehearsal) nothing moves, and bytes are counted.
+
+Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_streamed.py,
+decisions/007). Weights that are kept elsewhere are asked of the run (`core.run.weights`), never of the model.
 """
 
 from __future__ import annotations

@@ -27,6 +27,14 @@ from shoestring.training.technique import TrainingTechnique
 
 @dataclass(frozen=True)
 class EMA(TrainingTechnique):
+    """Keep an exponential moving average of the weights, and validate and export that.
+
+    Costs: one more copy of the trained weights, and one pass over them a step.
+
+    Not for: budgets in which a copy of the weights does not fit. It never saves anything, so it is used only if it
+    is asked for.
+    """
+
     decay: float = 0.999
     warmup: bool = (
         False  # begin with a smaller decay, so that an average over few steps is not mostly what the weights began with

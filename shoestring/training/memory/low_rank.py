@@ -32,6 +32,15 @@ SQUARES = 12  # square weights that a block is taken to have, as those of a tran
 
 @dataclass(frozen=True)
 class LowRank(TrainingTechnique):
+    """Train a low-rank update of each linear layer and leave the layer's own weight alone (LoRA).
+
+    Costs: a little time in every forward for the two thin products; the model can learn less than with all its
+    weights.
+
+    Not for: training from scratch, or tasks far from what the model was pretrained on: the update has too few
+    directions for them.
+    """
+
     rank: int = 8
     where: str = "*"  # the modules whose weight gets an update: their names or patterns, joined by |, such as "*.q_proj|*.v_proj"
     also: str = ""  # what else is trained, as it is: names of modules or weights, such as "classifier", or patterns, joined by |

@@ -8,6 +8,9 @@
 What is held and for how long depends on the program only, never on the speed of the disk: a block's tensors are let go when the
 next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
 Exact: the same bits come back. Rhu et al.: vDNN, 2016, arXiv 1602.08124.
+
+Contract: How long a tensor lives depends on fixed points of the program, so it can be predicted
+(tests/training/memory/test_offload_activations.py).
 """
 
 from __future__ import annotations
@@ -37,6 +40,13 @@ SMALL = 1 << 14  # bytes: a smaller tensor stays where it is
 
 @dataclass(frozen=True)
 class OffloadActivations(TrainingTechnique):
+    """Keep activations on disk between forward and backward.
+
+    Costs: two bytes of disk traffic for every byte offloaded, and a share of the cores for copying.
+
+    Not for: slow or shared disks, where computing again (`Checkpoint`) is faster.
+    """
+
     blocks: int = 0  # the first so many blocks, whose tensors wait longest; 0: all
     to: str = ""  # a directory on the disk to use; "": the system's temporary one
 

@@ -45,6 +45,13 @@ BLOCK = (
 
 @dataclass(frozen=True)
 class OffloadOptimizer(TrainingTechnique):
+    """Keep the optimizer's state on disk, or in host memory beside a GPU.
+
+    Costs: every moment is read and written once a step, and disk space for two copies of them.
+
+    Not for: optimizers without state, such as plain SGD, and steps that are too short to hide the traffic.
+    """
+
     to: str = "disk"
     moments: str = ""  # "8bit": in 8 bits, which is not exact
 

@@ -13,6 +13,8 @@ fingerprint; all of it in a block's first call, one tensor of each call later. A
                                              3 to 6 too, and on that way 4 5 are forgotten once more
 
 An argument that an earlier call of the same segment produced is not held but looked up in the replay.
+
+Contract: A difference is a message, never other weights (tests/training/memory/test_recompute.py, decisions/012).
 """
 
 from __future__ import annotations

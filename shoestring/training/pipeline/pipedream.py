@@ -16,6 +16,9 @@ Every few steps (`flush`), after the last, and after a batch of fewer pieces tha
 line drains. Only then have all stages made the same updates, and only then is saved, validated or stopped. What a stage does in which
 order is fixed, so the result does not depend on how fast the workers are, and a run that goes on from a checkpoint ends with the same bits.
 Narayanan et al.: PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, arXiv 1806.03377.
+
+Contract: `Run.synchronised` is true after steps in which the line drained, and whoever wants weights of one version
+asks with all workers (tests/training/pipeline/test_pipedream.py).
 """
 
 from __future__ import annotations

@@ -47,6 +47,14 @@ FURTHER = 2.5  # times the way of plain training, per piece of a batch, that pip
 
 @dataclass(frozen=True)
 class Pipeline(TrainingTechnique):
+    """Divide the model into stages, one for each worker, and send a batch through them in pieces.
+
+    Costs: idle time while the line fills and drains, and values and gradients sent across every cut.
+
+    Not for: models that fit one worker: `DataParallel` leaves nobody idle. Nor for models whose code is not a chain
+    of blocks.
+    """
+
     stages: int = 2  # workers that a model is divided between
     pieces: int = 0  # of a batch; 0: four times as many as stages
     schedule: str = "1f1b"  # who does what when
@@ -165,7 +173,7 @@ class Pipeline(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if ledger.has("mixes samples") or self.stashes:
             return Exactness.CHANGED
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         """With pipedream a batch of M pieces is M updates at the job's rate: it goes further. While gradients stay the same, ten steps of

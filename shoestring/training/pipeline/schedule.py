@@ -18,6 +18,10 @@ add the same numbers in the same order, and end with the same bits.
 
 What crosses a cut is taken in the order in which it was sent. So is all that one worker sends to another, with one exception: of two
 workers that interleave, one sends the other both what comes out of its forwards and its gradients, and these overtake each other.
+
+Contract: In every schedule a chunk adds its gradients in the order of the pieces
+(tests/training/pipeline/test_schedule.py). What is sent is held until as many messages over the same cut followed as
+`unread` says.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@
 What depends on no weight (masks, positions) is computed by every worker from its batch. Between blocks, values that depend on weights are
 numbered as they come, (block that was called last, how many since), so all workers call a value the same. A walk that computes nothing and
 never leaves gives the `Chain`: which blocks are called in which order, what crosses a cut before each, and whose weights are used where.
+
+Contract: A stage runs the user's own forward, in which what is elsewhere is absent (decisions/017). A model is looked
+at twice, on copies of all that it keeps: what differs from one time to the next is refused, and so is what other
+workers would not see (tests/training/pipeline/test_scratch.py).
 """
 
 from __future__ import annotations

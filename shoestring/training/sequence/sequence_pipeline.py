@@ -37,6 +37,15 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class SequencePipeline(TrainingTechnique):
+    """Cut every sequence into slices that run one after the other.
+
+    Costs: smaller products, which use the machine less well, and attention that reads the keys and values of all
+    earlier slices.
+
+    Not for: short sequences, or batches with enough samples: pieces of the batch (`Pipeline(pieces=...)`) cost
+    less. It needs a causal model.
+    """
+
     slices: int = 4  # of equal lengths,
     lengths: str = (
         ""  # or: tokens of every slice, such as "512,300,212"; for sequences of another length, in these proportions
@@ -61,7 +70,7 @@ class SequencePipeline(TrainingTechnique):
         return len(parsed_lengths(self.lengths)) if self.lengths else self.slices
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """Everything is kept until the first slice runs backward, and gradients stand from the last one's on."""

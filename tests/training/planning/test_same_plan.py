@@ -93,7 +93,7 @@ def ledger_of(measured: Anchor) -> Ledger:
 
 
 def found(ledger: Ledger) -> list[Combination]:
-    return list(combinations(ledger, CATALOGUE, Exactness.DRAWS))
+    return list(combinations(ledger, CATALOGUE, Exactness.DISTRIBUTION))
 
 
 def ranked(some: list[Combination], memory: float, earlier: Combination | None = None) -> list[Combination]:

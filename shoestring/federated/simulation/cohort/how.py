@@ -43,8 +43,10 @@ class How:
     def exactness(self) -> Exactness:
         """Against one device after the other."""
         if self.alone:
-            return Exactness.DRAWS
-        return Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DRAWS if self.draws else Exactness.ROUNDING
+            return Exactness.DISTRIBUTION
+        return (
+            Exactness.BITS if self.kind == SEQUENTIAL else Exactness.DISTRIBUTION if self.draws else Exactness.ROUNDING
+        )
 
 
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:

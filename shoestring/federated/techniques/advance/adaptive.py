@@ -31,6 +31,13 @@ Second = Callable[[Tensor, Tensor], Tensor]  # v, d^2 -> v
 
 @dataclass(frozen=True)
 class FedAdagrad(FederatedTechnique):
+    """Let the server step by Adagrad.
+
+    Costs: two more rows of numbers on the server, and a rate to choose.
+
+    Not for: long trainings: its rates only ever fall.
+    """
+
     lr: float = 0.01
     beta1: float = 0.0  # as in the paper's experiments
     tau: float = 1e-3  # the larger, the less the rates of weights differ
@@ -56,6 +63,13 @@ class FedAdagrad(FederatedTechnique):
 
 @dataclass(frozen=True)
 class FedAdam(FederatedTechnique):
+    """Let the server step by Adam.
+
+    Costs: two more rows of numbers on the server, and a rate to choose.
+
+    Not for: jobs where plain averaging learns well and nobody tunes `lr`: it depends on the scale of the updates.
+    """
+
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99
@@ -89,6 +103,13 @@ class FedAdam(FederatedTechnique):
 
 @dataclass(frozen=True)
 class FedYogi(FederatedTechnique):
+    """Let the server step by Yogi.
+
+    Costs: two more rows of numbers on the server, and a rate to choose.
+
+    Not for: jobs where plain averaging learns well and nobody tunes `lr`: it depends on the scale of the updates.
+    """
+
     lr: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.99

@@ -19,6 +19,13 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class FedSGD(FederatedTechnique):
+    """Let a device take one gradient step with all its records.
+
+    Costs: many more rounds, and so bytes, than devices that take several steps.
+
+    Not for: budgets of bytes: it is here as the yardstick that other rules are compared with.
+    """
+
     why: ClassVar[str] = "one step with all records of a device a round: SGD on all of them"
     seam: ClassVar[str] = "work"
     order: ClassVar[int] = 10

@@ -24,6 +24,13 @@ from shoestring.federated.techniques.advance.stepping import Moments, check_rate
 
 @dataclass(frozen=True)
 class FedAvgM(FederatedTechnique):
+    """Move the server's weights with momentum.
+
+    Costs: one more row of numbers on the server, and a rate to choose.
+
+    Not for: few rounds: momentum needs some to build up.
+    """
+
     momentum: float = 0.9
     lr: float = 1.0
 

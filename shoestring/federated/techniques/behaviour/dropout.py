@@ -19,6 +19,13 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class DropOut(FederatedTechnique):
+    """Let simulated devices fail to answer, each with the same chance.
+
+    Costs: the updates that are missing.
+
+    Not for: real devices, which drop out by themselves, and regularization: this is not dropout of a network.
+    """
+
     rate: float = 0.1  # chance that a chosen device does not answer
 
     why: ClassVar[str] = "simulated devices that do not answer"

@@ -38,6 +38,13 @@ USUAL = {
 
 @dataclass(frozen=True)
 class Malicious(FederatedTechnique):
+    """Let a share of the simulated devices send harmful updates.
+
+    Costs: what the attack does to the model.
+
+    Not for: anything but tests of robust rules: it is an attack, and simulation only.
+    """
+
     share: float = 0.2  # of all devices
     attack: str = "sign-flip"
     strength: float = 0.0  # 0: the attack's usual one

@@ -23,6 +23,13 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class Slow(FederatedTechnique):
+    """Give simulated devices unequal speeds, and a deadline.
+
+    Costs: the updates that come too late.
+
+    Not for: real devices, which have speeds of their own.
+    """
+
     spread: float = 1.0  # standard deviation of a time's logarithm
     deadline: float = 0.0  # in units of the median device's time: who takes longer is missing; 0: nobody
 

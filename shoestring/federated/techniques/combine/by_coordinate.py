@@ -28,6 +28,13 @@ from shoestring.federated.techniques.combine.gathered import blocks, not_private
 
 @dataclass(frozen=True)
 class CoordinateMedian(FederatedTechnique):
+    """Take the median of the devices, number by number.
+
+    Costs: all updates of a round in memory; honest but unusual devices hardly count.
+
+    Not for: federations without malicious devices whose records differ much: what few devices know is lost.
+    """
+
     why: ClassVar[str] = "the median of devices, number by number: resists malicious ones"
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
@@ -49,6 +56,13 @@ class CoordinateMedian(FederatedTechnique):
 
 @dataclass(frozen=True)
 class TrimmedMean(FederatedTechnique):
+    """Take the mean without the extremes, number by number.
+
+    Costs: all updates of a round in memory; the extremes of honest devices are lost too.
+
+    Not for: rounds in which more than `share` of the devices may be malicious.
+    """
+
     share: float = 0.1  # of the devices, that is left out at each end
 
     why: ClassVar[str] = "the mean without the extremes, number by number: resists malicious devices"

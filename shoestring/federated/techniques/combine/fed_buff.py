@@ -36,6 +36,13 @@ STALENESS: dict[str, Callable[[int], float]] = {"sqrt": lambda age: (1.0 + age) 
 
 @dataclass(frozen=True)
 class FedBuff(FederatedTechnique):
+    """Move the weights as soon as a few devices have answered.
+
+    Costs: updates of older weights, and the weights of the last `oldest` rounds on the server.
+
+    Not for: devices of equal speed, and private noise: fast devices take part more often than chance would have it.
+    """
+
     buffer: int = 10  # updates after which the weights move
     concurrency: int = 0  # devices at work at any time; 0: as many as take part in a round
     staleness: str = "sqrt"  # how an update's weight falls with its age: "sqrt", or "none"

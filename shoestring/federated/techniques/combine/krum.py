@@ -28,6 +28,14 @@ from shoestring.federated.techniques.combine.gathered import blocks, not_private
 
 @dataclass(frozen=True)
 class Krum(FederatedTechnique):
+    """Take the one update that is nearest to the others.
+
+    Costs: the work of all other devices of the round, and k^2 distances between k updates.
+
+    Not for: devices whose records differ much: the one that is taken speaks for its own records only. `MultiKrum`
+    loses less.
+    """
+
     malicious: int  # most devices of a round that may be
 
     why: ClassVar[str] = "the one update that is nearest to others: resists malicious devices"
@@ -57,6 +65,13 @@ class Krum(FederatedTechnique):
 
 @dataclass(frozen=True)
 class MultiKrum(FederatedTechnique):
+    """Take the mean of the updates that are nearest to each other.
+
+    Costs: k^2 distances between k updates, and the work of the devices that are left out.
+
+    Not for: rounds of fewer than 2 f + 3 devices for f malicious ones.
+    """
+
     malicious: int  # most devices of a round that may be
     keep: int = 0  # devices whose mean is taken; 0: all that the proof allows, k - malicious - 2
 

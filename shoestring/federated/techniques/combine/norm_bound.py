@@ -24,6 +24,13 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class NormBound(FederatedTechnique):
+    """Shorten every update that is longer than a bound.
+
+    Costs: what long updates of honest devices would have added.
+
+    Not for: attacks by many devices: it limits what each one does, not what all of them do together.
+    """
+
     norm: float  # largest Euclidean norm of an update
 
     why: ClassVar[str] = "no update is longer than a bound: limits what a malicious device does"

@@ -27,6 +27,13 @@ NORM = "Clip.norm"  # of the server: the largest norm of an update in its last r
 
 @dataclass(frozen=True)
 class Clip(FederatedTechnique):
+    """Shorten updates to a norm on the server.
+
+    Costs: what long updates would have added.
+
+    Not for: servers that must not see whole updates: use `DeviceClip`.
+    """
+
     norm: float = 1.0
 
     why: ClassVar[str] = "no update is longer than a norm, which noise needs"
@@ -61,6 +68,13 @@ class Clip(FederatedTechnique):
 
 @dataclass(frozen=True)
 class DeviceClip(FederatedTechnique):
+    """Shorten updates to a norm on the device.
+
+    Costs: what long updates would have added.
+
+    Not for: robustness against malicious devices, which do not clip: use `NormBound`.
+    """
+
     norm: float = 1.0
 
     why: ClassVar[str] = "no update is longer than a norm before it leaves its device"

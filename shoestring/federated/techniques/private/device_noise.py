@@ -50,6 +50,13 @@ from shoestring.federated.techniques.private.sampling import (
 
 @dataclass(frozen=True)
 class DeviceNoise(FederatedTechnique):
+    """Let every device add its share of the private noise.
+
+    Costs: the same noise in the sum as `GaussianNoise`.
+
+    Not for: servers that look at single updates: the promise holds for the sum alone.
+    """
+
     multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
 
     why: ClassVar[str] = "devices add the noise that hides them in the sum"

@@ -37,6 +37,14 @@ from shoestring.privacy.account import noise_for
 
 @dataclass(frozen=True)
 class GaussianNoise(FederatedTechnique):
+    """Add Gaussian noise to the sum of clipped updates, calibrated to an epsilon.
+
+    Costs: accuracy, the more the fewer devices take part in a round, and a checkpoint in every round.
+
+    Not for: small populations: the noise may be larger than what they
+    have learned.
+    """
+
     multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
 
     why: ClassVar[str] = "noise in the sum hides every single device"

@@ -45,6 +45,13 @@ LEVELS, NONE, LOW, STEP = (
 
 @dataclass(frozen=True)
 class QuantizeUpdates(FederatedTechnique):
+    """Send updates with 8, 4, 2 or 1 bits a number, rounded at random.
+
+    Costs: noise in every update, which averages out over devices, and 8 bytes a block.
+
+    Not for: rounds of few devices with few bits: the noise does not average out.
+    """
+
     bits: int = 8  # of a number: 8, 4, 2 or 1
     block: int = 1024  # numbers with a range of their own, which takes 8 bytes
 

@@ -31,6 +31,13 @@ NONE, LOW, STEP = "QuantizeDown.none", "QuantizeDown.low", "QuantizeDown.step"
 
 @dataclass(frozen=True)
 class QuantizeDown(FederatedTechnique):
+    """Send devices weights of 8 or 4 bits.
+
+    Costs: devices begin from rounded weights, and their updates differ accordingly.
+
+    Not for: budgets of upload, of which it saves nothing.
+    """
+
     bits: int = 8  # of a weight: 8 or 4
     block: int = 1024  # weights with a range of their own, which takes 8 bytes
 

@@ -33,6 +33,13 @@ GAIN = 0.9  # the error of 4 bits must become at least so much smaller for the c
 
 @dataclass(frozen=True)
 class Rotate(FederatedTechnique):
+    """Rotate an update at random before it is quantized.
+
+    Costs: additions alone, n log b of them for n numbers in blocks of b.
+
+    Not for: 8 bits a number, where the range of a block hardly matters, and updates that nothing quantizes.
+    """
+
     why: ClassVar[str] = "turned at random, a few bits a number lose less"
     seam: ClassVar[str] = "send"
     slot: ClassVar[str] = "rotate"

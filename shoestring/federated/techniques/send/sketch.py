@@ -38,6 +38,14 @@ LEFT = "Sketch.left"
 
 @dataclass(frozen=True)
 class Sketch(FederatedTechnique):
+    """Send an update as a count sketch.
+
+    Costs: more error than `TopK` at the same bytes: 1.01 of the update where that has 0.64.
+
+    Not for: this simulation, where updates are decoded one by one; it pays where only the sum of all sketches can
+    be seen.
+    """
+
     rows: int = 3  # of the table; odd, so that one is in the middle; of one alone too much would be read
     share: float = 0.1  # of an update's numbers, that the table has
 

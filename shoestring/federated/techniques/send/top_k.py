@@ -34,6 +34,14 @@ PLACES, COUNTS, LEFT = "TopK.places", "TopK.counts", "TopK.left"
 
 @dataclass(frozen=True)
 class TopK(FederatedTechnique):
+    """Send only the largest numbers of an update, and keep the rest for the next one.
+
+    Costs: 6 bytes for each number sent, and a row of numbers that every device keeps.
+
+    Not for: devices that take part rarely: what they left out is never sent, or comes late. Not before private
+    noise of devices.
+    """
+
     share: float = 0.01  # of the numbers, that is sent
 
     why: ClassVar[str] = "only the largest numbers on the way up, the others later"

@@ -26,6 +26,13 @@ PERSONAL = "Ditto.personal"  # (size), of a device
 
 @dataclass(frozen=True)
 class Ditto(FederatedTechnique):
+    """Train a personal model on every device beside the common one.
+
+    Costs: twice the work on a device, and a second model kept there.
+
+    Not for: devices without time or room for a second model; `FineTune` keeps nothing.
+    """
+
     strength: float = 0.1  # of the pull towards the common weights; 0: personal models are trained alone
 
     why: ClassVar[str] = "a personal model on every device, near the common one"

@@ -34,6 +34,13 @@ class LayerSplit(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPer(FederatedTechnique):
+    """Keep some layers on the device.
+
+    Costs: the common model has no use for those layers elsewhere: a new device has to train them first.
+
+    Not for: a model that has to work on devices that never took part.
+    """
+
     layers: str = ""  # names of weights that stay, such as "head.*,norm.weight"; "": the last layer that has weights
 
     why: ClassVar[str] = "some layers stay on the device and are its own"

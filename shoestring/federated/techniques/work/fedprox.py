@@ -20,6 +20,13 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 @dataclass(frozen=True)
 class FedProx(FederatedTechnique):
+    """Pull every device's weights towards the common ones while it trains.
+
+    Costs: one more term in every local step; devices learn less from their own records.
+
+    Not for: devices whose records are alike: there the pull only slows them down.
+    """
+
     mu: float = 0.01  # strength of the pull
 
     why: ClassVar[str] = "devices stay near the common weights"

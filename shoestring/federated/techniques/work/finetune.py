@@ -22,6 +22,13 @@ from shoestring.federated.techniques.work.beside import without_traces
 
 @dataclass(frozen=True)
 class FineTune(FederatedTechnique):
+    """Judge the common weights after each device tuned them on its own records.
+
+    Costs: so many epochs of work on every device that is judged.
+
+    Not for: models that go to devices as they are.
+    """
+
     epochs: int = 1  # of tuning
 
     why: ClassVar[str] = "devices are judged after tuning the common weights on their own records"

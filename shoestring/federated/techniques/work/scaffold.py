@@ -42,6 +42,14 @@ CONTROL = "Scaffold.control"  # (size): c of the server, c_i of a device; (k, si
 
 @dataclass(frozen=True)
 class Scaffold(FederatedTechnique):
+    """Correct every device's steps by how its gradients differ from those of all devices.
+
+    Costs: twice the bytes in both directions, and a row of numbers that every device keeps.
+
+    Not for: populations in which a device takes part once or twice: its correction is missing or old. Nor for
+    robust rules or private noise.
+    """
+
     lr: float = 1.0  # of the server's step
 
     why: ClassVar[str] = "devices correct their steps by how they differ from all"

@@ -96,11 +96,11 @@ def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None
     assert (
         given.how.kind == "stacked"
         and given.how.draws
-        and given.how.exactness is Exactness.DRAWS
+        and given.how.exactness is Exactness.DISTRIBUTION
         and "dropout" in given.how.why
     )
     first = verified(given, _plain()).verdicts[0]
-    assert first.stated is Exactness.DRAWS and first.kept is None and first.difference > 0.01
+    assert first.stated is Exactness.DISTRIBUTION and first.kept is None and first.difference > 0.01
 
 
 def test_how_says_how_exact_it_is() -> None:
@@ -205,7 +205,7 @@ class Unseen:
 def test_what_can_not_be_put_back_is_told_and_devices_work_in_one_process() -> None:
     given = toy(toy_job(loss=Unseen().loss), how=None, processes=2)
     assert given.how.kind == "sequential" and given.processes == 1 and "other numbers the second time" in given.how.why
-    assert given.how.exactness is Exactness.DRAWS
+    assert given.how.exactness is Exactness.DISTRIBUTION
 
 
 def test_a_large_bank_that_is_no_buffer_is_refused_with_the_way_out() -> None:
