@@ -1,12 +1,12 @@
-"""Checkpoint: forget activations on the way forward, compute them again on the way back.
+"""Checkpoint: activation checkpointing. Drop activations in the forward pass, recompute them in the backward pass.
 
 With N equal blocks of `a` bytes and boundaries of `x` bytes, in segments of k:
 
     kept    N a   ->  N/k x  +  k a          least at k = sqrt(N x / a)
-    time    F + B ->  2 F + B                every forgotten block runs forward twice
+    time    F + B ->  2 F + B                every block in a segment runs forward twice
 
-For uneven blocks `chain.best_schedules` finds the fastest schedule under a memory limit, nested where that pays. Exact: the same
-kernels see the same numbers, random states and buffers, so the weights are bit-equal.
+For uneven blocks `chain.best_schedules` finds the fastest schedule under a memory limit, nested where that pays. Exact:
+the same kernels see the same numbers, random states and buffers, so the weights are bit-equal.
 Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174.
 """
 
@@ -29,19 +29,19 @@ from shoestring.training.memory.chain import best_schedules, forgotten
 from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
 from shoestring.training.technique import TrainingTechnique
 
-LIMITS = 24  # memory limits between least and plain for which the dynamic program is asked
+LIMITS = 24  # number of memory limits, from smallest to plain, for which the dynamic program is solved
 
 
 @dataclass(frozen=True)
 class Checkpoint(TrainingTechnique):
     every: int = 0  # blocks per segment; 1 recomputes block by block
-    groups: int = 0  # or: so many segments; -1 takes sqrt(N)
-    schedule: str = ""  # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
+    groups: int = 0  # or: number of segments; -1 takes sqrt(N)
+    schedule: str = ""  # or: a nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
     order: ClassVar[int] = 40
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
-    why: ClassVar[str] = "activations are computed again instead of kept"
+    why: ClassVar[str] = "activations are recomputed instead of kept"
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.every, self.groups, self.schedule))) > 1:
@@ -57,7 +57,7 @@ class Checkpoint(TrainingTechnique):
     def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
         count = len(ledger.inside)
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
-        if ledger.workers.stages > 1:  # every stage has blocks of its own, and their numbers say nothing
+        if ledger.workers.stages > 1:  # every stage has blocks of its own, so numbers over the whole model do not apply
             return (*uniform[:4], cls(groups=-1))
         return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
 
@@ -102,7 +102,8 @@ class Checkpoint(TrainingTechnique):
 
 
 def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
-    """A schedule over the inside blocks as one over all of them; a segment ends where something runs in between."""
+    """A schedule over the model's blocks as one over all entries of the ledger; a segment ends where code runs between
+    blocks."""
     positions = [position for position, block in enumerate(blocks) if block.inside]
 
     def moved(items: Schedule) -> list[Any]:
@@ -126,7 +127,7 @@ def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
 
 
 def optimal(ledger: Ledger) -> list[Schedule]:
-    """Schedules of the dynamic program for limits from least to plain memory, over the inside blocks."""
+    """Schedules of the dynamic program for limits from smallest to plain memory, over the model's blocks."""
     blocks = ledger.blocks
     number = {position: k for k, position in enumerate(p for p, block in enumerate(blocks) if block.inside)}
     if len(number) < 2:
