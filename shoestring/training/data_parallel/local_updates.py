@@ -1,15 +1,18 @@
-"""Local updates: every worker steps on its own samples with its own optimizer, and sends the others the largest parts of its updates.
+"""Local updates: every worker steps on its own samples with its own optimizer, and sends the others the largest parts
+of its updates.
 
-    own weights    x_r = y + d_r                 y: the shared weights; d_r: where worker r went and has not told of
+    own weights    x_r = y + d_r                 y: the shared weights; d_r: worker r's updates that it has not sent yet
     a step         d_r = d_r + its optimizer's step        m_r = codec(d_r)
                    y = y + s / w  sum_r m_r                d_r = d_r - m_r
 
-So what a message leaves out is kept back, as with feedback of gradients, but it already counts where it was found: with one percent sent a
-step, a gradient would reach the optimizer a hundred steps late. The last step leaves every worker with y, the model that was trained.
-s is 1 where a step is as long as its gradient (SGD). Adam and its kin divide by the gradient's size, of which a worker's share of
-the batch has more noise: where noise is most of it, steps are sqrt(w) times shorter than the whole batch's, so s = sqrt(w).
-Basu et al.: Qsparse-local-SGD, 2019, arXiv 1906.02367; Xie et al.: CSER, 2020, arXiv 2007.13221; Malladi et al.: On the SDEs and
-Scaling Rules for Adaptive Gradient Algorithms, 2022, arXiv 2205.10287 (the square root). What else was tried: decisions/010.
+What a message leaves out is kept, as in error feedback for gradients, but here it already counts for the worker that
+found it: with one percent sent per step, a gradient would reach the optimizer a hundred steps late. After the last step
+every worker has y, the trained model. s is 1 where a step is proportional to its gradient (SGD). Adam and similar
+optimizers divide by the gradient's size, and a worker's share of the batch has more noise: where noise dominates, their
+steps are sqrt(w) times shorter than the whole batch's, so s = sqrt(w).
+Basu et al.: Qsparse-local-SGD, 2019, arXiv 1906.02367; Xie et al.: CSER, 2020, arXiv 2007.13221; Malladi et al.: On the
+SDEs and Scaling Rules for Adaptive Gradient Algorithms, 2022, arXiv 2205.10287 (the square root). What else was tried:
+decisions/010.
 """
 
 from __future__ import annotations
@@ -53,13 +56,13 @@ def sharing_updates(run: Run, link: Link, codec: Codec) -> Run:
 
 
 def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
-    """The loss and the gradients of a worker's own samples, which are zero where it has none."""
+    """The loss and the gradients of a worker's own samples; zero where it has none."""
     idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.assignment.idle else now
     return run.gradients(replace(idle, backward=run.backward), batch)
 
 
 class LocalUpdates(RunState):
-    """What one worker knows of the shared weights, in buckets: 4 bytes a weight."""
+    """One worker's copy of the shared weights, in buckets: 4 bytes a weight."""
 
     def __init__(self, run: Run, link: Link, codec: Codec) -> None:
         self.run, self.link, self.codec = run, link, codec
@@ -70,7 +73,7 @@ class LocalUpdates(RunState):
 
     @torch.no_grad()
     def share(self) -> None:
-        """After the own step: send it, and apply the others'."""
+        """After the worker's own step: send its updates, and apply the others'."""
         self.step += 1
         for members, shared in zip(self.groups, self.shared, strict=True):
             own = joint(members).float().sub_(shared)
@@ -92,7 +95,7 @@ class LocalUpdates(RunState):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """With another number of workers, what was not told of is lost: all begin from the shared weights."""
+        """With another number of workers, unsent updates are lost: all begin from the shared weights."""
         self.step = state["step"]
         for members, shared, saved, rows in zip(
             self.groups, self.shared, state["shared"], state["weights"], strict=True
@@ -104,18 +107,18 @@ class LocalUpdates(RunState):
 
 
 def normalizes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether steps do not grow with gradients: Adam and all that have its betas, RMSprop, Adagrad."""
+    """Whether step sizes do not grow with gradients: Adam and every optimizer with betas, RMSprop, Adagrad."""
     return "betas" in optimizer.defaults or isinstance(optimizer, (torch.optim.RMSprop, torch.optim.Adagrad))
 
 
 def joint(members: Iterable[nn.Parameter]) -> Tensor:
-    """Weights as one stretch."""
+    """Weights as one flat tensor."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in members])
 
 
 @torch.no_grad()
 def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
-    """Set weights to what they have in such a stretch."""
+    """Set weights from such a flat tensor."""
     start = 0
     for parameter in members:
         parameter.copy_(flat[start : start + parameter.numel()].view(parameter.shape))
@@ -123,7 +126,7 @@ def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
 
 
 def own_state(run: Run, link: Link) -> dict[int, dict[str, Rows]]:
-    """Of every weight, what this worker's optimizer keeps."""
+    """For every weight, the state in this worker's optimizer."""
     states = [run.optimizer.state.get(parameter, {}) for parameter in trained(run)]
     return {
         number: {key: Rows(link, value) for key, value in state.items() if isinstance(value, Tensor)}
