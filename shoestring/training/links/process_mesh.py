@@ -1,4 +1,4 @@
-"""The mesh of real processes: a process group of its own for every line of workers along an axis."""
+"""The mesh of real processes: one process group for every line of workers along an axis."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from shoestring.training.links.shared_memory_link import joined
 
 
 def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True) -> Mesh:
-    """This process's mesh, made of its link to all; every process calls it, with the same sizes.
+    """This process's mesh, made from its link to all workers; every process calls it with the same sizes.
 
-    An axis that has all workers takes the link that is there; on an axis with one worker nobody is spoken to.
+    An axis that contains all workers uses that same link; an axis with one worker needs none.
     """
     own: dict[str, tuple[list[int], dist.ProcessGroup]] = {}
     for axis, size in sizes.items():
         for line in lines(sizes, axis) if 1 < size < link.world else ():
             group = dist.new_group(
                 line, timeout=timedelta(seconds=link.deadline)
-            )  # by all processes, in the same order
+            )  # new_group must be called by all processes, in the same order
             if link.rank in line:
                 own[axis] = line, group
     axes: dict[str, Link] = {}

@@ -45,7 +45,7 @@ class SliceSpan(NamedTuple):
 def spans_of(lengths: Iterable[int]) -> list[SliceSpan]:
     """
     >>> spans_of((3, 2))
-    [Span(start=0, stop=3), SliceSpan(start=3, stop=5)]
+    [SliceSpan(start=0, stop=3), SliceSpan(start=3, stop=5)]
     """
     ends = list(accumulate(lengths))
     return [SliceSpan(start, stop) for start, stop in zip((0, *ends), ends, strict=False)]
