@@ -43,9 +43,7 @@ def check_rank(rank: int) -> None:
 class PowerSGD:
     """The codec of a bucket that holds gradients of these shapes, one after another."""
 
-    error = (
-        1.0  # of each matrix, Euclidean norm: at most all is left out; only rounding if its rank is r or less
-    )
+    error = 1.0  # of each matrix, Euclidean norm: at most all is left out; only rounding if its rank is r or less
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, seed: int = 0) -> None:
         check_rank(rank)

@@ -1,6 +1,7 @@
-"""A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
+"""A rehearsal: the same training loop with the same techniques applied, on fake tensors under the tracker.
 
-The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+The predicted peak is exact because the program is the same. What can't run on fake tensors runs on real ones, and the
+plan says so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from shoestring.training.memory.block_state import generators_of
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import check_division
 
-STEPS = 2  # the optimizer's state is there from the second step on
+STEPS = 2  # optimizer state exists from the second step on
 
 
 def rehearse(
@@ -48,8 +49,9 @@ def rehearse(
     model: nn.Module | None = None,
     on_device: bool = False,
 ) -> Log:
-    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
-    `on_device`: the model will be trained where the data are not in memory, on a GPU."""
+    """The log of steps of the job under these techniques, on fake tensors, with its largest batch if that is known,
+    else its first.
+    `on_device`: the model will be trained on a GPU, while data stay in host memory."""
     log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
     return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
@@ -81,7 +83,8 @@ def tracked(
     original: nn.Module | None = None,
     on_device: bool = False,
 ) -> Log:
-    """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
+    """The log of the first steps of a model, fake (on a stage) or real; `original` is the model that it is a copy
+    of."""
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
@@ -93,7 +96,7 @@ def tracked(
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.mesh.sent
-    last: list[Batch] = []  # the batch of the step that is done: it stands, as its loss does, until the next step
+    last: list[Batch] = []  # the batch of the last step: it stays in memory, as its loss does, until the next step
     with planned_data(job, plain.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
@@ -114,7 +117,8 @@ def tracked(
 def planned_data(
     job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None
 ) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
-    """The batches of a rehearsal, and what their source keeps in memory; of the largest ones, that is what the job's data keep."""
+    """The batches of a rehearsal, and what their source keeps in memory; for the largest batches, what the job's data
+    keep."""
     if batches is not None:
         yield batches, nothing
         return
@@ -126,19 +130,19 @@ def planned_data(
 
 
 def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """What techniques care about of the job's optimizer."""
+    """Traits of the job's optimizer that techniques depend on."""
     return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
 def remembered(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
-    """The batches, of which `last` holds the one that was given last."""
+    """The batches; `last` holds the most recent one."""
     for batch in batches:
         last[:] = [batch]
         yield batch
 
 
 def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
-    """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
+    """Steps under the tracker. Making data is not part of the step: the tracker is off while a batch is fetched."""
     for batch in batches:
         with tracker:
             done = list(steps(run, [batch]))
@@ -153,10 +157,10 @@ def prepared(
     resumed: bool = False,
     tracked: bool = True,
 ) -> Run:
-    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart. Plain training that is not
-    tracked needs no blocks, so the model is not looked at."""
+    """The job's run with the techniques applied in order; `folder` is for state that must survive a restart. Plain
+    training that is not tracked needs no blocks, so the model is not inspected then."""
     model.train()
-    if job.epochs and takes_steps(job):  # its schedule wants to know how many they are
+    if job.epochs and takes_steps(job):  # its schedule needs the number of steps
         job = counted(job)
     techniques = in_order(techniques)
     plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
@@ -167,13 +171,13 @@ def prepared(
         if not isinstance(part, RunState):
             raise Mistake(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
-                f"class inherit from shoestring.core.run.Part"
+                f"class inherit from shoestring.core.run.RunState"
             )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
 
 
 def entered_by_methods(run: Run) -> Run:
-    """The run whose blocks may be called by other methods than forward."""
+    """The run whose blocks may be called by methods other than forward."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         with as_calls(run.blocks.values()):

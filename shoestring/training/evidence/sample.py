@@ -1,8 +1,8 @@
-"""A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
+"""A sample: one block of each kind, made and timed for real, for a model that is too large for a real step.
 
-The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
-gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
-same are frozen, are of one kind.
+The model's forward is run on fake tensors to find the shapes of its blocks' inputs. Then the first block of every kind
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks whose weights have the same
+shapes, and the same ones frozen, are of one kind.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def kind(block: nn.Module) -> tuple[Any, ...]:
 
 
 def sampled(job: Job) -> dict[str, Any]:
-    """Seconds forward and backward of every block, of the update per byte of weights, and bytes of the process above its tensors."""
+    """Seconds of every block forward and backward, of the update per byte of weights, and bytes of the process above
+    its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
     with random_state.kept():
@@ -81,7 +82,7 @@ def sampled(job: Job) -> dict[str, Any]:
 
 
 def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
-    """A block with real weights, and real inputs like those given."""
+    """A block with real weights, and real inputs shaped like the given ones."""
     weights = {
         id(old): nn.Parameter(
             torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02)
@@ -131,7 +132,8 @@ def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
 
 
 def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
-    """Seconds forward and backward, and the share of the time that other processes held up even the best pass."""
+    """Seconds forward and backward, and the fraction of the time that other processes slowed down even the best
+    pass."""
     passed(block, inputs)
     times: list[tuple[float, float]] = []
     timings: list[Timing] = []
@@ -146,7 +148,7 @@ def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
 
 
 def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:
-    """Bytes that the process has above its tensors, with those of the job, at the highest point of a pass."""
+    """Bytes by which the process exceeds its tensors, and those of the job, at the peak of a pass."""
     tracker = Tracker()
     tracker.hold(holders.real())
     tracker.hold(block.parameters())
@@ -158,7 +160,8 @@ def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:
 
 
 def updated(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
-    """Seconds of the update per byte of weights, by the job's optimizer with the settings of a group, and by its fused kernel."""
+    """Seconds of the update per byte of weights, by the job's optimizer with the settings of one parameter group, and
+    by its fused kernel."""
     largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
     weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
     weight.grad = torch.full_like(weight, 1e-3)

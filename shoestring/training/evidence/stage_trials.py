@@ -1,4 +1,4 @@
-"""Whether the stages of a plan compute the numbers of one process: tried once for every setting, or told why not."""
+"""Whether a plan's stages compute the same as one process: tried once for every setting, or a reason why not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class StagedTrials:
     found: dict[TrainingTechnique, StagesResult] = field(default_factory=dict)
 
     def check(self, rehearsals: Rehearsals, evidence: Evidence, techniques: Iterable[TrainingTechnique]) -> str:
-        """Refuse techniques whose stages compute something else than one process; gives what to say where that was not tried."""
+        """Refuse techniques whose stages compute something else than one process; returns a remark where that was not
+        tried."""
         told = ""
         for technique in techniques:
             if (tried := technique.tried_as()) is None:
