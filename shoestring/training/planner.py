@@ -1,4 +1,4 @@
-"""The planner of training: gather evidence, let the chooser rank and confirm, tell what was found."""
+"""The planner of training: gathers evidence, lets the chooser rank and confirm candidates, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -43,30 +43,28 @@ T = TypeVar("T")
 
 @dataclass
 class Planner:
-    """One planning: a job, the machine, and ways to run things elsewhere. Evidence is kept, so nothing is measured twice."""
+    """One planning of a job on a machine. Evidence is kept, so nothing is measured twice."""
 
     job: Job
     hardware: Hardware
     worker: Worker | None = (
-        None  # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+        None  # runs tasks of a job file in a child process, or in as many as will train; None: everything runs here
     )
-    model: nn.Module | None = None  # plan for this very model instead of the job's factory
+    model: nn.Module | None = None  # plan for this model object instead of the job's factory
     catalogue: tuple[type[Technique], ...] = CATALOGUE
-    inexact: bool = False  # whether plans may be `changed`,
+    inexact: bool = False  # whether plans may change the result (level `changed`),
     exact: str | None = (
-        None  # or the least that they must be: bits, rounding, draws (default: rounding if that fits, else draws)
+        None  # or the closest level required: bits, rounding, draws (default: rounding if that fits, else draws)
     )
-    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
-    only: bool = False  # nothing but those will be predicted, so what others need is not measured
+    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; variants that need measuring are measured too
+    only: bool = False  # predict nothing else, so what other techniques need is not measured
     devices: int = 1  # workers that train together,
-    here: int = 1  # of which so many share this machine
-    earlier: tuple[Technique, ...] | None = None  # what was chosen when the same was asked before
-    kept: MeasuredAnswers | None = None  # what earlier plannings of the job measured; None: nothing is kept
-    tell: Tell = silent  # told what is being done, in a few words
-    begun: float = field(default_factory=time.perf_counter)  # seconds on a clock
-    failed: dict[frozenset[str], str] = field(
-        default_factory=dict
-    )  # families of plans that failed when rehearsed, and how
+    here: int = 1  # and how many of them are on this machine
+    earlier: tuple[Technique, ...] | None = None  # the earlier choice for the same question
+    kept: MeasuredAnswers | None = None  # measurements of earlier plannings of the job; None: nothing is kept
+    tell: Tell = silent  # receives progress messages
+    begun: float = field(default_factory=time.perf_counter)  # start of planning, by perf_counter
+    failed: dict[frozenset[str], str] = field(default_factory=dict)  # families of plans that failed in rehearsal -> why
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
@@ -89,7 +87,7 @@ class Planner:
         )
 
     def looked(self) -> Look:
-        """Which batches to plan for. What an earlier planning found is not looked for again."""
+        """Which batches to plan for. The result of an earlier planning is used again."""
         if self.kept is None or self.job.largest is not None:
             return look(self.job)
         new: list[Look] = []
@@ -112,7 +110,8 @@ class Planner:
         return Predictor(self.rehearsals, self.evidence, self.devices, self.here)
 
     def variants(self) -> list[Technique]:
-        """The settings that are measured beside the plain step: those that may be chosen, or were asked for, and that this machine can."""
+        """The variants to measure beside the plain step: those that may be chosen or were asked for, if this machine
+        can run them."""
         kinds: dict[type[Technique], None] = dict.fromkeys((*self.catalogue, *(type(one) for one in self.wanted)))
         return [
             one
@@ -126,7 +125,8 @@ class Planner:
         return self.evidence.ledger
 
     def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
-        """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
+        """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked
+        for."""
         if forced is not None:
             check_together(forced)  # before anything is measured
             ledger = self.looked_at(self.ledger)
@@ -137,7 +137,7 @@ class Planner:
         return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else found
 
     def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
-        """What a look at the job gives; where the look fails and says nothing of the job, why."""
+        """The result of inspecting the job; if inspection itself fails, a PlainOnly that says why."""
         try:
             return look()
         except Exception as error:
@@ -151,7 +151,7 @@ class Planner:
         return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
 
     def plain_outcome(self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()) -> Outcome:
-        """Plain training, without a look at the model; what needs one is refused."""
+        """Plain training, without inspecting the model; requests that need inspection are refused."""
         if self.devices > 1 or self.hardware.described:
             raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
         if forced:
@@ -161,9 +161,11 @@ class Planner:
         return Outcome(plain, plain, (), 1, 1, self.elapsed(), self.free(memory), (), ())
 
     def at_once(self, memory: int | None) -> Outcome | None:
-        """The outcome where plain training leaves much of the budget idle: it, or what only makes it faster; None where it does not.
+        """The outcome if plain training leaves much of the budget idle: plain training, or a plan that is only faster;
+        else None.
 
-        What saves memory has nothing to save then, so what only such techniques need is not measured: one real step is enough.
+        Techniques that only save memory have nothing to save then, so their needs are not measured: one real step is
+        enough.
         """
         if (
             self.worker is None
@@ -203,11 +205,11 @@ class Planner:
         )
 
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
-        """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
+        """The outcome for a measured ledger; several budgets can be asked for, one after the other."""
         budget = self.budget(memory)
-        assert budget.memory is not None, "what is free, if nothing else"
+        assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
-        apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a copy of the model
+        apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
         plain = (
             self.predictor.sketched(asked_for((), ledger))
             if apart
@@ -242,12 +244,12 @@ class Planner:
         )
 
     def budget(self, memory: int | None) -> Budget:
-        """What a process may have: what was asked for or is free, as far as its address space is not limited."""
+        """The memory for a process: what was asked for or is free, up to the limit of its address space."""
         limit, most = address_limit(), self.free(memory)
         return Budget(memory=most if limit is None else min(most, limit - self.evidence.reserved))
 
     def free(self, memory: int | None) -> int:
-        """Bytes that were asked for, or are free."""
+        """The bytes that were asked for, or that are free."""
         free = self.hardware.memory if self.hardware.described else memory_free() / self.here
         return memory if memory is not None else int(0.9 * free)
 
@@ -256,7 +258,8 @@ class Planner:
         return allowed(self.exact, self.inexact)
 
     def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
-        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be used."""
+        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be
+        used."""
         check_together(techniques)
         ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
         if isinstance(ledger, PlainOnly):
@@ -264,7 +267,7 @@ class Planner:
         return admitted(techniques, ledger, self.exact)
 
     def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
-        """The figures of these techniques, with those told that are of no use."""
+        """The figures of these techniques, with a warning for each that is of no use."""
         one = admitted(techniques, ledger, self.exact)
         try:
             plan = self.predictor.attempted(one)

@@ -1,4 +1,4 @@
-"""What a plan is warned of: techniques that are to save memory and save none, and plans that need more memory than plain training."""
+"""Warnings for memory techniques that save nothing here, and for plans that need more memory than plain training."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
 
 
 def excess(plan: Plan, plain: Plan) -> str:
-    """A warning with both figures if a plan needs more memory than plain training; empty if it does not. Tensors are known to the byte.
-    A process is not: it is larger if it exceeds the other by more than two trials of one plan differ."""
+    """A warning with both figures if a plan needs more memory than plain training; else empty. Tensors are known to the
+    byte; a process counts as larger only if the difference exceeds that between two trials of one plan."""
     if plan.techniques == plain.techniques:
         return ""
     found = [
@@ -46,7 +46,7 @@ def excess(plan: Plan, plain: Plan) -> str:
 
 
 def costs_more(plan: Plan, plain: Plan) -> bool:
-    """Whether a plan is to save memory, by one of its techniques, and needs more than plain training."""
+    """Whether a plan has a memory-saving technique and yet needs more memory than plain training."""
     return any(technique.saves_memory for technique in plan.techniques) and bool(excess(plan, plain))
 
 
