@@ -81,7 +81,8 @@ class Streaming(OnDisk):
             self.store.buffer(size) for size in (sizes if len(units) <= UNIT_BUFFERS else sizes[-1:] * UNIT_BUFFERS)
         ]
         self.order: list[StreamUnit] = []  # units in memory, least recently used first
-        # Buffers of split weights and of their gradients; the latter are needed for weights used twice: allocated on demand
+        # Buffers of split weights and of their gradients; the latter are needed for weights used twice: allocated on
+        # demand
         ranges = {region: size for one in self.row_splits.values() for region, size in one.sizes.items()}
         self.rings = [BufferRing(self.store, ranges, now) for now in (True, False)] if self.row_splits else []
         for one in self.row_splits.values():

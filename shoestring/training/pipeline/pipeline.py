@@ -244,7 +244,8 @@ class Pipeline(TrainingTechnique):
             else Stages(run, link, bounds, self.orders, self.pieces_wanted)
         )
 
-        # If another technique divides weights further (TensorParallel), outputs are divided too: then validation gathers
+        # If another technique divides weights further (TensorParallel), outputs are divided too: then validation
+        # gathers
         together = stages.together if run.together is None else stages.usable
 
         def summed(number: Tensor) -> None:

@@ -112,7 +112,8 @@ ABOUT_TENSORS: frozenset[Any] = frozenset(
 )
 
 
-# Functions that draw random numbers. Outside of blocks, if independent of weights, all workers use the first worker's numbers
+# Functions that draw random numbers. Outside of blocks, if independent of weights, all workers use the first worker's
+# numbers
 DRAWING: frozenset[Any] = frozenset(
     getattr(place, name)
     for place in (torch, Tensor, nn.functional)
