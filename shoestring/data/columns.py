@@ -11,13 +11,14 @@ from torch.utils.data import Subset, TensorDataset
 
 from shoestring.core.errors import Mistake
 
-TARGETS = 1  # the column that torchvision's data sets have as `targets`
+TARGETS = 1  # the column that torchvision's data sets provide as `targets`
 
 
 def column_of(data: Any, column: int | str) -> Sequence[Any]:
-    """The values of a column, one a sample. They are taken from where a data set has them all; else every sample is fetched.
+    """The values of a column, one per sample. Taken from these places if a data set has one; else every sample is
+    fetched.
 
-    columns     a mapping of names to values that a data set of one's own may have
+    columns     a mapping of names to values that a user's data set may have
     tensors     of a TensorDataset
     targets     of torchvision's data sets: column 1
     Subset      of any of these
@@ -35,7 +36,7 @@ def column_of(data: Any, column: int | str) -> Sequence[Any]:
 
 
 def plain(values: Any) -> Sequence[Any]:
-    """Values as plain numbers and texts; a tensor of which each is one, too, is refused."""
+    """Values as plain numbers and texts; a tensor with more than one value per sample is refused."""
     if isinstance(values, Tensor):
         if values.dim() != 1:
             raise Mistake(
@@ -73,7 +74,7 @@ def fetched(data: Any, number: int, column: int | str) -> Any:
 
 
 def classes_of(data: Any, column: int | str) -> Tensor:
-    """The number of the class of every sample, from 0, by the values of a column; classes are in the order of their values."""
+    """Every sample's class number, from 0, by the values of a column; classes are in the order of their values."""
     values = column_of(data, column)
     kinds = sorted(set(map(label, values)), key=lambda one: (isinstance(one, str), one))
     number = {kind: place for place, kind in enumerate(kinds)}

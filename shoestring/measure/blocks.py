@@ -1,10 +1,11 @@
 """The blocks of any nn.Module: its repeated parts, found in the module tree, by name.
 
-A block is an element of a ModuleList or Sequential in which classes repeat; where there is none, the children of the
-model (or of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the
-elements of the outer one differ much in size: those are stages, as in a ResNet, and the blocks are inside them.
-
-A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the blocks.
+A block is an element of a ModuleList or Sequential in which classes repeat; without one, the children of the model (or
+of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the elements
+of the outer one differ much in size:
+those are stages, as in a ResNet, and the blocks are inside them.
+A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those
+are the blocks.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 
 
 def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn.Module]]:
-    """The blocks of a member of a repetition: itself, or what it holds where it can't be called."""
+    """The blocks in a member of a repetition: itself, or its children if it can't be called."""
     if can_be_called(part):
         return (repeated(part, name) if stages else []) or [(name, part)]
     return [
@@ -57,7 +58,7 @@ def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn
 
 
 def can_be_called(module: nn.Module) -> bool:
-    """Whether a module computes something itself; lists and dicts only hold modules that do."""
+    """Whether a module computes something itself; ModuleList and ModuleDict only hold modules that do."""
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 
@@ -67,7 +68,7 @@ def are_stages(members: list[nn.Module]) -> bool:
 
 
 def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a model, looking through a model that only wraps another."""
+    """The children of a model, looking through models that only wrap another."""
     children = opened(model)
     if len(children) == 1 and list(children[0][1].children()):
         name, only = children[0]
@@ -76,7 +77,7 @@ def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def opened(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a module, and the members of those that can't be called."""
+    """The children of a module, with containers that can't be called replaced by their members."""
     return [
         (f"{name}.{member}".rstrip("."), part)
         for name, child in module.named_children()
@@ -89,11 +90,12 @@ def holds_weights(module: nn.Module) -> bool:
 
 
 def has_insides(module: nn.Module) -> bool:
-    """A lone Linear or Conv is too small to be a block; what is built of parts, or weighs as much as one, is not."""
+    """Whether a module has submodules or weighs as much as one that has; a lone Linear or Conv is too small to be a
+    block."""
     return bool(list(module.children())) or isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
 
 
 def unique(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """A module reached by two names is one block, under the first."""
+    """The modules without duplicates: one reached by two names is one block, under the first."""
     seen: set[int] = set()
     return {name: part for name, part in found.items() if not (id(part) in seen or seen.add(id(part)))}  # type: ignore[func-returns-value]

@@ -1,8 +1,8 @@
-"""How real kernels lay their results out in memory, where torch's fake ones say otherwise.
+"""The memory layout of real kernels' results, where torch's meta functions say otherwise.
 
-The order of a result in memory decides whether a later `reshape` copies, a result may keep more memory than it shows, and a backward may
-compute other gradients than those that were asked for. What is listed here was found by running operations on real and on fake tensors in
-all orders, and with every choice of gradients (tests/measure/test_fake.py).
+A result's layout decides whether a later `reshape` copies, a result may keep more memory than it shows, and a backward
+may compute other gradients than those requested. The lists were found by running operations on real and on fake tensors
+in all layouts, and with every choice of gradients (tests/measure/test_fake.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, con
 
 aten = torch.ops.aten
 
-# The first result is in plain order, whatever the order of what goes in
+# The first result is contiguous, whatever the layout of the inputs
 PLAIN = SOFTMAX_BACKWARDS | {
     aten.native_layer_norm_backward.default,
     aten.mse_loss_backward.default,
@@ -24,7 +24,7 @@ PLAIN = SOFTMAX_BACKWARDS | {
     aten.smooth_l1_loss_backward.default,
     aten.glu_backward.default,
 }
-# The first result has channels last where this argument has, and is in plain order otherwise
+# The first result is channels-last if this argument is, and contiguous otherwise
 CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
     aten.native_batch_norm.default: 0,
     aten.native_batch_norm_backward.default: 1,
@@ -35,7 +35,7 @@ CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
     aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad3d_backward.default: 1,
 }
-# The result is in the order of these arguments, as adding them up would give it
+# The result has the layout that adding these arguments would give
 SUMS = {
     aten.elu_backward.default: (0, 5),
     aten.softplus_backward.default: (0, 1),
@@ -46,7 +46,7 @@ SUMS = {
     aten.binary_cross_entropy.default: (0,),
     aten.binary_cross_entropy_backward.default: (1,),
 }
-# The result is made in memory as large as the first arguments (so many of them, broadcast), and keeps it
+# The result is allocated as large as the first so many arguments (broadcast), and keeps that memory
 LARGER = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
@@ -54,8 +54,8 @@ LARGER = {
     aten.binary_cross_entropy.default: 2,
     aten.col2im.default: 1,
 }
-# Backwards that compute other gradients than their fake ones do, where some of all three (input, weight, bias) are asked for. By the place
-# of the argument that says which are
+# Backwards that compute other gradients than their meta functions, if only some of (input, weight, bias) are requested.
+# The number is the position of the argument that says which
 MASKED = {
     aten.native_batch_norm_backward.default: 9,
     aten.batch_norm_backward.default: 9,
@@ -65,7 +65,7 @@ WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER) | set(MASKED)
 
 
 def corrected(func: Any, out: Any, args: Any) -> Any:
-    """The fake results of an operation as the real ones would lie in memory."""
+    """The fake results of an operation, with the layout of the real ones."""
     if func in LARGER:
         room = torch.broadcast_shapes(*(one.shape for one in args[: LARGER[func]])).numel()
         if room > out.numel():
@@ -86,7 +86,8 @@ def corrected(func: Any, out: Any, args: Any) -> Any:
 
 
 def masked(func: Any, out: Any, args: Any) -> Any:
-    """Batch norm leaves out the gradient of its input if nobody asks for it; oneDNN computes that of a weight with that of its bias."""
+    """Batch norm leaves out its input's gradient if it is not requested; oneDNN computes a weight's gradient with its
+    bias's."""
     asked = args[MASKED[func]]
     if func is not aten.convolution_backward.default:
         return out if asked[0] else (None, *out[1:])
