@@ -27,7 +27,7 @@ from shoestring.core.job import Job, default_forward, default_optimizer, interva
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.data.elements import check_held_out
-from shoestring.data.feed import Feed, shortened
+from shoestring.data.feed import Feed, first_steps
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.measure.instructions import require
 from shoestring.runs.cadence import Cadence
@@ -40,11 +40,11 @@ from shoestring.training.evidence.tasks import Worker
 from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_run import Scripted
-from shoestring.training.execution.sent_job import Given, refuse_while_imported, sent
-from shoestring.training.execution.verification import Verified, compared
+from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
+from shoestring.training.execution.verification import Verified, compare_weights
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
-from shoestring.training.named_plan import check_named, techniques_for, unchecked
+from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.progress import Progress
@@ -194,8 +194,8 @@ def train(
         if run is None and (fresh or adopt):
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
     if devices > 1:
-        return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
-    return spoken(
+        return speak_of_arguments(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
+    return speak_of_arguments(
         trained_here(made, plan, model)
         if run is None
         else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt)
@@ -214,9 +214,9 @@ def steps_of_group(
 ) -> Generator[Step, None, None]:
     """Train with separate processes."""
     with temporary_folder() as folder:
-        sent_job = sent(job, model, folder, devices)
+        sent_job = send_job(job, model, folder, devices)
         if isinstance(plan, (Plan, Outcome)):
-            check_named(sent_job, unchecked(plan, job), model, workers(devices), devices=devices)
+            check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
         outcome = (
             plan
             if isinstance(plan, (Plan, Outcome))
@@ -241,7 +241,7 @@ def kept_steps(
     """Train in this process, in a run folder."""
     cadence, worker = cadence_of(save_every), worker_of(job, model)
     if isinstance(plan, (Plan, Outcome)):
-        check_named(job, unchecked(plan, job), model, worker)
+        check_named(job, unchecked_techniques(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
     outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
@@ -259,7 +259,7 @@ def cadence_of(save_every: int | str) -> Cadence:
     return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
-def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
+def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
     """The same steps; errors speak of arguments instead of flags, and the script's own random state is left alone."""
     with speaking_of_arguments():
         yield from random_state.drawing_apart(found)
@@ -381,7 +381,7 @@ def fitted_by_group(
     devices: int,
     folder: Path,
 ) -> FitResult:
-    sent_job = sent(job, model, folder, devices)
+    sent_job = send_job(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
     report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
     return FitResult(for_script(found), tuple(report.losses), report)
@@ -409,7 +409,7 @@ def verify(
         if count < 1:
             raise Mistake(f"count={count}: compare at least one step")
         made = made_job(job, steps, epochs, seed, flags)
-        short = shortened(made, count)
+        short = first_steps(made, count)
         states = []
         for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
@@ -417,4 +417,4 @@ def verify(
             for _ in steps_here(short, techniques, model):
                 pass
             states.append(model.state_dict())
-        return compared(*states)
+        return compare_weights(*states)

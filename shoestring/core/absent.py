@@ -37,7 +37,7 @@ class Absent(Tensor):
             raise LooksAtAbsent
         device = next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, Absent))
         if func is aten.index.Tensor:
-            given = ((args[0], [one for index in args[1] for one in counted(index)]), {})
+            given = ((args[0], [one for index in args[1] for one in mask_indices(index)]), {})
         shapes = tree_map(shape_of, given)
         known = {
             id(shape): leaf
@@ -93,7 +93,7 @@ def shape_of(leaf: Any) -> Any:
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
-def counted(index: Any) -> list[Any]:
+def mask_indices(index: Any) -> list[Any]:
     """A mask with numbers, as the indices that it selects along each of its dimensions."""
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
         if isinstance(index, Absent):

@@ -39,7 +39,7 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/job.py", "default_optimizer"): "optimizer",
     ("core/called.py", "call_loss"): "loss",
     ("core/optimizer.py", "made_optimizer"): "optimizer",
-    ("core/schedule.py", "scheduled"): "schedule",
+    ("core/schedule.py", "with_schedule"): "schedule",
     ("core/schedule.py", "step"): "schedule",
     ("core/schedule.py", "factor"): "schedule",
     ("core/run.py", "gradients"): "model or loss",
@@ -64,11 +64,11 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/batch.py", "samples"): "data",
     ("core/batch.py", "rows_of"): "data",
     ("training/loop.py", "steps"): "optimizer",
-    ("training/validation.py", "validated"): "validate",
+    ("training/validation.py", "run_validation"): "validate",
     ("training/validation.py", "means"): "weight",
-    ("training/validation.py", "unguarded"): "model, loss or metrics",
-    ("training/validation.py", "named"): "metrics",
-    ("training/validation.py", "untouched"): "model",
+    ("training/validation.py", "raw_batch_metrics"): "model, loss or metrics",
+    ("training/validation.py", "metrics_by_name"): "metrics",
+    ("training/validation.py", "restoring_state"): "model",
     ("training/validation.py", "check_names"): "metrics",
     ("training/evidence/held_out.py", "rehearse_validation"): "weight",
     ("jobfile.py", "loaded_job"): "file",
@@ -146,7 +146,10 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
     inner, frame = telling[-1], frames[telling[-1]]
     if not is_ours(frame):
         return Blame(False, line(frame))
-    here, above = named(frame), [named(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:]
+    here, above = (
+        file_and_function(frame),
+        [file_and_function(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:],
+    )
     seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
     if seam is not None and not set(above) & CHANGERS:
         return Blame(False, f"its {seam}", below(frames, inner))
@@ -178,7 +181,7 @@ def line(frame: FrameSummary) -> str:
     return f"{Path(frame.filename).name} line {frame.lineno}"
 
 
-def named(frame: FrameSummary) -> tuple[str, str]:
+def file_and_function(frame: FrameSummary) -> tuple[str, str]:
     """File and function of one of our frames."""
     return Path(frame.filename).resolve().relative_to(ROOT).as_posix(), frame.name
 

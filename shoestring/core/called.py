@@ -53,7 +53,7 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             ) from None
 
 
-def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+def guard_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
     """The job's loss; an error in it, often from taking the whole batch for a tensor, says what it was called with."""
 
     def call_loss(output: Any, batch: Any) -> Tensor:

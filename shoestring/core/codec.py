@@ -78,10 +78,10 @@ def to_json(value: object) -> Json:
 def from_json(kind: type[T], data: Json, unknown: str = "refused") -> T:
     """A value of class `kind` from its JSON. `unknown`: keys that the class does not have are "refused" or
     "ignored"."""
-    return made(kind, data, unknown == "ignored", kind.__name__)  # type: ignore[no-any-return]
+    return make_value(kind, data, unknown == "ignored", kind.__name__)  # type: ignore[no-any-return]
 
 
-def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
+def make_value(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any or kind is object:
         return data
@@ -102,7 +102,7 @@ def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         entries = plain(dict, data, where)
         return {
-            made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}")
+            make_value(inside[0], key, lenient, where): make_value(inside[1], one, lenient, f"{where}.{key}")
             for key, one in entries.items()
         }
     return plain(kind if isinstance(kind, type) else object, data, where)
@@ -129,7 +129,11 @@ def dataclass_of(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if missing:
         raise Unreadable(f"{where} lacks {missing[0]!r}")
     return kind(
-        **{name: made(hints[name], one, lenient, f"{where}.{name}") for name, one in given.items() if name in known}
+        **{
+            name: make_value(hints[name], one, lenient, f"{where}.{name}")
+            for name, one in given.items()
+            if name in known
+        }
     )
 
 
@@ -144,7 +148,7 @@ def one_of(kinds: tuple[Any, ...], data: Json, lenient: bool, where: str) -> Any
     wrong = []
     for kind in (one for one in kinds if one is not NoneType):
         try:
-            return made(kind, data, lenient, where)
+            return make_value(kind, data, lenient, where)
         except Unreadable as error:
             wrong.append(str(error))
     raise Unreadable(wrong[0] if wrong else f"{where} is {data!r}")
@@ -174,9 +178,10 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
         if len(entries) != len(inside):
             raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
         both = enumerate(zip(inside, entries, strict=True))
-        return tuple(made(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
+        return tuple(make_value(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
     return kind(
-        made(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]") for number, entry in enumerate(entries)
+        make_value(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]")
+        for number, entry in enumerate(entries)
     )
 
 

@@ -60,10 +60,10 @@ ASKED = {
 }  # the values of --exact
 
 
-def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
+def allowed_levels(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
     """The levels to plan for, in turn, until a plan fits; a plan for a level may be of any closer level.
 
-    >>> [[level.word for level in allowed(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
+    >>> [[level.word for level in allowed_levels(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
     [['to rounding', 'other draws'], ['same bits'], ['changed']]
     """
     if exact and exact not in ASKED:

@@ -29,7 +29,7 @@ LONGEST = 60  # bytes in the path of the temporary place: the kernel allows 107 
 DRAFT = re.compile(r"(.+)\.tmp-\d+")
 
 
-def locked(file: int, tries: int = 5) -> bool:
+def try_lock(file: int, tries: int = 5) -> bool:
     """Try to lock an open file, several times: processes that only check it hold it for a moment too."""
     for left in reversed(range(tries)):
         try:
@@ -50,7 +50,7 @@ def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int],
     while True:
         file = opener(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            ours = locked(file)
+            ours = try_lock(file)
             if not ours or has_name(file, path):
                 return file, ours
         except BaseException:
@@ -108,7 +108,7 @@ def drafted_name(name: str) -> str:
 
 
 @contextmanager
-def drafted(path: Path, folder: bool = False) -> Iterator[Path]:
+def draft_file(path: Path, folder: bool = False) -> Iterator[Path]:
     """A path to write to; its content appears at `path` once all of it is on the disk. After an error nothing is
     left."""
     clear(one for one in path.parent.glob("*.tmp-*") if drafted_name(one.name) == path.name)
@@ -140,7 +140,7 @@ def write_whole(path: Path, data: bytes, asked: bool = False) -> None:
     if asked and path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    with drafted(path.resolve() if asked else path) as draft:
+    with draft_file(path.resolve() if asked else path) as draft:
         draft.write_bytes(data)
 
 
@@ -178,7 +178,7 @@ def clear(paths: Iterable[Path]) -> None:
                 continue
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                if locked(file, tries=1) and has_name(file, path):
+                if try_lock(file, tries=1) and has_name(file, path):
                     remove(path)
             finally:
                 os.close(file)

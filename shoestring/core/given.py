@@ -34,7 +34,7 @@ class GivenData:
         if not isinstance(self.value, DataLoader):
             return self.value
         fresh = {id(one): torch.Generator(one.device).set_state(state) for one, state in self.drawn}
-        return copied(self.value, fresh)
+        return copy_loader(self.value, fresh)
 
     def __reduce__(self) -> tuple[type[GivenData], tuple[Any, bool]]:
         """Pickles the object alone; pickle keeps the state of a generator."""
@@ -75,7 +75,7 @@ def generators_in(data: Any) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def copied(one: Any, generators: dict[int, torch.Generator]) -> Any:
+def copy_loader(one: Any, generators: dict[int, torch.Generator]) -> Any:
     """A copy of a loader or sampler, with copies of its samplers, that draws from these generators instead."""
     same: dict[int, Any] = {}  # a loader's sampler may also be its batch sampler's
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoestring.core.cluster_file import read_cluster
-from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds, sent
+from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, choose_algorithm, seconds, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
     """Cost of all-reduce with the chosen algorithms: for a large one, seconds per byte that a ring would send; for a
     small one, all seconds."""
     machines = speeds.machines(range(max(world, 2)))
-    large = chosen(LARGE, machines, speeds)
+    large = choose_algorithm(LARGE, machines, speeds)
     longer = seconds(large, 2 * LARGE, machines, speeds) - seconds(large, LARGE, machines, speeds)
-    return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(
-        chosen(SMALL, machines, speeds), SMALL, machines, speeds
+    return longer / sent_bytes(LIBRARY, 0, machines, LARGE, 1), seconds(
+        choose_algorithm(SMALL, machines, speeds), SMALL, machines, speeds
     )
 
 

@@ -254,10 +254,10 @@ class Job:
 
     def pieces(self, batch: Batch, count: int) -> list[Batch]:
         """A batch in `count` pieces."""
-        return split(batch, count) if self.split is None else checked(self.split, self.weight, batch, count)
+        return split(batch, count) if self.split is None else check_pieces(self.split, self.weight, batch, count)
 
 
-def checked(
+def check_pieces(
     own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int
 ) -> list[Batch]:
     """The pieces from a job's own split; refused unless they make up the batch."""

@@ -135,7 +135,7 @@ NUMBERS = tuple(
 )
 
 
-def between(none: Block, full: Block, share: float) -> Block:
+def interpolate(none: Block, full: Block, share: float) -> Block:
     """The block at a fraction of the batch: what does not depend on the batch, plus that fraction of the rest."""
     return full.changed(
         **{name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS}
@@ -272,8 +272,8 @@ class Ledger:
         on."""
         largest = -(-self.batch // pieces)
         both = list(zip(self.at_zero_batch, self.blocks, strict=True))
-        parts = tuple(between(none, full, largest / self.batch) for none, full in both)
-        mean = tuple(between(none, full, 1 / pieces) for none, full in both)
+        parts = tuple(interpolate(none, full, largest / self.batch) for none, full in both)
+        mean = tuple(interpolate(none, full, 1 / pieces) for none, full in both)
         share = self.pace(pieces) / pieces
         held = self.block_gradients
         adding = (
@@ -307,7 +307,7 @@ class Ledger:
         share = own / workers.own if workers.own else factor
         empty = self.at_zero_batch or tuple(Block(block.name, block.inside) for block in self.blocks)
         blocks = tuple(
-            between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
+            interpolate(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
             for none, full in zip(empty, self.blocks, strict=True)
         )
         paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))

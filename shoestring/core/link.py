@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.absent import Absent
-from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent, sums_of
+from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent_bytes, sums_of
 
 ORDERED = ("x86_64", "AMD64", "i686")  # processors on which all cores see writes in the order in which they were made
 ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}  # dtypes that can be summed in shared memory
@@ -85,7 +85,7 @@ class Link:
 
     def sum_bytes(self, tensor: Tensor) -> int:
         """Bytes that this worker sends to all-reduce a tensor."""
-        return sent(self.way(tensor), self.rank, self.sums.machines, tensor.numel(), tensor.itemsize)
+        return sent_bytes(self.way(tensor), self.rank, self.sums.machines, tensor.numel(), tensor.itemsize)
 
     def way(self, tensor: Tensor) -> str:
         """The all-reduce algorithm for a tensor: by its size, else shared memory or the library."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
-from shoestring.core.called import guarded
+from shoestring.core.called import guard_loss
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
@@ -234,27 +234,27 @@ def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
         weight.grad = gradient if add_up(gradient, weight.grad is not None) else None
 
 
-def gathered(run: Run, mine: Any) -> list[Any]:
+def gather_objects(run: Run, mine: Any) -> list[Any]:
     """All workers' values; in an asynchronous group, where nobody waits for all, only this worker's."""
     return [mine] if run.assignment.asynchronous else run.link.objects(mine)
 
 
-def kept(run: Run) -> dict[str, StoredTensor]:
+def stored_weights(run: Run) -> dict[str, StoredTensor]:
     """The weights that are not in memory, by name."""
     return {name: one for part in run.state.values() for name, one in part.kept.items()}
 
 
 def weights(run: Run) -> dict[str, Any]:
     """The model's state by name: tensors and stored tensors, with what is trained beside them."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state.values():
         found = part.merged(found)
     return dict(found)
 
 
-def digested(run: Run) -> dict[str, Any]:
+def digest_state(run: Run) -> dict[str, Any]:
     """State included in the trained model's SHA-256: the model's state, or the part of it that a technique trains."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state.values():
         found = part.told(found)
     return dict(found)
@@ -293,7 +293,8 @@ def weighed(loss: Tensor, share: float) -> Tensor:
 def brought_home(run: Run) -> None:
     """Bring all weights back into memory, where possible; the run is over."""
     found = {
-        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()
+        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape)
+        for name, one in stored_weights(run).items()
     }
     for name, parameter in run.model.named_parameters():
         if name in found:
@@ -302,7 +303,7 @@ def brought_home(run: Run) -> None:
         part.finish()
 
 
-def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
+def clip_across_workers(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
     """Clip gradients to the run's largest norm where other workers hold other weights of the model; returns the global
     norm."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
@@ -339,7 +340,9 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
     def update(run: Run) -> None:
         if run.clip:
             run.noted.note_norm(
-                nn.utils.clip_grad_norm_(parameters, run.clip) if run.summed is alone else clipped(run, parameters)
+                nn.utils.clip_grad_norm_(parameters, run.clip)
+                if run.summed is alone
+                else clip_across_workers(run, parameters)
             )
         run.optimizer.step()
 
@@ -348,7 +351,7 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         optimizer,
         blocks,
         job.forward,
-        guarded(job.loss),
+        guard_loss(job.loss),
         job.weight,
         gradients,
         backward,

@@ -112,7 +112,7 @@ def as_before(saved: Any, fresh: Any) -> Any:
     return saved
 
 
-def scheduled(job: Job, run: Run) -> Run:
+def with_schedule(job: Job, run: Run) -> Run:
     """The run with the job's schedule, if it has one."""
     if job.schedule is None:
         return run
@@ -216,15 +216,15 @@ def warmup_cosine(warmup: float = 0.1, floor: float = 0.0) -> Maker:
     `warmup` is in steps (100), or a fraction of all steps (0.1). The rate falls to `floor`, a fraction of the
     optimizer's rate, which it would reach one step after the last.
     """
-    return warmed_up("warmup_cosine", warmup, floor, lambda way: 0.5 * (1.0 + math.cos(math.pi * way)))
+    return warmup_schedule("warmup_cosine", warmup, floor, lambda way: 0.5 * (1.0 + math.cos(math.pi * way)))
 
 
 def warmup_linear(warmup: float = 0.1, floor: float = 0.0) -> Maker:
     """As `warmup_cosine`, with a linear fall."""
-    return warmed_up("warmup_linear", warmup, floor, lambda way: 1.0 - way)
+    return warmup_schedule("warmup_linear", warmup, floor, lambda way: 1.0 - way)
 
 
-def warmed_up(name: str, warmup: float, floor: float, fall: Callable[[float], float]) -> Maker:
+def warmup_schedule(name: str, warmup: float, floor: float, fall: Callable[[float], float]) -> Maker:
     if not 0.0 <= floor <= 1.0:
         raise Mistake(f"{name}(floor={floor}): the share of the rate that it falls to is a number from 0 to 1")
     if warmup < 0 or (warmup >= 1 and warmup != int(warmup)):

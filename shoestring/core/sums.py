@@ -127,7 +127,7 @@ def family(rank: int, world: int) -> tuple[int | None, list[int]]:
 def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[SendRound]:
     """The rounds of the member at `place` in a ring that sums some numbers: each part goes round once, and its sum once
     more."""
-    parts, size = cut(begin, end, len(members)), len(members)
+    parts, size = cut_range(begin, end, len(members)), len(members)
     after, before = members[(place + 1) % size], members[place - 1]
 
     def turn(step: int, adds: bool) -> SendRound:
@@ -168,22 +168,22 @@ def at_two_levels(rank: int, machines: Machines, count: int) -> tuple[int, int, 
     """A worker's machine, its place there, and the parts into which the numbers are cut."""
     for machine, size in enumerate(machines):
         if rank < size:
-            return machine, rank, cut(0, count, min(machines))
+            return machine, rank, cut_range(0, count, min(machines))
         rank -= size
     raise AssertionError("a rank belongs to a worker")
 
 
-def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
+def cut_range(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
     """A range cut into parts, as even as possible.
 
-    >>> cut(10, 17, 3)
+    >>> cut_range(10, 17, 3)
     [(10, 12), (12, 14), (14, 17)]
     """
     return list(pairwise(begin + (end - begin) * number // parts for number in range(parts + 1)))
 
 
 @lru_cache(maxsize=65536)
-def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
+def sent_bytes(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
     """Bytes that a worker sends to all-reduce `count` numbers: those of `rounds`, without making them. Libraries and
     shared memory count as a ring in which each worker sends the same."""
     world = sum(machines)
@@ -195,22 +195,24 @@ def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> 
         )
         return count * itemsize * (len(children) + (parent is not None))
     if way == RING:
-        return passed(0, count, world, rank) * itemsize
+        return ring_numbers(0, count, world, rank) * itemsize
     machine, place, parts = at_two_levels(rank, machines, count)
     if place >= len(parts):
         return count * itemsize
     begin, end = parts[place]
     return (
-        (count - (end - begin)) + passed(begin, end, len(machines), machine) + (machines[machine] - 1) * (end - begin)
+        (count - (end - begin))
+        + ring_numbers(begin, end, len(machines), machine)
+        + (machines[machine] - 1) * (end - begin)
     ) * itemsize
 
 
-def passed(begin: int, end: int, size: int, place: int) -> int:
+def ring_numbers(begin: int, end: int, size: int, place: int) -> int:
     """Numbers that the member at `place` of a ring sends: all parts but the next one's, and then all but that of the
     one after it."""
     if size == 1:
         return 0
-    parts = cut(begin, end, size)
+    parts = cut_range(begin, end, size)
     return 2 * (end - begin) - sum(
         last - first for first, last in (parts[(place + 1) % size], parts[(place + 2) % size])
     )
@@ -319,7 +321,7 @@ def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
     )
 
 
-def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
+def fit_rates(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
     """The rates of an algorithm from timed sums of two or more rising sizes, as (bytes, seconds): one line between each
     two."""
     found = path(way, machines)
@@ -349,7 +351,7 @@ def ways(machines: Machines, speeds: Speeds) -> list[str]:
     ]  # those with known rates
 
 
-def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
+def choose_algorithm(size: int, machines: Machines, speeds: Speeds) -> str:
     """The algorithm for `size` bytes: the fastest, or the usual one if that would save next to nothing."""
     times = {way: seconds(way, size, machines, speeds) for way in ways(machines, speeds)}
     usual, best = next(iter(times)), min(times, key=lambda way: times[way])
@@ -392,7 +394,7 @@ def sums_of(speeds: Speeds | None, line: Sequence[int]) -> AllReduceTable:
     if speeds is None or len(line) == 1:
         return AllReduceTable((len(line),))
     machines = speeds.machines(line)
-    each = [(size, chosen(size, machines, speeds)) for size in SIZES]
+    each = [(size, choose_algorithm(size, machines, speeds)) for size in SIZES]
     return AllReduceTable(
         machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1])
     )

@@ -14,7 +14,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from shoestring.core.codec import Unreadable, hints_of, made
+from shoestring.core.codec import Unreadable, hints_of, make_value
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
@@ -134,7 +134,7 @@ def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
             hints.get(name) is str and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
         )
         if not several:  # a single name where several are allowed: the technique handles it
-            made(hints.get(name, Any), value, False, name)
+            make_value(hints.get(name, Any), value, False, name)
         if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
             raise Unreadable(f"{name} is {str(value)[:40]}")
 

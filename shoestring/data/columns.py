@@ -24,15 +24,15 @@ def column_of(data: Any, column: int | str) -> Sequence[Any]:
     Subset      of any of these
     """
     if isinstance(getattr(data, "columns", None), Mapping) and column in data.columns:
-        return checked(plain(data.columns[column]), len(data), column)
+        return check_length(plain(data.columns[column]), len(data), column)
     if type(data) is Subset:
         inside = column_of(data.dataset, column)
         return [inside[number] for number in data.indices]
     if type(data) is TensorDataset and isinstance(column, int) and -len(data.tensors) <= column < len(data.tensors):
         return plain(data.tensors[column])
     if column == TARGETS and isinstance(targets := getattr(data, "targets", None), (Tensor, list, tuple)):
-        return checked(plain(targets), len(data), column)
-    return plain([fetched(data, number, column) for number in range(len(data))])
+        return check_length(plain(targets), len(data), column)
+    return plain([fetch_value(data, number, column) for number in range(len(data))])
 
 
 def plain(values: Any) -> Sequence[Any]:
@@ -47,7 +47,7 @@ def plain(values: Any) -> Sequence[Any]:
     return [one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in values]
 
 
-def checked(values: Sequence[Any], count: int, column: int | str) -> Sequence[Any]:
+def check_length(values: Sequence[Any], count: int, column: int | str) -> Sequence[Any]:
     if len(values) != count:
         raise Mistake(
             f"the data set says {len(values)} values of its column {column!r} and has {count} samples: give one a sample"
@@ -55,7 +55,7 @@ def checked(values: Sequence[Any], count: int, column: int | str) -> Sequence[An
     return values
 
 
-def fetched(data: Any, number: int, column: int | str) -> Any:
+def fetch_value(data: Any, number: int, column: int | str) -> Any:
     sample = data[number]
     try:
         return sample[column]

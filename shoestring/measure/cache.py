@@ -41,7 +41,7 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
 
 def value_of(kind: type[T], data: Any) -> T | None:
     """A value from cached JSON; None if the JSON does not fit."""
-    if not bounded(data):
+    if not all_bounded(data):
         return None
     try:
         return from_json(kind, data)
@@ -49,7 +49,7 @@ def value_of(kind: type[T], data: Any) -> T | None:
         return None
 
 
-def bounded(data: Any) -> bool:
+def all_bounded(data: Any) -> bool:
     """Whether all numbers in some JSON are finite and small enough for arithmetic."""
     inside = [data]
     while inside:

@@ -69,14 +69,14 @@ def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
 def attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
     """While inside, modules have these instance attributes; ABSENT removes one."""
     before = {module: {name: module.__dict__.get(name, ABSENT) for name in found} for module, found in given.items()}
-    put(given)
+    set_attributes(given)
     try:
         yield
     finally:
-        put(before)
+        set_attributes(before)
 
 
-def put(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+def set_attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
     for module, found in given.items():
         for name, value in found.items():
             if value is ABSENT:

@@ -40,7 +40,7 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
-from shoestring.measure.layouts import WRONG, corrected
+from shoestring.measure.layouts import WRONG, correct_layout
 
 REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight
 
@@ -71,13 +71,13 @@ class LooksAtValues(RuntimeError):
         super().__init__("the job looks at a value that depends on weights (item, bool or a comparison in an if)")
 
 
-def written(tensor: Tensor) -> FakeWrite | None:
+def fake_write_of(tensor: Tensor) -> FakeWrite | None:
     return WRITTEN.get(storage_id_of(tensor)) if WRITTEN and tensor.layout is torch.strided else None
 
 
 def unseen_writes(tensor: Tensor) -> int:
     """How often something fake was written to a tensor; its own version counter misses writes through .data."""
-    found = written(tensor)
+    found = fake_write_of(tensor)
     return 0 if found is None else found.times
 
 
@@ -151,7 +151,7 @@ class Stage(DispatchMode):
             return self.view_again(VIEWS[key], args[0])
         with self.fake, Unlogged():
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
-            out = corrected(func, out, args) if func in WRONG else out
+            out = correct_layout(func, out, args) if func in WRONG else out
         if key is None:
             return out
         if is_view(out, args[0] if args else None):
@@ -226,7 +226,7 @@ def is_unknown(args: Iterable[Any]) -> bool:
     """Whether an argument is a real tensor to which something fake was written."""
     for arg in args:
         if isinstance(arg, Tensor):
-            found = written(arg)
+            found = fake_write_of(arg)
             if found is not None and found.unknown:
                 return True
         elif isinstance(arg, (tuple, list)) and is_unknown(arg):

@@ -72,7 +72,7 @@ def flags() -> tuple[str, ...]:
     return tuple(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
 
 
-def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
+def try_dtypes(dtypes: tuple[str, ...], cap: str) -> Outcome:
     """The results of computing in these dtypes in fresh processes, under a cap ("": none)."""
     outcome: Outcome = {}
     while left := [dtype for dtype in dtypes if dtype not in outcome]:
@@ -121,7 +121,7 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
     found: dict[str, Outcome] = {}
     for cap in dict.fromkeys((asked, *CAPS)):
         if cap not in known:
-            known[cap], fresh = tried(tuple(TRIALS), cap), True
+            known[cap], fresh = try_dtypes(tuple(TRIALS), cap), True
         found[cap] = known[cap]
         if not any(known[cap].values()):
             break
@@ -172,7 +172,7 @@ def deadly(dtype: str) -> str:
     if how := working_dtypes()[0][dtype]:
         return f"{dtype} products do not work on this machine, under no cap on instructions ({how}; shoestring doctor tells)"
     cap_this_process()
-    how = forked(dtype)
+    how = try_in_fork(dtype)
     return how and too_late(dtype, how)
 
 
@@ -191,7 +191,7 @@ def too_late(dtype: str, how: str) -> str:
     )
 
 
-def forked(dtype: str) -> str:
+def try_in_fork(dtype: str) -> str:
     """How a fork of this process died when it computed in a dtype; empty if it lived."""
     import torch
 
@@ -209,7 +209,7 @@ def forked(dtype: str) -> str:
             exec(NO_CORE)
             torch.set_num_threads(1)  # the parent's threads do not exist here
             with without_modes():  # a rehearsal may be active
-                computed(dtype)
+                multiply_in(dtype)
             code = 0
         finally:
             os._exit(code)  # an exception is no crash: the real computation will raise it too
@@ -225,7 +225,7 @@ def forked(dtype: str) -> str:
     return f"nothing was done in {FORKED:.0f} s"
 
 
-def computed(dtype: str) -> None:
+def multiply_in(dtype: str) -> None:
     """Matrix products in a dtype, without autograd, whose threads a fork may not have."""
     import torch
 

@@ -64,28 +64,28 @@ MASKED = {
 WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER) | set(MASKED)
 
 
-def corrected(func: Any, out: Any, args: Any) -> Any:
+def correct_layout(func: Any, out: Any, args: Any) -> Any:
     """The fake results of an operation, with the layout of the real ones."""
     if func in LARGER:
         room = torch.broadcast_shapes(*(one.shape for one in args[: LARGER[func]])).numel()
         if room > out.numel():
             return out.new_empty(room).as_strided(out.shape, out.stride())
     if func in MASKED:
-        out = masked(func, out, args)
+        out = mask_gradients(func, out, args)
     first = out if isinstance(out, Tensor) else out[0]
     if first is None or first.device.type != "cpu":
         return out
     if func in PLAIN:
-        return replaced(out, first, torch.contiguous_format)
+        return with_format(out, first, torch.contiguous_format)
     if func in CHANNELS:
-        return replaced(out, first, memory_format(args[CHANNELS[func]]))
+        return with_format(out, first, memory_format(args[CHANNELS[func]]))
     if func in SUMS:
         alike = sum(args[number] for number in SUMS[func])
         return torch.empty_like(alike, dtype=first.dtype) if alike.shape == first.shape else out
     return out
 
 
-def masked(func: Any, out: Any, args: Any) -> Any:
+def mask_gradients(func: Any, out: Any, args: Any) -> Any:
     """Batch norm leaves out its input's gradient if it is not requested; oneDNN computes a weight's gradient with its
     bias's."""
     asked = args[MASKED[func]]
@@ -96,6 +96,6 @@ def masked(func: Any, out: Any, args: Any) -> Any:
     return out[0], torch.empty_like(args[2]), out[2]
 
 
-def replaced(out: Any, first: Tensor, form: torch.memory_format) -> Any:
+def with_format(out: Any, first: Tensor, form: torch.memory_format) -> Any:
     straight = first if first.is_contiguous(memory_format=form) else torch.empty_like(first, memory_format=form)
     return straight if isinstance(out, Tensor) else (straight, *out[1:])

@@ -67,11 +67,11 @@ def timing(seconds: float, before: Effort, after: Effort) -> Timing:
     return Timing(seconds, max(after.ran - before.ran, 0.0), max(after.waited - before.waited, 0.0))
 
 
-def believed(timings: Sequence[Timing]) -> list[int]:
+def believed_timings(timings: Sequence[Timing]) -> list[int]:
     """Indices of the timings that count: those that were hardly slowed down, or else the least slowed one.
 
     >>> quiet, slow, slower = Timing(1.0, 2.0, 0.1), Timing(3.0, 2.0, 4.0), Timing(9.0, 2.0, 16.0)
-    >>> believed([slow, quiet, slower]), believed([slower, slow])
+    >>> believed_timings([slow, quiet, slower]), believed_timings([slower, slow])
     ([1], [1])
     """
     quiet = [number for number, one in enumerate(timings) if one.held_up <= HELD_UP]
@@ -84,7 +84,7 @@ def busy_share(timings: Sequence[Timing]) -> float:
     >>> busy_share([Timing(1.0, 2.0, 0.0), Timing(3.0, 2.0, 4.0)]), busy_share([Timing(4.0, 2.0, 6.0)])
     (0.0, 0.75)
     """
-    return max(timings[number].held_up for number in believed(timings))
+    return max(timings[number].held_up for number in believed_timings(timings))
 
 
 def enough(timings: Sequence[Sequence[Timing]], count: int, most: int) -> bool:

@@ -297,7 +297,7 @@ def remember(found: Hardware) -> None:
     write_kept(hardware_file(), replace(found, dtypes={}, environment={}))
 
 
-def settled(kept: Hardware | None, new: Hardware) -> Hardware:
+def combine_measurements(kept: Hardware | None, new: Hardware) -> Hardware:
     """The figures to use after measuring again: those of the quieter moment, with anything better from the busier
     one."""
     if kept is None or new.busy <= max(kept.busy, QUIET):
@@ -345,7 +345,7 @@ def known_hardware(dtypes: bool = False) -> Hardware:
     cap_this_process()
     path, found = hardware_file(), kept_hardware()
     if found is None or (path not in BELIEVED and doubt(found, *glance(found.device), time.time())):
-        found = settled(found, measured_hardware(dtypes=False))
+        found = combine_measurements(found, measured_hardware(dtypes=False))
         remember(found)
     BELIEVED.add(path)
     return with_dtypes(found) if dtypes or doubtful() else found

@@ -19,7 +19,7 @@ def status(field: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def touched(tensor: Tensor) -> int:
+def touched_bytes(tensor: Tensor) -> int:
     """A tensor's bytes in pages that were touched, since other pages take no memory; all of them if the kernel does not
     tell."""
     page, address, size = os.sysconf("SC_PAGE_SIZE"), tensor.data_ptr(), tensor.nbytes

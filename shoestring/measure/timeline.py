@@ -40,7 +40,7 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan
         yield MomentSpan(moment, start, top, alive)
 
 
-def filled(log: Log, share: float) -> Log:
+def with_filled_workspaces(log: Log, share: float) -> Log:
     """The log as the kernel sees it if libraries write to this fraction of their workspaces: untouched pages take no
     memory."""
     return (

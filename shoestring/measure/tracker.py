@@ -143,7 +143,7 @@ class Log:
 
 
 class Tracker(DispatchMode):
-    """A dispatch mode that writes to `log`. `hold` counts tensors that existed before; `watched` reports the position
+    """A dispatch mode that writes to `log`. `hold` counts tensors that existed before; `watch_run` reports the position
     in the step.
 
     If it observes a training that must go on (`forgiving`), a failure of the tracker itself is noted in `failed`, and
@@ -352,7 +352,7 @@ def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
     return "dropout_p" not in names or bool(given.get("dropout_p"))
 
 
-def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
+def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
     """The same run, reporting its position in the step to the tracker. Tensors of `holders` are counted when a step
     begins."""
 
@@ -405,7 +405,7 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
 
 
 def see_gradients(run: Run, tracker: Tracker) -> None:
-    gradients = [p.grad for p in (*run.model.parameters(), *stepped(run)) if p.grad is not None]
+    gradients = [p.grad for p in (*run.model.parameters(), *stepped_tensors(run)) if p.grad is not None]
     tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
     tracker.hold(gradients, "gradients")
 
@@ -419,14 +419,14 @@ def see_model(run: Run, tracker: Tracker) -> None:
 
 def hold_run(run: Run, tracker: Tracker) -> None:
     """Count the tensors that a run holds."""
-    tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
+    tracker.hold((*run.model.parameters(), *stepped_tensors(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold((average for part in run.state.values() for average in part.averages.values()), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
 
 
-def stepped(run: Run) -> Iterator[Tensor]:
+def stepped_tensors(run: Run) -> Iterator[Tensor]:
     """The tensors that the optimizer steps: the weights, or pieces of them."""
     return (parameter for group in run.optimizer.param_groups for parameter in group["params"])
 

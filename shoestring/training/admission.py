@@ -30,7 +30,7 @@ def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
     return ordered
 
 
-def admitted(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
+def admit(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
     """The techniques as a candidate for the ledger's job; a Mistake says why they can't be used."""
     one = asked_for(check_together(techniques), ledger)
     check_level(one.exactness, exact, str(one))

@@ -18,7 +18,7 @@ from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique
 
 
-def explained(plan: Plan, plain: Plan, memory: int) -> Plan:
+def explain_cut(plan: Plan, plain: Plan, memory: int) -> Plan:
     """The plan with the reason for its cut; `plain` has a whole replica on every worker, `memory` is a device's
     budget."""
     if plan.staging is None:

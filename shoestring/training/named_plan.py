@@ -11,7 +11,7 @@ from torch import nn
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.room import named
@@ -39,7 +39,7 @@ def check_named(
         return Exactness.BITS
     check_together(techniques)
     planner = Planner(
-        counted(shared_data(job)),
+        with_step_count(shared_data(job)),
         Hardware(),
         worker,
         model,
@@ -53,7 +53,7 @@ def check_named(
     return planner.admitted(techniques).exactness
 
 
-def unchecked(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
+def unchecked_techniques(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
     """The techniques of a plan, unless it was made for this very job in this process: they have not been checked for it
     yet."""
     chosen = plan.chosen if isinstance(plan, Outcome) else plan
@@ -66,7 +66,7 @@ def techniques_for(
     """The techniques of a plan, checked for the job unless the plan was made for it. Warns about inexact techniques,
     and about settings that have no effect in a process that runs already."""
     if isinstance(plan, (Plan, Outcome)):
-        check_named(job, unchecked(plan, job), model, worker)
+        check_named(job, unchecked_techniques(plan, job), model, worker)
         return plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques
     techniques = tuple(plan)
     if (level := check_named(job, techniques, model, worker)) is Exactness.CHANGED:

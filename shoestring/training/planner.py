@@ -13,7 +13,7 @@ from torch import nn
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
@@ -23,10 +23,10 @@ from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.room import named
-from shoestring.training.admission import admitted, check_together
-from shoestring.training.axes import explained
+from shoestring.training.admission import admit, check_together
+from shoestring.training.axes import explain_cut
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
-from shoestring.training.evidence.gather import Evidence, gathered, ledger_of_traits
+from shoestring.training.evidence.gather import Evidence, gather_evidence, ledger_of_traits
 from shoestring.training.evidence.plain_only import PlainOnly, is_an_answer
 from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
@@ -35,7 +35,7 @@ from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.predict import Combination, Predictor, expected_process
 from shoestring.training.room import ROOM, TrainingRoom
-from shoestring.training.savings import useless, warned
+from shoestring.training.savings import useless_techniques, with_warning
 from shoestring.training.technique import TrainingTechnique as Technique
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Planner:
 
     @cached_property
     def evidence(self) -> Evidence:
-        return gathered(self.rehearsals, self.variants(), self.wanted if self.only else None)
+        return gather_evidence(self.rehearsals, self.variants(), self.wanted if self.only else None)
 
     @cached_property
     def predictor(self) -> Predictor:
@@ -180,7 +180,7 @@ class Planner:
         if self.rehearsals.real or expected_process(log) > ROOM * budget:
             return None
         faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
-        evidence = gathered(self.rehearsals, (), only=())
+        evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
         plain = predictor.plan(asked_for((), evidence.ledger))
         if plain.process_bytes > ROOM * budget or evidence.anchor is None:
@@ -191,7 +191,7 @@ class Planner:
             f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
             "looked at"
         )
-        chosen = replace(explained(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
+        chosen = replace(explain_cut(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
         return Outcome(
             chosen,
             plain,
@@ -218,8 +218,8 @@ class Planner:
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
-            chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
-            chosen = chosen if apart else warned(chosen, plain)
+            chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
+            chosen = chosen if apart else with_warning(chosen, plain)
             return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
@@ -230,7 +230,7 @@ class Planner:
             )
         finally:
             self.predictor.limit = inf
-        chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
+        chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return Outcome(
             chosen,
             plain,
@@ -255,7 +255,7 @@ class Planner:
 
     @property
     def levels(self) -> tuple[Exactness, ...]:
-        return allowed(self.exact, self.inexact)
+        return allowed_levels(self.exact, self.inexact)
 
     def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
         """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be
@@ -264,16 +264,16 @@ class Planner:
         ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
         if isinstance(ledger, PlainOnly):
             raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
-        return admitted(techniques, ledger, self.exact)
+        return admit(techniques, ledger, self.exact)
 
     def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
         """The figures of these techniques, with a warning for each that is of no use."""
-        one = admitted(techniques, ledger, self.exact)
+        one = admit(techniques, ledger, self.exact)
         try:
             plan = self.predictor.attempted(one)
         except Mistake as error:
             raise Mistake(f"{one} can't be used for this job: {error}") from error
-        return replace(plan, sure="; ".join((plan.sure, *useless(self.predictor, plan))))
+        return replace(plan, sure="; ".join((plan.sure, *useless_techniques(self.predictor, plan))))
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begun

@@ -20,11 +20,11 @@ from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
-from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
+from shoestring.measure.timeline import last_step, peak, stretches, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.planning.room import Candidate, named
 from shoestring.training.axes import kinds_of_workers, staging
-from shoestring.training.evidence.anchor import paged
+from shoestring.training.evidence.anchor import resident_bytes
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.held_out import looked_through, with_own
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
@@ -356,7 +356,7 @@ class Predictor:
             base = min(anchor.overheads.values())
             most = max(
                 stretch.top + overhead(anchor.overheads, stretch.moment, base)
-                for stretch in list(stretches(filled(log, anchor.filled), paged))[1:]
+                for stretch in list(stretches(with_filled_workspaces(log, anchor.filled), resident_bytes))[1:]
             )
             how = "from the anchor step and every tensor's pages"
             if (

@@ -15,7 +15,7 @@ from shoestring.core.job import Job, interval, target
 from shoestring.core.run import Run, RunState
 from shoestring.core.schedule import Schedule
 from shoestring.data.feed import Feed
-from shoestring.training.validation import SilentObserver, check_goal, validated
+from shoestring.training.validation import SilentObserver, check_goal, run_validation
 
 DATA_ENDED = "data ended"
 
@@ -86,7 +86,7 @@ class Progress(RunState):
     def validate(self, step: int) -> Validation:
         """Validate now."""
         begun = time.monotonic()
-        metrics = validated(self.run, self.job, self.watch)
+        metrics = run_validation(self.run, self.job, self.watch)
         check_goal(self.job, metrics)
         value = metrics[self.target.metric]
         better = self.target.better(value, self.best[0] if self.best else None)

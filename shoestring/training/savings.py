@@ -12,7 +12,7 @@ from shoestring.training.plan import Plan
 from shoestring.training.predict import SPREAD, Predictor
 
 
-def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
+def useless_techniques(predictor: Predictor, plan: Plan) -> Iterator[str]:
     """Remarks on memory techniques that save nothing here: the peak is no lower with them than without."""
     for technique in plan.techniques:
         rest = tuple(one for one in plan.techniques if one is not technique)
@@ -50,6 +50,6 @@ def costs_more(plan: Plan, plain: Plan) -> bool:
     return any(technique.saves_memory for technique in plan.techniques) and bool(excess(plan, plain))
 
 
-def warned(plan: Plan, plain: Plan) -> Plan:
+def with_warning(plan: Plan, plain: Plan) -> Plan:
     """The plan with a warning if it needs more memory than plain training."""
     return replace(plan, warnings=tuple(filter(None, (excess(plan, plain),))))

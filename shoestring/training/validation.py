@@ -24,7 +24,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, gathered, guarded_outside, kept
+from shoestring.core.run import Run, gather_objects, guarded_outside, stored_weights
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
@@ -82,7 +82,7 @@ def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
             return
 
 
-def validated(
+def run_validation(
     run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None
 ) -> Metrics:
     """The metrics of the model as it is now, over all held-out batches, or over these."""
@@ -90,9 +90,9 @@ def validated(
     with validating(run, job, watch):
         if job.validate is not None:
             with watch.around(), guarded_outside(run):
-                found = named(job.validate(run.model), "validate")
+                found = metrics_by_name(job.validate(run.model), "validate")
             return dict(
-                gathered(run, found)[0]
+                gather_objects(run, found)[0]
             )  # all workers computed it; where it draws or reads a clock, the first worker's result counts
         return means(
             run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch
@@ -105,7 +105,7 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
     run.optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for validation
     with random_state.kept(), ExitStack() as stack:
         with watch.around():
-            stack.enter_context(untouched(run))
+            stack.enter_context(restoring_state(run))
             stack.enter_context(torch.no_grad())
             # The job's own validation may call the model any number of times, so all weights are made available
             stack.enter_context(run.usable() if run.together is None or job.validate is not None else run.together())
@@ -118,13 +118,13 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
 
 
 @contextmanager
-def untouched(run: Run) -> Iterator[None]:
+def restoring_state(run: Run) -> Iterator[None]:
     """While inside, every module is in evaluation mode; afterwards the model's state is restored."""
     # Asynchronous workers change shared weights and statistics meanwhile: then only generators are restored
     shared, modes = run.assignment.asynchronous, {module: module.training for module in run.model.modules()}
     before: list[Frozen] = [*generators_of(run.model)] if shared else BlockState(run.model).picture()
     before += map(FrozenGenerator, generators_beside(run))
-    elsewhere = kept(run)
+    elsewhere = stored_weights(run)
     weights = (
         {}
         if shared
@@ -186,13 +186,13 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
     for batch, counts in batches:
         weight = float(job.weight(batch)) if counts else 0.0
         with watch.batch(batch):
-            found = named(measured(run, job, moved(batch, device)), "metrics")
+            found = metrics_by_name(batch_metrics(run, job, moved(batch, device)), "metrics")
         for name, value in found.items():
             total, whole = totals.get(name, (0.0, 0.0))
             totals[name] = (total + weight * value if weight else total, whole + weight)
     whole_totals: dict[str, tuple[float, float]] = {}
     for told in (
-        gathered(run, totals) if not run.link.imagined else [totals]
+        gather_objects(run, totals) if not run.link.imagined else [totals]
     ):  # in the order of workers, so that all get the same result
         for name, (total, weight) in told.items():
             before = whole_totals.get(name, (0.0, 0.0))
@@ -202,13 +202,13 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
     return {name: total / weight if weight else math.nan for name, (total, weight) in whole_totals.items()}
 
 
-def measured(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     """The metrics of one batch, as the job computes them."""
     with guarded_outside(run):
-        return unguarded(run, job, batch)
+        return raw_batch_metrics(run, job, batch)
 
 
-def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+def raw_batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
         output = run.evaluate(run.model, batch)
     except RuntimeError as error:
@@ -252,7 +252,7 @@ def check_goal(job: Job, names: Iterable[str]) -> None:
         )
 
 
-def named(found: Any, what: str) -> Metrics:
+def metrics_by_name(found: Any, what: str) -> Metrics:
     """Metrics as numbers by name."""
     check_names(found, what)
     try:

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger, between
+from shoestring.core.ledger import Ledger, interpolate
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.training.data_parallel.client import Client, client_run
-from shoestring.training.data_parallel.data_parallel import alone, mixed_drift, trained
+from shoestring.training.data_parallel.data_parallel import data_parallel_refusal, mixed_drift, trained_parameters
 from shoestring.training.data_parallel.hogwild import hogwild_run
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
@@ -80,7 +80,7 @@ class Asynchronous(TrainingTechnique):
         return ()
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def drift(self, ledger: Ledger) -> float:
         """One step makes as many updates as workers compute, each at the full rate: weights go up to so many times as
@@ -88,7 +88,7 @@ class Asynchronous(TrainingTechnique):
         return float(ledger.workers.world) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        return ledger if self.kind == "hogwild" else served(ledger)
+        return ledger if self.kind == "hogwild" else server_ledger(ledger)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -147,13 +147,13 @@ def check(run: Run, link: Link, name: str, least: int) -> None:
         raise Mistake(
             f"{name} needs {least} processes or more, and this group has {link.world}: give --devices {least}"
         )
-    if any(weight.is_cuda for weight in trained(run)):
+    if any(weight.is_cuda for weight in trained_parameters(run)):
         raise Mistake(
             f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use DataParallel"
         )
 
 
-def served(ledger: Ledger) -> Ledger:
+def server_ledger(ledger: Ledger) -> Ledger:
     """The ledger of a group in which one worker keeps the weights and the others compute.
 
     The timeline is a computing worker's up to the update, then the server's: only the server has moments, and it holds
@@ -163,7 +163,7 @@ def served(ledger: Ledger) -> Ledger:
     workers = world - 1
     at_zero_batch = ledger.at_zero_batch or ledger.blocks
     blocks = tuple(
-        between(none, full, world / workers).changed(
+        interpolate(none, full, world / workers).changed(
             forward=full.forward * world / workers, backward=full.backward * world / workers
         )
         for none, full in zip(at_zero_batch, ledger.blocks, strict=True)

@@ -14,8 +14,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.link import CompletedWork, GroupDone, Link, Sending
 from shoestring.core.private import number_of
 from shoestring.core.run import Run, RunState
-from shoestring.training.data_parallel.data_parallel import Statistics, trained
-from shoestring.training.data_parallel.reducer import Bucket, Reducer, bucketed, part_of
+from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
+from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets, part_of
 from shoestring.training.data_parallel.server import ASK, DONE, FINISHED, PULL, PUSH
 
 
@@ -27,8 +27,8 @@ class Client(RunState, Assignment):
     def __init__(self, run: Run, link: Link) -> None:
         self.link = link
         self.parts = link.world - 1
-        self.weights = trained(run)
-        self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], link, self.keep)
+        self.weights = trained_parameters(run)
+        self.reducer = Reducer([Bucket(members) for members in make_buckets(self.weights)], link, self.keep)
         self.statistics = Statistics(run.model, link, counts=True)
         self.flats: list[Tensor] = []  # the gradients, after backward
         self.version = 0  # of the weights it computes on

@@ -27,7 +27,13 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Run, RunState
-from shoestring.training.data_parallel.data_parallel import alone, mixed_drift, united, with_buckets, with_traffic
+from shoestring.training.data_parallel.data_parallel import (
+    data_parallel_refusal,
+    mixed_drift,
+    sum_gradients,
+    with_buckets,
+    with_traffic,
+)
 from shoestring.training.data_parallel.error_feedback import ErrorFeedback
 from shoestring.training.data_parallel.gradient_codecs import CODECS, Codec, TopKCodec
 from shoestring.training.data_parallel.local_updates import sharing_updates
@@ -76,7 +82,7 @@ class CompressGradients(TrainingTechnique):
         return PowerSGD.error if self.kind == "powersgd" else self.codec.error
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
@@ -106,9 +112,9 @@ class CompressGradients(TrainingTechnique):
         if self.kind == "powersgd":
             factors = LowRankFactors(self.rank)
             parts["powers"] = factors
-            made = united(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
+            made = sum_gradients(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
         else:
-            made = united(
+            made = sum_gradients(
                 run,
                 link,
                 lambda bucket: CompressedSum(bucket, self.codec, feedback, link),

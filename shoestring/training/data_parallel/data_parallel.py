@@ -32,7 +32,7 @@ from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
 from shoestring.core.run import Run, RunState, add_up_shared, weighed
 from shoestring.training.data_parallel.learning_rate import rate_times
-from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
+from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
 from shoestring.training.technique import MIXED, TrainingTechnique
 
 
@@ -54,7 +54,7 @@ class DataParallel(TrainingTechnique):
             )
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.linear else split_exactness(ledger)
@@ -69,11 +69,11 @@ class DataParallel(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
-        averaged = united(run, link, lambda bucket: link.sum(bucket.filled))
-        return paced(averaged, link.world, self.warmup) if self.linear else averaged
+        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        return scale_rate(averaged, link.world, self.warmup) if self.linear else averaged
 
 
-def alone(ledger: Ledger) -> str:
+def data_parallel_refusal(ledger: Ledger) -> str:
     """Why data parallelism is impossible here; empty if it is possible."""
     workers = ledger.workers
     if workers.world < 2:
@@ -89,10 +89,10 @@ def alone(ledger: Ledger) -> str:
             f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
             f"samples or more, or fewer --devices"
         )
-    return unaddable(ledger)
+    return gradient_sum_refusal(ledger)
 
 
-def unaddable(ledger: Ledger) -> str:
+def gradient_sum_refusal(ledger: Ledger) -> str:
     """Why gradients can't be sent and summed; empty if they can."""
     if ledger.has("sparse gradients"):
         return (
@@ -128,27 +128,27 @@ def with_buckets(ledger: Ledger) -> Ledger:
     )
 
 
-def trained(run: Run) -> list[nn.Parameter]:
+def trained_parameters(run: Run) -> list[nn.Parameter]:
     return [
         parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
 
 
-def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
+def sum_gradients(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
     """The run whose gradients are summed over a link's workers. `send` starts to sum a bucket, whose size is a multiple
     of `multiple`.
 
     Where the result depends on what else is in the bucket (compression), weights that several workers of a replica hold
     (along stage or tensor) would drift apart: buckets of these weights alone are sent with `alike`."""
-    weights = trained(run)
+    weights = trained_parameters(run)
     held = {one for one in weights if alike is not None and (one in run.shared or run.share(one) < 1)}
     buckets = [
         Bucket(members, multiple, str(number))
-        for number, members in enumerate(bucketed(one for one in weights if one not in held))
+        for number, members in enumerate(make_buckets(one for one in weights if one not in held))
     ]
     together = [
         Bucket(members, 1, f"alike {number}")
-        for number, members in enumerate(bucketed(one for one in weights if one in held))
+        for number, members in enumerate(make_buckets(one for one in weights if one in held))
     ]
     reducer = Reducer(
         [*buckets, *together], link, lambda bucket: alike(bucket) if alike and bucket in together else send(bucket)
@@ -258,7 +258,7 @@ class Pace(RunState):
         self.step = state["step"]
 
 
-def paced(run: Run, world: int, warmup: int) -> Run:
+def scale_rate(run: Run, world: int, warmup: int) -> Run:
     """The run with its rate multiplied by the number of workers, reached gradually during warm-up."""
     pace = Pace()
 

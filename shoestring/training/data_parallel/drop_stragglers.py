@@ -22,9 +22,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.asynchronous import check, served
+from shoestring.training.data_parallel.asynchronous import check, server_ledger
 from shoestring.training.data_parallel.client import Client, client_run
-from shoestring.training.data_parallel.data_parallel import mixed_drift, unaddable
+from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, mixed_drift
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.server import PULL, AssignmentServer, Push
 from shoestring.training.technique import TrainingTechnique
@@ -60,7 +60,7 @@ class DropStragglers(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         least, world = self.backup + 2, ledger.workers.world
         return (
-            unaddable(ledger)
+            gradient_sum_refusal(ledger)
             if world >= least
             else (
                 f"of {world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more"
@@ -72,7 +72,7 @@ class DropStragglers(TrainingTechnique):
         return 1.0 + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        made = served(ledger)
+        made = server_ledger(ledger)
         rise = made.update.rise + ledger.all_gradients  # one gradient arrives while the others are summed
         return replace(made, update=replace(made.update, rise=rise))
 

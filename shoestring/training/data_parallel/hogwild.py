@@ -25,7 +25,7 @@ from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
 from shoestring.core.run import Run, RunState
 from shoestring.core.schedule import Schedule
-from shoestring.training.data_parallel.data_parallel import trained
+from shoestring.training.data_parallel.data_parallel import trained_parameters
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.links.shared_memory import Shared
@@ -71,7 +71,7 @@ class Hogwild(RunState, Assignment):
         statistics = [
             buffer for buffer in run.model.buffers() if buffer.is_floating_point()
         ]  # integer counts stay each worker's own
-        self.shared = Shared(link, trained(run), SharedCounts.size(self.parts, delay))
+        self.shared = Shared(link, trained_parameters(run), SharedCounts.size(self.parts, delay))
         if statistics:
             Shared(link, statistics)
         self.counts = SharedCounts(self.shared.numbers, self.parts, delay)

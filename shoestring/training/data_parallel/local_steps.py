@@ -28,14 +28,20 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run, RunState
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
-    alone,
+    data_parallel_refusal,
     mixed_drift,
-    trained,
-    united,
+    sum_gradients,
+    trained_parameters,
     with_traffic,
 )
-from shoestring.training.data_parallel.local_updates import joint, load_own_state, own_gradients, own_state, put
-from shoestring.training.data_parallel.reducer import BUCKET, bucketed
+from shoestring.training.data_parallel.local_updates import (
+    flat_weights,
+    load_own_state,
+    own_gradients,
+    own_state,
+    unflatten_into,
+)
+from shoestring.training.data_parallel.reducer import BUCKET, make_buckets
 from shoestring.training.technique import TrainingTechnique
 
 LONG = 1 << 60  # more steps than any run has
@@ -78,7 +84,7 @@ class LocalSteps(TrainingTechnique):
         return cls(8), cls(32), cls(32, outer=0.7)
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
@@ -99,7 +105,7 @@ class LocalSteps(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
-        together = united(run, link, lambda bucket: link.sum(bucket.filled))
+        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
 
@@ -132,11 +138,11 @@ class WeightAveraging(RunState):
         self.run, self.link, self.knobs = run, link, knobs
         self.step = 0
         self.due = True  # whether all workers have the same weights after this step
-        self.groups = bucketed(trained(run))
+        self.groups = make_buckets(trained_parameters(run))
         self.before: list[Tensor] = []  # the weights at the last averaging, for a second optimizer,
         self.moments: list[Tensor] = []  # and its momentum
         if knobs.outer:
-            self.before = [joint(members) for members in self.groups]
+            self.before = [flat_weights(members) for members in self.groups]
             self.moments = [torch.zeros_like(flat) for flat in self.before]
 
     def begin(self) -> None:
@@ -152,12 +158,12 @@ class WeightAveraging(RunState):
     @torch.no_grad()
     def average(self) -> None:
         for number, members in enumerate(self.groups):
-            flat = joint(members)
+            flat = flat_weights(members)
             self.link.sum(flat).wait()
             flat.div_(self.link.world)
             if self.knobs.outer:
                 flat = self.led(number, flat)
-            put(members, flat)
+            unflatten_into(members, flat)
 
     def led(self, number: int, mean: Tensor) -> Tensor:
         """The second optimizer's step, from the weights at the last averaging."""

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch
 from shoestring.core.link import Link
 from shoestring.core.run import Run, RunState, weighed
-from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained
+from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
 from shoestring.training.data_parallel.gradient_codecs import Codec
-from shoestring.training.data_parallel.reducer import bucketed
+from shoestring.training.data_parallel.reducer import make_buckets
 from shoestring.training.links.process_link import Rows, own_row
 
 
@@ -67,8 +67,8 @@ class LocalUpdates(RunState):
     def __init__(self, run: Run, link: Link, codec: Codec) -> None:
         self.run, self.link, self.codec = run, link, codec
         self.step = 0
-        self.groups = bucketed(trained(run))
-        self.shared = [joint(members).float() for members in self.groups]
+        self.groups = make_buckets(trained_parameters(run))
+        self.shared = [flat_weights(members).float() for members in self.groups]
         self.weight = (sqrt(self.link.world) if normalizes(run.optimizer) else 1.0) / self.link.world
 
     @torch.no_grad()
@@ -76,7 +76,7 @@ class LocalUpdates(RunState):
         """After the worker's own step: send its updates, and apply the others'."""
         self.step += 1
         for members, shared in zip(self.groups, self.shared, strict=True):
-            own = joint(members).float().sub_(shared)
+            own = flat_weights(members).float().sub_(shared)
             message = own.new_empty(self.codec.size(len(own)), dtype=torch.uint8)
             self.codec.encode(own, message)
             self.codec.add(message, own, times=-1.0)
@@ -84,13 +84,13 @@ class LocalUpdates(RunState):
             self.link.gather(message, received).wait()
             for update in received.split(len(message)):
                 self.codec.add(update, shared, times=self.weight)
-            put(members, shared if self.step >= self.run.steps else own.add_(shared))
+            unflatten_into(members, shared if self.step >= self.run.steps else own.add_(shared))
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "shared": self.shared,
-            "weights": [Rows(self.link, joint(members)) for members in self.groups],
+            "weights": [Rows(self.link, flat_weights(members)) for members in self.groups],
             "own": own_state(self.run, self.link),
         }
 
@@ -102,7 +102,7 @@ class LocalUpdates(RunState):
         ):
             shared.copy_(saved)
             own = own_row(rows, self.link)
-            put(members, shared if own is None else own)
+            unflatten_into(members, shared if own is None else own)
         load_own_state(self.run, self.link, state["own"])
 
 
@@ -111,13 +111,13 @@ def normalizes(optimizer: torch.optim.Optimizer) -> bool:
     return "betas" in optimizer.defaults or isinstance(optimizer, (torch.optim.RMSprop, torch.optim.Adagrad))
 
 
-def joint(members: Iterable[nn.Parameter]) -> Tensor:
+def flat_weights(members: Iterable[nn.Parameter]) -> Tensor:
     """Weights as one flat tensor."""
     return torch.cat([parameter.detach().reshape(-1) for parameter in members])
 
 
 @torch.no_grad()
-def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
+def unflatten_into(members: Iterable[nn.Parameter], flat: Tensor) -> None:
     """Set weights from such a flat tensor."""
     start = 0
     for parameter in members:
@@ -127,7 +127,7 @@ def put(members: Iterable[nn.Parameter], flat: Tensor) -> None:
 
 def own_state(run: Run, link: Link) -> dict[int, dict[str, Rows]]:
     """For every weight, the state in this worker's optimizer."""
-    states = [run.optimizer.state.get(parameter, {}) for parameter in trained(run)]
+    states = [run.optimizer.state.get(parameter, {}) for parameter in trained_parameters(run)]
     return {
         number: {key: Rows(link, value) for key, value in state.items() if isinstance(value, Tensor)}
         for number, state in enumerate(states)
@@ -135,7 +135,7 @@ def own_state(run: Run, link: Link) -> dict[int, dict[str, Rows]]:
 
 
 def load_own_state(run: Run, link: Link, state: dict[int, dict[str, Any]]) -> None:
-    for number, parameter in enumerate(trained(run)):
+    for number, parameter in enumerate(trained_parameters(run)):
         for key, rows in state[number].items():
             row = own_row(rows, link)
             if row is not None:

@@ -107,7 +107,8 @@ class PowerSGD:
         """Start the next step with this sum's Q, or with the initial Q where it is zero or not finite, since it would
         stay so."""
         self.right = [
-            renewed(right, fresh.to(right.device)) for right, fresh in zip(self.rights(second), self.fresh, strict=True)
+            rescale_columns(right, fresh.to(right.device))
+            for right, fresh in zip(self.rights(second), self.fresh, strict=True)
         ]
 
     def rights(self, second: Tensor) -> Iterator[Tensor]:
@@ -123,7 +124,7 @@ class PowerSGD:
         self.right = [right.clone() for right in state["right"]]
 
 
-def renewed(right: Tensor, fresh: Tensor) -> Tensor:
+def rescale_columns(right: Tensor, fresh: Tensor) -> Tensor:
     """Columns scaled to 1 as their largest number, so that squares of huge or tiny gradients never occur."""
     largest = right.abs().amax(0)
     return torch.where((largest > 0) & largest.isfinite(), right / largest, fresh)

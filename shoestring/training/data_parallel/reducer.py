@@ -54,7 +54,7 @@ def part_of(flat: Tensor, begin: int, parameter: nn.Parameter) -> Tensor:
 Send = Callable[[Bucket], Sending]  # starts to sum a bucket over all workers
 
 
-def bucketed(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
+def make_buckets(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
     """Weights in buckets of one dtype, from the last to the first."""
     groups: list[list[nn.Parameter]] = []
     size = 0

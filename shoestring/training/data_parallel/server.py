@@ -22,9 +22,9 @@ from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.data_parallel import Statistics, trained
+from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
 from shoestring.training.data_parallel.pushes import Pushes
-from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
+from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part_of
 
 ASK, PULL, PUSH, DONE = range(4)  # the kind of a worker's message; DONE: it has no more data
 FINISHED = -1  # sent in place of an answer
@@ -57,8 +57,8 @@ class AssignmentServer(Assignment):
     def __init__(self, run: Run, link: Link, rule: WaitPolicy, pushes: Pushes) -> None:
         self.run, self.rule, self.link, self.pushes = run, rule, link, pushes
         self.parts = link.world - 1
-        self.weights = trained(run)
-        self.buckets = [Bucket(members) for members in bucketed(self.weights)]
+        self.weights = trained_parameters(run)
+        self.buckets = [Bucket(members) for members in make_buckets(self.weights)]
         self.statistics = Statistics(run.model, link, counts=True)
         self.version = 0  # of the weights
         self.batch = 0  # the loop's present batch

@@ -30,7 +30,7 @@ from shoestring.core.run import Run, weighed
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
-    alone,
+    data_parallel_refusal,
     mixed_drift,
     share_of,
     split_exactness,
@@ -63,7 +63,7 @@ class Shard(TrainingTechnique):
         return tuple(map(cls, STAGES))
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger) or super().refusal(ledger)
+        return data_parallel_refusal(ledger) or super().refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return split_exactness(ledger)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shoestring.core.link import Link
 from shoestring.core.private import resize_storage
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
+from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part_of
 
 VECTOR = 16  # numbers: shards begin at a multiple of this
 
@@ -94,7 +94,7 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
     ]
     return [
         *inside,
-        *((None, members) for kind in alike(outside) for members in bucketed(kind)),
+        *((None, members) for kind in alike(outside) for members in make_buckets(kind)),
         *((None, [one]) for one in run.shared),
     ]
 

@@ -26,16 +26,16 @@ from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.holdings import Holders
-from shoestring.measure.load import HELD_UP, Timing, believed, busy_share, effort, enough, timing
-from shoestring.measure.process import forget_peak, status, touched
-from shoestring.measure.timeline import filled, stretches
-from shoestring.measure.tracker import Tracker, watched
+from shoestring.measure.load import HELD_UP, Timing, believed_timings, busy_share, effort, enough, timing
+from shoestring.measure.process import forget_peak, status, touched_bytes
+from shoestring.measure.timeline import stretches, with_filled_workspaces
+from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.training.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
 from shoestring.training.evidence.held_out import Watching, looked_through, own_validation
 from shoestring.training.evidence.rehearse import planned_data, prepared
 from shoestring.training.loop import steps
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.validation import SilentObserver, check_goal, validated
+from shoestring.training.validation import SilentObserver, check_goal, run_validation
 
 TIMED = 5  # at most so many steps are timed; their median counts
 ENOUGH = 1.5  # seconds of timed steps; if steps are long, two are enough
@@ -59,7 +59,7 @@ class BlockTimer:
         self.place = place
 
 
-def timed(run: Run, clock: BlockTimer) -> Run:
+def with_clock(run: Run, clock: BlockTimer) -> Run:
     """The run with a clock at the borders of its blocks."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
@@ -134,7 +134,7 @@ def step_times(
     so that a slow moment of the machine hits all of them. `alone`: whether this is our only process; workers of a group
     slow each other down, as they also do in training, so that is no disturbance."""
     clock = BlockTimer()
-    watch = timed(run, clock)
+    watch = with_clock(run, clock)
     timings: list[list[Timing]] = [[] for _ in feeds]
     spans: list[list[dict[tuple[str, str], list[float]]]] = [[] for _ in feeds]
     number = 0
@@ -153,7 +153,7 @@ def step_times(
 def typical(timings: Sequence[Timing], spans: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
     """Summary of timed steps; `spans`: the parts of each step."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    counted = believed(timings)
+    counted = believed_timings(timings)
     for number in counted:
         for place, times in spans[number].items():
             found[place] += [one * (1 - timings[number].held_up) for one in times]
@@ -179,10 +179,10 @@ def validate_largest(run: Run, job: Job, watch: SilentObserver | None = None) ->
     """Validate on the largest held-out batch, as training would, so that its memory counts. A job's own `validate` runs
     as it is."""
     if job.validate is not None:
-        check_goal(job, validated(run, job, watch))
+        check_goal(job, run_validation(run, job, watch))
     elif job.held_out is not None:
         found = looked_through(job)
-        check_goal(job, validated(run, job, watch, [(found.largest, True)]))
+        check_goal(job, run_validation(run, job, watch, [(found.largest, True)]))
 
 
 def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) -> tuple[dict[str, int], float, int]:
@@ -201,12 +201,12 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) ->
 
         def workspace(self, tensor: Tensor) -> None:
             nonlocal written, whole
-            written += touched(tensor)
+            written += touched_bytes(tensor)
             whole += tensor.nbytes
             super().workspace(tensor)
 
     gauge = Gauge()
-    watch = watched(run, gauge, holders)
+    watch = watch_run(run, gauge, holders)
     forget_peak()
     with gauge:
         for _ in steps(watch, islice(batches, 1)):
@@ -214,29 +214,29 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) ->
     validate_largest(run, job, Watching(run, gauge, holders))
     marks.append(status("VmHWM"))
     share = written / whole if whole else 1.0
-    for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
+    for stretch, most in zip(stretches(with_filled_workspaces(gauge.log, share), resident_bytes), marks, strict=True):
         if stretch.moment.phase:
             name = " ".join(stretch.moment)
             found[name] = max(found.get(name, -(1 << 62)), most - stretch.top)
     return found, share, own_validation(gauge.log) if job.validate is not None else 0
 
 
-def paged(size: int) -> int:
+def resident_bytes(size: int) -> int:
     """Bytes of the process that a tensor's storage takes: pinned malloc maps large ones in whole pages, with a
     header."""
     return size if size < 65536 else -(-(size + 64 + 16) // 4096) * 4096
 
 
-def anchored(
+def measure_anchor(
     job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool, usual: Sequence[Batch] = ()
 ) -> dict[str, Any]:
     """One measured step of the job under these techniques: memory with the largest batch, time with the `usual` batches
     if those are others."""
     with planned_data(job) as (batches, held):  # what the data source keeps is in memory in training too
-        return anchored_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
+        return measure_anchor_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
 
 
-def anchored_on(
+def measure_anchor_on(
     largest: list[Batch],
     job: Job,
     techniques: tuple[Technique, ...],
@@ -285,7 +285,7 @@ def anchored_on(
     result["adding"] = fastest(
         lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
     )
-    result["probes"] = probed(run)
+    result["probes"] = run_probes(run)
     if job.validates:  # last, because it frees the gradients
         forget_peak()
         begun = time.perf_counter()
@@ -295,7 +295,7 @@ def anchored_on(
     return result
 
 
-def probed(run: Run) -> dict[str, float]:
+def run_probes(run: Run) -> dict[str, float]:
     """Seconds of the probes that techniques ask for; some are impossible with some models."""
     found = {}
     for name, probe in ((name, probe) for kind in CATALOGUE for name, probe in kind.probes(run).items()):

@@ -13,7 +13,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.measure.instructions import deadly
 from shoestring.measure.tracker import Log
 from shoestring.training.evidence.anchor import why_not_again
-from shoestring.training.evidence.pieces import tried_in_pieces
+from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.real_steps import needs_of, real_steps
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
@@ -54,7 +54,7 @@ class Traits:
         if "can't be split" in self.found or "mixes samples" in self.found:
             return
         if rehearsals.worker is None and rehearsals.fits_here(plain):
-            tried = tried_in_pieces(rehearsals.job, rehearsals.made_here)
+            tried = try_in_pieces(rehearsals.job, rehearsals.made_here)
         self.reasons |= tried
         self.found |= set(tried) - {"not tried"}
 
@@ -70,7 +70,7 @@ class Traits:
             self.note("can't be recomputed", again)
 
 
-def gathered(
+def gather_evidence(
     rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None
 ) -> Evidence:
     """The evidence for a job; each variant is measured beside the plain step. `only`: measure just what these

@@ -24,7 +24,7 @@ from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
 from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
-from shoestring.training.validation import SilentObserver, check_goal, held_out, measured, once_through, validating
+from shoestring.training.validation import SilentObserver, batch_metrics, check_goal, held_out, once_through, validating
 
 LONGEST = 5.0  # seconds to spend looking through held-out data
 OWN = "validate=... may do anything, so only a real run of it tells"
@@ -171,7 +171,7 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
     names: list[str] = []
     with validating(run, job, watch), watch.batch(found.largest):
         try:
-            names = list(measured(run, job, moved(found.largest, device)))
+            names = list(batch_metrics(run, job, moved(found.largest, device)))
         except Mistake:
             raise
         except (

@@ -75,7 +75,7 @@ class PassOutputs:
     outside: str  # the generator whose numbers could not be replaced
 
 
-def tried_in_pieces(
+def try_in_pieces(
     job: Job, make: Callable[[], nn.Module], techniques: Iterable[Technique] = (), small: bool = False
 ) -> dict[str, str]:
     """What differs when the job's batch comes in two micro-batches: traits of the model, each with the observation;
@@ -102,18 +102,18 @@ def tried_in_pieces(
     alone = replace(job, mesh=on_one_axis())
     with random_state.kept():
         try:
-            once = passed(alone, used, make(), [(batch, 1.0)])
+            once = run_passes(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
             return {"not tried": f"{type(error).__name__}: {error}".splitlines()[0]}
         try:
-            apart = passed(alone, used, make(), list(zip(halves, shares, strict=True)))
+            apart = run_passes(alone, used, make(), list(zip(halves, shares, strict=True)))
         except Exception as error:
             told = f"half of the batch can't be trained on: {type(error).__name__}: {error}".splitlines()[0]
             return {"not tried": told} if small else {"can't be split": told}
-    return compared(once, apart)
+    return differing_traits(once, apart)
 
 
-def passed(
+def run_passes(
     job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]
 ) -> PassOutputs:
     """Losses, gradients and state after a few passes over the micro-batches, without an update."""
@@ -124,10 +124,10 @@ def passed(
         found = []
         for piece, share in pieces:
             random_state.seed(job.seed)  # so that a number drawn once per forward is the same in all of them
-            before = others()
+            before = generator_states()
             with Settled() as calm:
-                found.append(float(run.gradients(replace(run, loss=scaled(run.loss, share)), piece)))
-            outside |= calm.left | ({"Python or NumPy"} if others() != before else set())
+                found.append(float(run.gradients(replace(run, loss=scale_loss(run.loss, share)), piece)))
+            outside |= calm.left | ({"Python or NumPy"} if generator_states() != before else set())
         losses.append(sum(found))
         scale += sum(map(abs, found))
     return PassOutputs(
@@ -140,11 +140,11 @@ def passed(
     )
 
 
-def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
     return lambda output, batch: weighed(loss(output, batch), share)
 
 
-def compared(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
+def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
     """The traits that the differences show."""
     if not all(map(math.isfinite, (*once.losses, *apart.losses))):
         return {"not tried": f"the loss of the trial became {once.losses[-1]}"}
@@ -160,7 +160,7 @@ def difference(once: PassOutputs, apart: PassOutputs) -> str:
     tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
     for kind, before, after in (("weight", once.weights, apart.weights), ("buffer", once.buffers, apart.buffers)):
         for name, value in before.items():
-            if off(value, after.get(name)) > tolerance:
+            if relative_difference(value, after.get(name)) > tolerance:
                 return f"a forward changes the {kind} {name} itself, to other values when the batch comes in two pieces"
     for whole, parts in zip(once.losses, apart.losses, strict=True):
         if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
@@ -178,7 +178,7 @@ def difference(once: PassOutputs, apart: PassOutputs) -> str:
     return ""
 
 
-def off(value: Tensor, other: Tensor | None) -> float:
+def relative_difference(value: Tensor, other: Tensor | None) -> float:
     """Relative difference between two tensors."""
     if other is None or other.shape != value.shape or other.dtype != value.dtype:
         return math.inf
@@ -190,7 +190,7 @@ def off(value: Tensor, other: Tensor | None) -> float:
     return float((value - other).abs().max()) / largest if largest > 0 else 0.0
 
 
-def others() -> tuple[Any, ...]:
+def generator_states() -> tuple[Any, ...]:
     """The states of Python's and NumPy's generators."""
     kind, keys, place, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys).data), place, rest
@@ -208,14 +208,14 @@ class Settled(DispatchMode):
         drawn = torch.Tag.nondeterministic_seeded in func.tags and really_draws(func, args, kwargs)
         if not drawn:
             return func(*args, **kwargs)
-        found = settled(func, args, kwargs)
+        found = draw_constant(func, args, kwargs)
         if found is None:
             self.left.add(operation_of(func).__name__)
             return func(*args, **kwargs)
         return found
 
 
-def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+def draw_constant(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     """The result of a random operation with one constant in place of all random numbers; None if the operation is
     unknown."""
     name = operation_of(func).__name__.rstrip("_").removesuffix("_like")

@@ -16,7 +16,7 @@ from shoestring.measure.timeline import blocks_of, peak
 from shoestring.measure.tracker import Log
 from shoestring.training.catalogue import CATALOGUE, close_environment
 from shoestring.training.evidence.rehearsals import PATIENCE, Rehearsals
-from shoestring.training.evidence.step import Anchor, first_batch, put_together
+from shoestring.training.evidence.step import Anchor, anchor_of_sample, first_batch
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
 from shoestring.training.technique import TrainingTechnique as Technique
 
@@ -63,7 +63,7 @@ def real_steps(
     environment = rehearsals.hardware.environment
     if rehearsals.worker is None or rehearsals.job.origin is None:
         return RealSteps()
-    extra = eased(rehearsals, plain, splittable)
+    extra = easing_techniques(rehearsals, plain, splittable)
     if extra is None:
         return sample(rehearsals, plain)
     wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
@@ -138,7 +138,7 @@ def with_same_times(
     return replace(measured, steps=steps)
 
 
-def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
+def easing_techniques(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
     """Techniques under which a real step fits this machine; None if none do, or it would take too long."""
     flops = sum(plain.flops.values()) / 2
     if flops / rehearsals.hardware.flops > PATIENCE:
@@ -168,4 +168,4 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
         {**rehearsals.hardware.environment, **close_environment()},
         "timing one block of each kind",
     )
-    return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)
+    return RealSteps({"": anchor_of_sample(found, plain)}, reserved=found.reserved)

@@ -23,15 +23,15 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, RunState, plain_run, stored, traffic
-from shoestring.core.schedule import scheduled, takes_steps
+from shoestring.core.schedule import takes_steps, with_schedule
 from shoestring.core.technique import applied, in_order
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import data_begun, planned_batches, planned_feed
 from shoestring.measure.blocks import blocks
 from shoestring.measure.calls import as_calls, methods
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders, nothing
-from shoestring.measure.tracker import Log, Tracker, watched
+from shoestring.measure.tracker import Log, Tracker, watch_run
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.held_out import rehearse_validation
 from shoestring.training.loop import steps
@@ -52,11 +52,11 @@ def rehearse(
     """The log of steps of the job under these techniques, on fake tensors, with its largest batch if that is known,
     else its first.
     `on_device`: the model will be trained on a GPU, while data stay in host memory."""
-    log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
-    return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
+    log, tossed = run_rehearsal(job, techniques, batches, model, on_device, faithful=False)
+    return run_rehearsal(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
 
-def acted(
+def run_rehearsal(
     job: Job,
     techniques: Iterable[Technique],
     batches: Iterable[Batch] | None,
@@ -100,8 +100,8 @@ def tracked(
     with planned_data(job, plain.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
-            run = watched(plain, tracker, holders)
-        for _ in tracked_steps(run, islice(remembered(source, last), STEPS), tracker):
+            run = watch_run(plain, tracker, holders)
+        for _ in tracked_steps(run, islice(remember_last(source, last), STEPS), tracker):
             tracker.log.moved.append(traffic(run) - before)
             tracker.log.sent.append(run.mesh.sent - sent)
             before, sent = traffic(run), run.mesh.sent
@@ -134,7 +134,7 @@ def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
     return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
-def remembered(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
+def remember_last(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
     """The batches; `last` holds the most recent one."""
     for batch in batches:
         last[:] = [batch]
@@ -161,9 +161,9 @@ def prepared(
     training that is not tracked needs no blocks, so the model is not inspected then."""
     model.train()
     if job.epochs and takes_steps(job):  # its schedule needs the number of steps
-        job = counted(job)
+        job = with_step_count(job)
     techniques = in_order(techniques)
-    plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
+    plain = with_schedule(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
     plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
     check_division(techniques, plain)
     run = applied(techniques, plain)

@@ -9,7 +9,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.technique import text
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
-from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import StagesResult, StagesTask
 from shoestring.training.technique import TrainingTechnique
 
@@ -42,7 +42,7 @@ def result(rehearsals: Rehearsals, evidence: Evidence, technique: TrainingTechni
     if rehearsals.worker is None:
         if not rehearsals.fits_here(evidence.plain):
             return StagesResult(untried="no real step could be run here")
-        return tried_in_stages(rehearsals.job, rehearsals.made_here, technique)
+        return try_in_stages(rehearsals.job, rehearsals.made_here, technique)
     if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
         return StagesResult(untried="a plain step does not fit this machine, or takes too long")
     task = StagesTask(**rehearsals.about_job((technique,)))

@@ -20,7 +20,16 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import Run
-from shoestring.training.evidence.pieces import FEW, ROUNDS, SLOPE, TOLERANCE, PassOutputs, Settled, off, passed
+from shoestring.training.evidence.pieces import (
+    FEW,
+    ROUNDS,
+    SLOPE,
+    TOLERANCE,
+    PassOutputs,
+    Settled,
+    relative_difference,
+    run_passes,
+)
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
@@ -32,7 +41,7 @@ ADVICE = (
 )
 
 
-def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
+def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
     """What differs when a technique's stages compute a batch, or why that was not tried. `make` returns the same model
     every time."""
     alone = replace(job, mesh=on_one_axis())
@@ -44,11 +53,11 @@ def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Techniqu
         return StagesResult(untried=str(error))
     with random_state.kept():
         try:
-            once = passed(alone, (), make(), list(zip(pieces, shares, strict=True)))
+            once = run_passes(alone, (), make(), list(zip(pieces, shares, strict=True)))
         except Exception as error:
             return StagesResult(untried=first_line(error))
         try:
-            staged = passed_in_stages(job, technique, make, batch)
+            staged = run_passes_in_stages(job, technique, make, batch)
         except Mistake as error:
             return StagesResult(str(error))
         except Exception as error:
@@ -67,7 +76,7 @@ def few_samples(job: Job, pieces: int) -> Batch:
     return job.pieces(batch, job.count(batch) // wanted)[0] if job.count(batch) >= 2 * wanted else batch
 
 
-def passed_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
+def run_passes_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
     """Losses, gradients and state after all stages passed over a batch a few times, without an update."""
 
     def run_of(mesh: Mesh) -> Run:
@@ -94,7 +103,7 @@ def difference_of_stages(once: PassOutputs, staged: PassOutputs) -> str:
             return f"the loss is {parts:.6g} in stages and {whole:.6g} in one process"
     for kind, before, after in (("weight", once.weights, staged.weights), ("buffer", once.buffers, staged.buffers)):
         for name, value in before.items():
-            if off(value, after.get(name)) > tolerance:
+            if relative_difference(value, after.get(name)) > tolerance:
                 return f"a forward changes the {kind} {name} itself, to other values in stages than in one process"
     return difference_of_gradients(once.gradients, staged.gradients, SLOPE * tolerance)
 

@@ -16,7 +16,7 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.ledger import Block, Ledger, interpolate
 from shoestring.core.ledger_parts import (
     Allocation,
     AllocatorRates,
@@ -31,7 +31,7 @@ from shoestring.core.ledger_parts import (
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.data.lengths import planned_batches
-from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
+from shoestring.measure.timeline import blocks_of, last_step, peak, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log
 from shoestring.training.evidence.held_out import looked_through, without_validation
 from shoestring.training.evidence.rehearse import rehearse
@@ -71,7 +71,7 @@ def plain_ledger(
 ) -> Ledger:
     """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
     if anchor is not None:
-        log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
+        log, half = with_filled_workspaces(log, anchor.filled), half and with_filled_workspaces(half, anchor.filled)
     blocks = tuple(
         block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops))
     )
@@ -81,7 +81,9 @@ def plain_ledger(
     parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
     at_zero_batch = tuple(
-        emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+        extrapolate_to_zero_batch(block, part[block.name], parted / count)
+        if block.name in part
+        else Block(block.name, block.inside)
         for block in blocks
     )
     parts = standing(log)
@@ -189,7 +191,7 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
     return replace(ledger, allocation=replace(ledger.allocation, base=base, rates=default, kinds=kinds))
 
 
-def put_together(found: SampleResult, log: Log) -> Anchor:
+def anchor_of_sample(found: SampleResult, log: Log) -> Anchor:
     """An anchor from a sample of the blocks; code between blocks is timed by its operations at the blocks' speed."""
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
@@ -257,9 +259,9 @@ def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
     return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
 
 
-def emptied(full: Block, part: Block, share: float) -> Block:
+def extrapolate_to_zero_batch(full: Block, part: Block, share: float) -> Block:
     """The block at batch size zero, extrapolated from a part of the batch and the whole."""
-    return between(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
+    return interpolate(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
 
 
 def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:

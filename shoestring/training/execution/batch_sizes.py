@@ -37,7 +37,7 @@ class ExpectedBatches:
         return int(self.process + max(self.growing * (ratio - 1) - self.spare, 0))
 
 
-def expected(plan: Plan) -> ExpectedBatches:
+def expected_batches(plan: Plan) -> ExpectedBatches:
     standing = sum(size for name, size in plan.parts if name in STANDING)
     highest = max((size for name, size in plan.blocks if not name.startswith("update")), default=plan.peak_bytes)
     return ExpectedBatches(

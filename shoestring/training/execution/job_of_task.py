@@ -10,7 +10,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import imagined_mesh
-from shoestring.data.feed import shortened
+from shoestring.data.feed import first_steps
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
 from shoestring.training.evidence.tasks import JobTask, techniques_of
@@ -39,4 +39,4 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     if task.steps is None:
         return job
     to_the_end = isinstance(task, TrainTask) and task.recording is not None
-    return replace(job, steps=task.steps, epochs=0) if to_the_end else shortened(job, task.steps)
+    return replace(job, steps=task.steps, epochs=0) if to_the_end else first_steps(job, task.steps)

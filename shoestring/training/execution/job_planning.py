@@ -14,13 +14,13 @@ from pathlib import Path
 from torch import nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job
 from shoestring.core.technique import parsed
 from shoestring.core.units import budget_bytes
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.answers import MeasuredAnswers, opened, without_numbers
@@ -59,12 +59,12 @@ def planned(
 ) -> Outcome:
     """The planner's outcome, for callers that speak of flags; `on_progress` is called with what is being done."""
     budget = None if memory is None else budget_bytes(memory)
-    if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
+    if allowed_levels(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(
             f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
             f"give {Exactness.ROUNDING.flag}, or train with one worker"
         )
-    made = counted(shared_data(job))
+    made = with_step_count(shared_data(job))
     asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(asked) if asked is not None else None
     forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
@@ -127,7 +127,7 @@ def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) 
 def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, devices: int, here: int) -> None:
     """Refuse techniques from a file, such as a run's plan, that can't be used for a job; earlier measurements of this
     job are used again."""
-    made, machine = counted(shared_data(job)), machine_for(None, devices, here, False)
+    made, machine = with_step_count(shared_data(job)), machine_for(None, devices, here, False)
     kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
     try:
         check_named(

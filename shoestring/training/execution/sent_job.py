@@ -35,11 +35,11 @@ JOB = "job.pickle"
 OURS = ("origin", "mesh")  # fields of a job that every process sets itself
 GUARD = 'put what begins it under `if __name__ == "__main__":`'
 FILE = '''"""A job that a script made; its parts are pickled beside this file. What can be seen of it has the SHA-256 {digest}."""
-from shoestring.training.execution.sent_job import received
+from shoestring.training.execution.sent_job import load_sent_job
 
 
 def job():
-    return received(__file__, {file!r}, {module!r}, {path!r})
+    return load_sent_job(__file__, {file!r}, {module!r}, {path!r})
 '''
 
 
@@ -61,7 +61,7 @@ class FromFile:
         self.path = path
 
     def __call__(self) -> Any:
-        return unpickled(Path(self.path))
+        return unpickle(Path(self.path))
 
 
 class Given:
@@ -96,7 +96,7 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
+def send_job(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     """The job as one that other processes can make again from a file in this folder; with this model object, if
     given."""
     if job.origin is not None and model is None:
@@ -104,16 +104,16 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     parts = {one.name: getattr(job, one.name) for one in fields(job) if one.name not in OURS}
     of_script: set[str] = set()
     if model is not None:
-        written, of_script = pickled(model, "the model")
+        written, of_script = pickle_value(model, "the model")
         (folder / "model.pickle").write_bytes(written)
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        of_script |= pickled(
+        of_script |= pickle_value(
             value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}"
         )[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
-    whole, _ = pickled(parts, "the job")
+    whole, _ = pickle_value(parts, "the job")
     (folder / JOB).write_bytes(whole)
     name = type(model).__name__ if model is not None else "job"
     file = folder / f"{name}.py"
@@ -131,7 +131,7 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     return replace(loaded_job(file, {}), mesh=job.mesh)
 
 
-def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
+def pickle_value(value: Any, what: str) -> tuple[bytes, set[str]]:
     """The bytes of a value, and the names of the script in it. Refuses what pickle can't store, with advice."""
     file = io.BytesIO()
     pickler = Pickler(file)
@@ -157,15 +157,15 @@ def cure(value: Any) -> str:
     return "make it of parts that pickle can keep (classes and functions at the top level of a module, no open files or generators)"
 
 
-def received(file: str, found: str, module: str, path: list[str]) -> Job:
+def load_sent_job(file: str, found: str, module: str, path: list[str]) -> Job:
     """The job pickled beside a job file by the script in `found` or named `module`, with these folders to import
     from."""
     origin.file, origin.module = found, module
     sys.path += [one for one in path if one not in sys.path]
-    return Job(**unpickled(Path(file).with_name(JOB)))
+    return Job(**unpickle(Path(file).with_name(JOB)))
 
 
-def unpickled(path: Path) -> Any:
+def unpickle(path: Path) -> Any:
     with open(path, "rb") as file:
         return Unpickler(file).load()
 
@@ -189,13 +189,13 @@ def script() -> ModuleType:
     if SCRIPT not in sys.modules:
         origin.importing = True
         try:
-            sys.modules[SCRIPT] = import_module(origin.module) if origin.module else imported(origin.file)
+            sys.modules[SCRIPT] = import_module(origin.module) if origin.module else import_script(origin.file)
         finally:
             origin.importing = False
     return sys.modules[SCRIPT]
 
 
-def imported(file: str) -> ModuleType:
+def import_script(file: str) -> ModuleType:
     loader = SourceFileLoader(SCRIPT, file)
     spec = importlib.util.spec_from_file_location(SCRIPT, file, loader=loader)
     assert spec is not None, "a loader was given"

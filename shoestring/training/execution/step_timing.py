@@ -22,10 +22,10 @@ def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:
     """After a step, the timeline of the whole group, if a report is due; called by all workers."""
     if steps != TOLD_AFTER or own_times(run) is None or run.assignment.asynchronous:
         return None
-    return timed(run, steps, run.link.objects({"times": own_times(run), "peak_bytes": peak}))
+    return stage_times(run, steps, run.link.objects({"times": own_times(run), "peak_bytes": peak}))
 
 
-def timed(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
+def stage_times(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
     """The event, from every worker's `times` and `peak_bytes` by rank; None without a schedule."""
     found = (
         [

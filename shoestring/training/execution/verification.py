@@ -47,7 +47,7 @@ class Verified(NamedTuple):
         )
 
 
-def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
+def compare_weights(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
     """Whether two states have the same bits, and their largest difference."""
     most, equal = 0.0, True
     for name, value in plain.items():
@@ -61,7 +61,7 @@ def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Veri
 ROUNDED = 1e-4  # relative difference of losses that sums in another order may cause in a few steps
 
 
-def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+def verify_plan(job: Job, plan: Plan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in its own process, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
     singles = plan.techniques if len(plan.techniques) > 1 else ()
@@ -123,7 +123,7 @@ class TrainedWeights(NamedTuple):
 def verdict(name: str, level: Exactness, plain: TrainedWeights, other: TrainedWeights) -> dict[str, Any]:
     """A plan's result against the level that it states. For `draws` and `changed` one run can't prove anything: `kept`
     is then None."""
-    equal, most = compared(plain.weights, other.weights)
+    equal, most = compare_weights(plain.weights, other.weights)
     off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
     kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
     return {

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, AllReduceTable, Machines, Rate, fitted
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, AllReduceTable, Machines, Rate, fit_rates
 from shoestring.measure.process import status
 from shoestring.training.links.process_link import ProcessLink
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.shared_memory_link import join_link
 
 REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}  # bytes per all-reduce -> repetitions in a row,
 ROUNDS = 11  # in so many rounds
@@ -33,7 +33,7 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
         tensors = {size: torch.ones(size // 4, device=device) for size in REPEATS}
         dist.all_reduce(tensors[min(REPEATS)])
         before = status("VmRSS")
-        link = joined(rank, world, same_machine)
+        link = join_link(rank, world, same_machine)
         ways = [LIBRARY] if kind == "nccl" else [*[MEMORY] * link.same_machine, LIBRARY, RING, TREE, NAIVE]
         for tensor in tensors.values():
             turn(
@@ -41,7 +41,7 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
             )  # the usual algorithm: others' temporary memory is a tensor, and counted as one
         memory = float(max(status("VmRSS") - before, 0))
         machines = dict.fromkeys(ways, (world,))
-        return rates(timed(link, machines, tensors), machines), memory
+        return rates(time_sums(link, machines, tensors), machines), memory
     finally:
         dist.destroy_process_group()
 
@@ -49,22 +49,23 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
 def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machines]) -> dict[str, tuple[Rate, ...]]:
     """The rates of each algorithm, from its seconds at several sizes."""
     return {
-        way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()
+        way: fit_rates(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)])
+        for way, own in machines.items()
     }
 
 
-def quick(rounds: list[float]) -> float:
+def lower_quartile(rounds: list[float]) -> float:
     """The first quartile of the rounds: a busy machine only ever makes rounds slower."""
     return sorted(rounds)[len(rounds) // 4]
 
 
-def timed(
+def time_sums(
     link: ProcessLink,
     machines: Mapping[str, Machines],
     tensors: Mapping[int, Tensor],
     repeats: Mapping[int, int] = REPEATS,
     count: int = ROUNDS,
-    of: Callable[[list[float]], float] = quick,
+    of: Callable[[list[float]], float] = lower_quartile,
 ) -> dict[tuple[str, int], float]:
     """Seconds of one all-reduce by (algorithm, size). Every round measures each algorithm in turn, so that a slow
     moment of the machine hits all of them. The slowest worker counts, and all workers return the same result."""

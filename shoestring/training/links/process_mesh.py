@@ -9,7 +9,7 @@ from torch import distributed as dist
 
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, lines
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.shared_memory_link import join_link
 
 
 def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True) -> Mesh:
@@ -29,7 +29,7 @@ def joined_mesh(link: Link, sizes: Mapping[str, int], same_machine: bool = True)
     for axis, size in sizes.items():
         if axis in own:
             line, group = own[axis]
-            axes[axis] = joined(line.index(link.rank), size, same_machine, link.deadline, group, link.speeds, line)
+            axes[axis] = join_link(line.index(link.rank), size, same_machine, link.deadline, group, link.speeds, line)
         else:
             axes[axis] = link if size == link.world else Link()
     return Mesh(link, axes)

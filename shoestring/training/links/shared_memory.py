@@ -38,7 +38,7 @@ class Shared:
             self.numbers: np.ndarray[Any, Any] = np.zeros(count, dtype=np.uint8)
             move(tensors, memory, begin, fill=link.rank == 0)
             return
-        with offered(link, size) as path:
+        with offer_file(link, size) as path:
             require(link, path, size)
             self.file = os.open(path, os.O_RDONLY) if count else None  # locked by a worker that changes a counter
             memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
@@ -72,10 +72,10 @@ def require(link: Link, path: str, size: int) -> None:
 
 
 @contextmanager
-def offered(link: Link, size: int) -> Iterator[str]:
+def offer_file(link: Link, size: int) -> Iterator[str]:
     """The name of a new shared file of `size` bytes, not yet opened by any worker; "" if there is no room. The first
     worker unlinks it on exit; if it is killed before that, the file stays behind and the next run removes it."""
-    own = made(size) if link.rank == 0 else None
+    own = create_file(size) if link.rank == 0 else None
     try:
         yield link.objects(own[0] if own else "")[0]
     finally:
@@ -84,7 +84,7 @@ def offered(link: Link, size: int) -> Iterator[str]:
             os.close(own[1])
 
 
-def made(size: int) -> tuple[str, int] | None:
+def create_file(size: int) -> tuple[str, int] | None:
     """The name of a new file of `size` bytes, and the open, locked file; None if there is no room."""
     for place in PLACES:
         clear(Path(place).glob(f"{PREFIX}*"))

@@ -26,7 +26,7 @@ from shoestring.core.sums import MEMORY, Speeds
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink
-from shoestring.training.links.shared_memory import offered
+from shoestring.training.links.shared_memory import offer_file
 
 SLOT = 2 << 20  # bytes, approximately; all slots together should fit into a cache
 LINE = 64  # bytes of a cache line: no two workers write to the same one
@@ -186,7 +186,7 @@ def slot_size(world: int) -> int:
     return max(SLOT // (LINE * world), 1) * LINE * world
 
 
-def joined(
+def join_link(
     rank: int,
     world: int,
     same_machine: bool = True,
@@ -206,7 +206,7 @@ def joined(
 
 def memory_of_all(link: ProcessLink, size: int) -> Numbers | None:
     """`size` zeroed bytes that all workers of a link share; None without room. All workers must call it."""
-    with offered(link, size) as path:
+    with offer_file(link, size) as path:
         seen = link.objects(bool(path) and os.path.exists(path))
         memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
         link.objects("all have it")

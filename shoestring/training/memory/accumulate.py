@@ -94,12 +94,12 @@ class Accumulate(TrainingTechnique):
             else:
                 shares = [(piece, share) for piece, share in shares if share]
             for number, (piece, share) in enumerate(shares, 1):
-                part = replace(now, loss=scaled(now.loss, share), last=now.last and number == len(shares))
+                part = replace(now, loss=scale_loss(now.loss, share), last=now.last and number == len(shares))
                 total = total + run.gradients(part, piece)
             return total
 
         return replace(run, gradients=gradients, parts=run.parts * self.pieces)
 
 
-def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
     return lambda output, batch: weighed(loss(output, batch), share)

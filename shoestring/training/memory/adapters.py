@@ -48,8 +48,8 @@ class Adapters(RunState):
     def __init__(self, run: Run, rank: int, where: str, also: str, alpha: float) -> None:
         self.model, self.rank, self.scale, self.alpha = run.model, rank, alpha / rank, alpha
         self.whole = also_trained(run.model, also)
-        modules, self.left = chosen(run.model, where, set(self.whole))
-        self.updates = {name: made(name, module, rank, run.seed) for name, module in modules.items()}
+        modules, self.left = choose_modules(run.model, where, set(self.whole))
+        self.updates = {name: new_update(name, module, rank, run.seed) for name, module in modules.items()}
         self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before freezing
         whole = dict.fromkeys(self.whole.values())
         for parameter in run.model.parameters():
@@ -161,10 +161,10 @@ class Adapters(RunState):
                 one.b.copy_(state["B"][name])
 
     def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        return merged(weights, self.state_dict())
+        return merge_updates(weights, self.state_dict())
 
     def told(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        return trained_of(weights, self.state_dict())
+        return trained_state(weights, self.state_dict())
 
     def finish(self) -> None:
         with torch.no_grad():
@@ -216,7 +216,7 @@ class ByPassing(TorchFunctionMode):
 # Choosing the modules
 
 
-def chosen(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+def choose_modules(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """The modules that get an update, by name; and for other modules that match `where`, why they get none."""
     owners: dict[nn.Parameter, int] = {}
     for module in model.modules():
@@ -296,7 +296,7 @@ def also_trained(model: nn.Module, also: str) -> dict[str, nn.Parameter]:
     return found
 
 
-def made(name: str, module: nn.Module, rank: int, seed: int) -> AdapterUpdate:
+def new_update(name: str, module: nn.Module, rank: int, seed: int) -> AdapterUpdate:
     """A new update, which adds zero. A depends only on the seed and the name, so every worker makes the same."""
     weight, transposed = own_weight(module), is_conv1d(module)
     width, height = weight.shape if transposed else reversed(weight.shape)
@@ -350,7 +350,7 @@ def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: 
     return (weight.to(a.dtype) + (update.T if transposed else update)).to(weight.dtype)
 
 
-def merged(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def merge_updates(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Weights by name with their updates merged; `state` comes from `Adapters.state_dict`."""
     scale = state["alpha"] / state["rank"]
     found = dict(weights)
@@ -377,7 +377,7 @@ class WithUpdate:
             ).reshape(-1)
 
 
-def trained_of(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+def trained_state(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that training changes: the updates, the weights trained in full, and the buffers."""
     found = {name: weights[name] for name in (*state["also"], *state["buffers"]) if name in weights}
     for kind in "AB":

@@ -33,7 +33,7 @@ KEPT = 0
 Table = np.ndarray[Any, Any]
 
 
-def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
+def recomputed_costs(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
     """The cost of every block under a schedule over all of them (numbers are positions in `blocks`)."""
     changes: list[dict[str, Any]] = [{} for _ in blocks]
     for item in schedule:
@@ -43,11 +43,11 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
             for number in members:
                 changes[number] = {"kept": 0.0}
             changes[last] = {"kept": blocks[last].output}
-            replayed(blocks, changes, item, 0.0, blocks[last].output)
+            add_replay_cost(blocks, changes, item, 0.0, blocks[last].output)
     return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
 
 
-def replayed(
+def add_replay_cost(
     blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float
 ) -> None:
     """Write the cost of recomputing a segment into `changes`; `counted` bytes of its last block are in `kept`
@@ -68,7 +68,7 @@ def replayed(
         if isinstance(item, int):
             changes[item]["spike"] = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
         else:
-            replayed(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
+            add_replay_cost(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
     # All blocks of the segment run forward again before the last one runs backward.
     again, waiting = [blocks[number] for number in members], vars(blocks[last]) | changes[last]
     changes[last] |= {
@@ -90,7 +90,7 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
 
     kept = units([block.kept for block in blocks]).tolist()
     outputs = units([block.output for block in blocks]).tolist()
-    parts = list(reversed(solved(blocks, units, kept, outputs)))
+    parts = list(reversed(solve_parts(blocks, units, kept, outputs)))
     part_of = [part for part in parts for _ in part.own]
 
     def schedule(s: int, t: int, m: int) -> Schedule:
@@ -135,7 +135,7 @@ def parts_of(blocks: Sequence[Block]) -> list[range]:
     return [range(begin, end) for begin, end in pairwise((0, *ends, len(blocks)))]
 
 
-def repeated(blocks: Sequence[Block]) -> list[int]:
+def first_repeats(blocks: Sequence[Block]) -> list[int]:
     """For every s the first t for which s..t does not cost what s+1..t+1 costs; s itself if s and s+1 differ already.
 
     Blocks that leave gradients behind all differ: the gradients that stand already depend on the position."""
@@ -151,13 +151,15 @@ def repeated(blocks: Sequence[Block]) -> list[int]:
     return ends[::-1]
 
 
-def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]) -> list[Solution]:
+def solve_parts(
+    blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]
+) -> list[Solution]:
     """The solutions for all parts of the chain, last part first.
 
     s runs from last to first; for every s, segments from smallest to largest; all t and m at once. Results that are
     known for identical blocks one position later are copied instead of computed again.
     """
-    count, known = len(blocks), repeated(blocks)
+    count, known = len(blocks), first_repeats(blocks)
     later = np.concatenate(
         [np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]]
     )  # gradients of blocks >= i

@@ -25,7 +25,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
 from shoestring.core.run import Run
-from shoestring.training.memory.chain import best_schedules, forgotten
+from shoestring.training.memory.chain import best_schedules, recomputed_costs
 from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
 from shoestring.training.technique import TrainingTechnique
 
@@ -51,7 +51,7 @@ class Checkpoint(TrainingTechnique):
                 f"Checkpoint(every={self.every}, groups={self.groups}): give a positive number of blocks or groups"
             )
         if self.schedule:
-            parsed_schedule(self.schedule)
+            parse_schedule(self.schedule)
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
@@ -59,7 +59,7 @@ class Checkpoint(TrainingTechnique):
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
         if ledger.workers.stages > 1:  # every stage has blocks of its own, so numbers over the whole model do not apply
             return (*uniform[:4], cls(groups=-1))
-        return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
+        return (*uniform, cls(groups=-1), *(cls(schedule=format_schedule(schedule)) for schedule in optimal(ledger)))
 
     @classmethod
     def easing(cls, samples: int) -> tuple[Checkpoint, ...]:
@@ -78,13 +78,13 @@ class Checkpoint(TrainingTechnique):
     def numbers(self, count: int) -> Schedule:
         """The schedule over `count` blocks."""
         if self.schedule:
-            return parsed_schedule(self.schedule)
+            return parse_schedule(self.schedule)
         groups = self.groups if self.groups > 0 else max(round(math.sqrt(count)), 1)
         size = self.every or (1 if not self.groups else -(-count // groups))
         return tuple(tuple(range(start, min(start + size, count))) for start in range(0, count, size))
 
     def cost(self, ledger: Ledger) -> Ledger:
-        blocks = forgotten(ledger.blocks, placed(ledger.blocks, self.numbers(len(ledger.inside))))
+        blocks = recomputed_costs(ledger.blocks, ledger_schedule(ledger.blocks, self.numbers(len(ledger.inside))))
         again = sum(before.kept - after.kept for before, after in zip(ledger.blocks, blocks, strict=True))
         return replace(ledger, blocks=blocks, allocation=ledger.allocation.with_more(ledger.pieces * again))
 
@@ -101,7 +101,7 @@ class Checkpoint(TrainingTechnique):
         return replace(run, forward=forward)
 
 
-def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
+def ledger_schedule(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
     """A schedule over the model's blocks as one over all entries of the ledger; a segment ends where code runs between
     blocks."""
     positions = [position for position, block in enumerate(blocks) if block.inside]
@@ -145,12 +145,12 @@ def optimal(ledger: Ledger) -> list[Schedule]:
     return list(dict.fromkeys(inside_only(schedule) for schedule in best_schedules(blocks, limits)))
 
 
-def written(schedule: Schedule) -> str:
+def format_schedule(schedule: Schedule) -> str:
     return str(schedule).replace(" ", "")
 
 
 @cache
-def parsed_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     try:
         schedule = ast.literal_eval(text)
         numbers = flat(schedule)

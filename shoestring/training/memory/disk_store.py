@@ -65,7 +65,7 @@ class AlignedBuffer:
     def wait(self) -> None:
         """Wait until no transfer uses this buffer."""
         if self.pending is not None:
-            finished(self.pending)
+            wait_for_transfer(self.pending)
             self.pending = None
 
     def part(
@@ -251,7 +251,7 @@ class DiskStore:
         """Wait until everything written is on the disk."""
         for region in self.regions.values():
             if region.pending is not None:
-                finished(region.pending)
+                wait_for_transfer(region.pending)
                 region.pending = None
         if self.file >= 0:
             os.fdatasync(self.file)
@@ -384,7 +384,7 @@ class FileTensor:
             yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
 
 
-def finished(moving: Future[None]) -> None:
+def wait_for_transfer(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:

@@ -188,7 +188,7 @@ class Spool(RunState):
         """Free the memory of a block's parcels, which are on disk now."""
         for parcel in self.blocks[number]:
             if parcel.moving is not None:
-                finished(parcel.moving)
+                wait_for_transfer(parcel.moving)
             assert parcel.bytes is None or write_count(parcel.bytes) == parcel.version, (
                 "a tensor that backward needs was changed in place after it was saved"
             )
@@ -213,7 +213,7 @@ class Spool(RunState):
         if parcel.bytes is None:  # needed a second time
             self.read_back(parcel)
         if parcel.moving is not None:
-            finished(parcel.moving)
+            wait_for_transfer(parcel.moving)
             parcel.moving = None
         tensor: Tensor = parcel.bytes.view(dtype).as_strided(shape, stride, offset)
         parcel.uses -= 1
@@ -287,7 +287,7 @@ def to_host(source: Tensor) -> Tensor:
     return host.copy_(source, non_blocking=True)
 
 
-def finished(moving: Future[None]) -> None:
+def wait_for_transfer(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:

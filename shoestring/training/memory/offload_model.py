@@ -87,7 +87,7 @@ class OffloadModel(TrainingTechnique):
         return Swap()
 
     def cost(self, ledger: Ledger) -> Ledger:
-        again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
+        again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(without_offload, ledger.blocks))))
         trained, frozen = weights_of(ledger)
         sizes = {block.name: trained[block.name] + frozen[block.name] for block in again.blocks}
         most, whole = (
@@ -147,7 +147,7 @@ class OffloadModel(TrainingTechnique):
         return Streaming(run, coded=bool(self.moments)).run
 
 
-def unspilled(block: Block) -> Block:
+def without_offload(block: Block) -> Block:
     """A block without its offloaded activations: it is recomputed, so only its input waits on disk."""
     return replace(
         block,

@@ -266,7 +266,7 @@ class OffloadedOptimizer(OptimizerProxy):
 
     def step_parameter(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None, "a parameter is stepped by its gradient"
-        weights, gradient = flattened(parameter.data), flattened(parameter.grad, parameter.stride())
+        weights, gradient = flat_view(parameter.data), flat_view(parameter.grad, parameter.stride())
         for number, chunk in enumerate(self.chunks[parameter]):
             self.step_chunk(parameter, number, weights[chunk.begin : chunk.end], gradient[chunk.begin : chunk.end])
         self.finish(parameter)
@@ -340,7 +340,7 @@ def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.d
     }
 
 
-def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
+def flat_view(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
     """A dense tensor's numbers as a flat view in memory order, or in the order of these strides."""
     stride = tensor.stride() if stride is None else stride
     if tensor.stride() != stride:

@@ -123,7 +123,7 @@ class Precision(TrainingTechnique):
                 return run.loss(output, batch)
 
         cast = replace(run, forward=forward, loss=loss)
-        return scaled(cast) if self.dtype == "fp16" else cast
+        return with_loss_scaling(cast) if self.dtype == "fp16" else cast
 
 
 def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
@@ -174,7 +174,7 @@ class LossScale(RunState):
         vars(self).update(state)
 
 
-def scaled(run: Run) -> Run:
+def with_loss_scaling(run: Run) -> Run:
     """The run with dynamic loss scaling."""
     scaler = LossScale()
 

@@ -195,7 +195,7 @@ class Segment:
                     if begins:
                         segment = Segment(inner[index])
                     if segment is not None:
-                        again = noted(call, (args, kwargs), segment)
+                        again = record_replayed(call, (args, kwargs), segment)
                     random_state.restore(call.random)
                     with autocast_as(call.autocast), call.state.as_in(call.picture):
                         output = call.forward(*args, **kwargs)
@@ -234,7 +234,7 @@ def unpack(slot: TensorSlot) -> Tensor:
     return value
 
 
-def taken(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
+def reference_arguments(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
     """The tree structure of (args, kwargs), its leaves with tensors replaced by references, and the tensors to hold."""
     leaves, structure = tree_flatten(given)
     held: list[Tensor] = []
@@ -247,9 +247,9 @@ def taken(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], lis
     return structure, leaves, held
 
 
-def noted(call: BlockCall, given: tuple[Any, Any], segment: Segment) -> BlockCall:
+def record_replayed(call: BlockCall, given: tuple[Any, Any], segment: Segment) -> BlockCall:
     """A replayed call, recorded in an inner segment with the arguments it has there."""
-    structure, leaves, held = taken(given, segment)
+    structure, leaves, held = reference_arguments(given, segment)
     return replace(call, structure=structure, leaves=leaves, held=lambda: tuple(held))
 
 
@@ -345,7 +345,7 @@ class BlockRecorder:
         self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState
     ) -> BlockCall:
         """Record a call that is about to happen."""
-        structure, leaves, held = taken(given, segment)
+        structure, leaves, held = reference_arguments(given, segment)
         with torch.enable_grad():
             kept = Keep.apply(torch.empty(0, requires_grad=True), *held)  # type: ignore[no-untyped-call]
         now = random_state.state()

@@ -21,7 +21,7 @@ from torch.nn.utils import get_total_norm
 
 from shoestring.training.memory import offloaded_optimizer
 from shoestring.training.memory.disk_store import DiskStore
-from shoestring.training.memory.offloaded_optimizer import BufferRing, flattened, strides_of
+from shoestring.training.memory.offloaded_optimizer import BufferRing, flat_view, strides_of
 
 TINY = 1e-6  # clip_grad_norm_ adds it to the norm
 
@@ -77,7 +77,7 @@ class WaitingGradients:
     def add_whole(self, parameter: nn.Parameter, keep: bool) -> None:
         """Add the waiting gradient to a parameter's `.grad`; if `keep`, store the sum."""
         assert parameter.grad is not None, "its gradient has come"
-        flat = flattened(parameter.grad, self.strides[parameter])
+        flat = flat_view(parameter.grad, self.strides[parameter])
         if parameter.grad.stride() != self.strides[parameter]:
             parameter.grad = flat.as_strided(parameter.shape, self.strides[parameter])
         for number, (begin, end) in enumerate(self.spans[parameter]):
@@ -95,7 +95,7 @@ class WaitingGradients:
         found = torch.empty_strided(
             parameter.shape, self.strides[parameter], dtype=parameter.dtype, device=parameter.device
         )
-        flat = flattened(found)
+        flat = flat_view(found)
         for number, (begin, end) in enumerate(self.spans[parameter]):
             flat[begin:end].copy_(self.read(parameter, number))
         return found

@@ -15,10 +15,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.units import bytes_text
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.machines import machines as read_machines
-from shoestring.training.on_paper.memory import PaperMemory, held
+from shoestring.training.on_paper.memory import PaperMemory, device_memory
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob, PaperStepSeconds, step
-from shoestring.training.on_paper.trace import reserved
+from shoestring.training.on_paper.trace import simulate_memory
 from shoestring.training.on_paper.transformer import read_transformer
 
 MOST_SEQUENCES = 128  # in a micro-batch
@@ -101,7 +101,7 @@ def best_mesh(
 ) -> PaperPlan:
     """The fastest mesh that is allowed and fits, and the next ones; if none fits, the error says the least memory
     needed."""
-    everything = [(mesh, held(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
+    everything = [(mesh, device_memory(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
     if not everything:
         raise Mistake(
             f"{job.model.layers} blocks, {job.model.heads} heads and batches of {job.batch} can't be spread over "
@@ -131,6 +131,6 @@ def first_confirmed(job: PaperJob, machines: Machines, ranked: Sequence[MeshCand
     """The ranking from the first mesh that also fits in the simulated allocator, which is run for fully sharded
     meshes."""
     for number, one in enumerate(ranked[:CONFIRMED]):
-        if one.mesh.sharding != 3 or reserved(job, one.mesh, machines).fits:
+        if one.mesh.sharding != 3 or simulate_memory(job, one.mesh, machines).fits:
             return list(ranked[number:])
     return [one for one in ranked[CONFIRMED:] if one.mesh.sharding != 3]

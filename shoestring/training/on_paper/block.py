@@ -48,7 +48,7 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
         pairs = score_products(model, micro_batch, tensor)
         forward += sum(product_seconds(one, half) for one in pairs)
         backward += sum(product_seconds(part, half) for one in pairs for part in one.backward())
-    there, back = passed(model, tokens, tensor, precision)
+    there, back = bytes_moved(model, tokens, tensor, precision)
     last = product_seconds(dense[-1], unit) + HALF * tokens * 3 * model.hidden / machines.bandwidth
     return BlockSeconds(forward + there / machines.bandwidth, backward + back / machines.bandwidth, last)
 
@@ -71,7 +71,7 @@ def score_products(model: Transformer, micro_batch: int, tensor: int) -> tuple[M
     )
 
 
-def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tuple[float, float]:
+def bytes_moved(model: Transformer, tokens: int, tensor: int, precision: str) -> tuple[float, float]:
     """Bytes moved through memory in forward and in backward, except by matrix products.
 
     Forward: two norms read and write, two additions read two and write one, the nonlinearity reads and writes.

@@ -23,7 +23,7 @@ OWN_SEGMENT = 10 << 20
 ROUND_SEGMENT = 2 << 20
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     return max(ROUND, -(-size // ROUND) * ROUND)
 
 
@@ -65,7 +65,7 @@ class CachingAllocator:
     def allocate(self, name: str, size: int, stream: str = "compute") -> None:
         if name in self.blocks:
             raise ValueError(f"{name} is allocated already")
-        size = rounded(size)
+        size = round_up(size)
         pool = (stream, size <= SMALL)
         block = self.best_fit(pool, size) or self.segment(pool, size)
         self.split(block, size)

@@ -12,9 +12,7 @@ LEAST, MOST = (0.01, 1.5)  # range of the search; a result above 1 means a wrong
 HALVINGS = 50
 
 
-def calibrated(
-    machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]
-) -> Machines:
+def calibrate(machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]) -> Machines:
     """The machines with the efficiency at which the predicted speed, which grows with it, equals the published one."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):

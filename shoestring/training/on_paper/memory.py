@@ -26,7 +26,7 @@ class PaperMemory:
         return float(sum(getattr(self, one.name) for one in fields(self)))
 
 
-def saved(model: Transformer, tokens: int, tensor: int = 1) -> dict[str, int]:
+def saved_activations(model: Transformer, tokens: int, tensor: int = 1) -> dict[str, int]:
     """Tensors that a block keeps for its backward, in bytes, 16 bits a number. Their sum is formula 2 of arXiv
     2205.05198, s b h (10 + 24/t + 5 a s/(h t)), without masks if there is no dropout and without scores if attention is
     fused."""
@@ -66,11 +66,11 @@ def state_bytes(gradient_bytes: float, copies: int, sharding: int) -> tuple[floa
     return 2.0, gradient_bytes, optimizer / (copies if sharding else 1)
 
 
-def held(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperMemory:
+def device_memory(job: PaperJob, mesh: PaperMesh, machines: Machines) -> PaperMemory:
     """The memory of the first stage, with the most micro-batches, or of the last, with the logits: whichever is
     fuller."""
     model, tokens, blocks = job.model, mesh.micro_batch * job.model.sequence, job.model.layers // mesh.stage
-    kept = saved(model, tokens, mesh.tensor)
+    kept = saved_activations(model, tokens, mesh.tensor)
     whole, logits = float(sum(kept.values())), tokens * model.vocabulary / mesh.tensor * logit_bytes(model)
     parameters = device_parameters(model, mesh)
     weights, gradients, optimizer = (

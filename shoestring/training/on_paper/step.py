@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from shoestring.training.on_paper.block import HALF, BlockSeconds, block_work, head_work
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.mesh import PaperMesh
-from shoestring.training.on_paper.sums import gathered, sent, summed
+from shoestring.training.on_paper.sums import all_gather_seconds, all_reduce_seconds, send_seconds
 from shoestring.training.on_paper.transformer import Transformer
 
 UPDATED = 40.0  # bytes moved per weight in an update: float32 weight and two moments read and written; gradient read
@@ -94,7 +94,9 @@ def tensor_sums(model: Transformer, mesh: PaperMesh, machines: Machines, blocks:
     size = HALF * mesh.micro_batch * model.sequence * model.hidden
     times = 6 if mesh.checkpointing else 4
     ends = 3  # embedding in forward, head in backward, maximum and sum of the loss
-    return (times * blocks + ends / mesh.stage) * summed(machines, mesh.tensor, mesh.inside("tensor", machines), size)
+    return (times * blocks + ends / mesh.stage) * all_reduce_seconds(
+        machines, mesh.tensor, mesh.inside("tensor", machines), size
+    )
 
 
 def stage_sends(model: Transformer, mesh: PaperMesh, machines: Machines) -> float:
@@ -103,8 +105,10 @@ def stage_sends(model: Transformer, mesh: PaperMesh, machines: Machines) -> floa
     if mesh.stage == 1:
         return 0.0
     size = HALF * mesh.micro_batch * model.sequence * model.hidden
-    across = sent(machines, size / mesh.tensor, mesh.inside("stage", machines) > 1)
-    return 2 * mesh.virtual * (across + gathered(machines, mesh.tensor, mesh.inside("tensor", machines), size))
+    across = send_seconds(machines, size / mesh.tensor, mesh.inside("stage", machines) > 1)
+    return (
+        2 * mesh.virtual * (across + all_gather_seconds(machines, mesh.tensor, mesh.inside("tensor", machines), size))
+    )
 
 
 def gradient_sums(job: PaperJob, mesh: PaperMesh, machines: Machines, blocks: int, backward: float) -> float:
@@ -112,12 +116,12 @@ def gradient_sums(job: PaperJob, mesh: PaperMesh, machines: Machines, blocks: in
     last micro-batch."""
     inside = mesh.inside("data", machines)
     whole = job.gradient_bytes * device_parameters(job.model, mesh)
-    seconds = summed(machines, mesh.data, inside, whole)
+    seconds = all_reduce_seconds(machines, mesh.data, inside, whole)
     if job.overlapped:
-        seconds = shared((blocks - 1) * backward, seconds * (blocks - 1) / blocks, machines) + seconds / blocks
+        seconds = overlap_excess((blocks - 1) * backward, seconds * (blocks - 1) / blocks, machines) + seconds / blocks
     if mesh.stage > 1 and job.model.tied:  # the first and the last stage hold the embedding and all-reduce its gradient
         word = job.gradient_bytes * job.model.hidden * job.model.vocabulary / mesh.tensor
-        seconds += summed(machines, 2, 2 if mesh.inside("stage", machines) >= mesh.stage else 1, word)
+        seconds += all_reduce_seconds(machines, 2, 2 if mesh.inside("stage", machines) >= mesh.stage else 1, word)
     return seconds
 
 
@@ -130,22 +134,23 @@ def hidden_gathers(job: PaperJob, mesh: PaperMesh, machines: Machines, one: Bloc
     """
     model, copies, inside = job.model, mesh.data, mesh.inside("data", machines)
     block, root = model.block_parameters(), model.parameters() - model.layers * model.block_parameters()
-    weights = gathered(machines, copies, inside, HALF * block)
-    gradients = gathered(machines, copies, inside, job.gradient_bytes * block)
+    weights = all_gather_seconds(machines, copies, inside, HALF * block)
+    gradients = all_gather_seconds(machines, copies, inside, job.gradient_bytes * block)
     again = computed_again(job, mesh, one)
     waits = (model.layers - 1) * (
-        shared(one.forward, weights, machines) + shared(one.backward + again, weights + gradients, machines)
+        overlap_excess(one.forward, weights, machines)
+        + overlap_excess(one.backward + again, weights + gradients, machines)
     )
     ends = (
-        weights + shared(head.backward, weights, machines) + gradients
+        weights + overlap_excess(head.backward, weights, machines) + gradients
     )  # first gathers, last scatter: nothing overlaps them
-    ends += gathered(machines, copies, inside, HALF * root) + gathered(
+    ends += all_gather_seconds(machines, copies, inside, HALF * root) + all_gather_seconds(
         machines, copies, inside, job.gradient_bytes * root
     )
     return mesh.pieces(job.batch) * (waits + ends)
 
 
-def shared(computing: float, sending: float, machines: Machines) -> float:
+def overlap_excess(computing: float, sending: float, machines: Machines) -> float:
     """Extra seconds when communication overlaps `computing`: the longer of both counts, plus the multiprocessors that
     sending occupies."""
     taken = min(computing, sending) * machines.sending / machines.processors

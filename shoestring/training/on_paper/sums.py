@@ -20,7 +20,7 @@ def ring(machines: Machines, members: int, inside: int) -> tuple[float, float]:
     return min(machines.link, inside * machines.network), turn
 
 
-def gathered(machines: Machines, members: int, inside: int, whole: float) -> float:
+def all_gather_seconds(machines: Machines, members: int, inside: int, whole: float) -> float:
     """Seconds to all-gather `whole` bytes, or to reduce-scatter them."""
     if members < 2:
         return 0.0
@@ -28,12 +28,12 @@ def gathered(machines: Machines, members: int, inside: int, whole: float) -> flo
     return (members - 1) * (whole / members / speed + turn)
 
 
-def summed(machines: Machines, members: int, inside: int, whole: float) -> float:
+def all_reduce_seconds(machines: Machines, members: int, inside: int, whole: float) -> float:
     """Seconds to all-reduce `whole` bytes."""
-    return 2 * gathered(machines, members, inside, whole)
+    return 2 * all_gather_seconds(machines, members, inside, whole)
 
 
-def sent(machines: Machines, size: float, same_machine: bool) -> float:
+def send_seconds(machines: Machines, size: float, same_machine: bool) -> float:
     """Seconds to send `size` bytes from one device to another."""
     return (
         size / machines.link + machines.latency if same_machine else size / machines.network + machines.network_latency

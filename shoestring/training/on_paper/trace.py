@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from shoestring.training.on_paper.caching_allocator import CachingAllocator, DeviceFull
 from shoestring.training.on_paper.machines import Machines
-from shoestring.training.on_paper.memory import saved
+from shoestring.training.on_paper.memory import saved_activations
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob
 from shoestring.training.on_paper.transformer import Transformer
@@ -38,7 +38,7 @@ class Reserved:
         return not self.refused
 
 
-def reserved(job: PaperJob, mesh: PaperMesh, machines: Machines) -> Reserved:
+def simulate_memory(job: PaperJob, mesh: PaperMesh, machines: Machines) -> Reserved:
     allocator = CachingAllocator(int(machines.memory - machines.base))
     refused = ""
     try:
@@ -80,7 +80,11 @@ def allocations(job: PaperJob, mesh: PaperMesh) -> Iterator[Event]:
 
 def one_piece(job: PaperJob, mesh: PaperMesh, units: dict[str, int], first: bool) -> Iterator[Event]:
     """Forward and backward of one micro-batch."""
-    model, layers, kept = job.model, job.model.layers, saved(job.model, mesh.micro_batch * job.model.sequence)
+    model, layers, kept = (
+        job.model,
+        job.model.layers,
+        saved_activations(job.model, mesh.micro_batch * job.model.sequence),
+    )
     wide = kept["input"]
     yield from gather("root", units["root"], mesh.data)
     yield from gather("block0", units["block0"], mesh.data)

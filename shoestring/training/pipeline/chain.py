@@ -297,8 +297,8 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         check_hooks(run)
         first = run.slices(run, moved(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
-            chain = looked(run, first.batch, thrown_away, again=False)
-            again = looked(run, first.batch, thrown_away, again=True)
+            chain = trace_chain(run, first.batch, thrown_away, again=False)
+            again = trace_chain(run, first.batch, thrown_away, again=True)
             changing = tuple(one | other for one, other in zip(chain.changing, again.changing, strict=False))
             if again != replace(chain, counts=again.counts, changing=again.changing, keeping=again.keeping):
                 raise Mistake(
@@ -319,7 +319,7 @@ def check_hooks(run: Run) -> None:
             )
 
 
-def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
+def trace_chain(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
     walk = ProbeWalk(parts_of(run.model, run.blocks, gradients=True), run.model, thrown_away, again)
     try:
         with torch.enable_grad(), walk.through():
@@ -333,10 +333,10 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
             f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
             f"{walk.name()} ({type(error).__name__}: {first})"
         ) from error
-    return found(walk, run.blocks, loss)
+    return chain_from_walk(walk, run.blocks, loss)
 
 
-def found(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
+def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
     names = list(blocks)
     if len(walk.called) < 2:
         raise Mistake(

@@ -32,7 +32,7 @@ from shoestring.training.pipeline.schedule import (
     idle_share,
     in_slices,
     orders,
-    timed,
+    timeline_of,
 )
 
 RECEIVED = "(received)"  # the ledger row for what the previous stage sends
@@ -119,7 +119,7 @@ class Pipe:
         if self.schedule == STASHING:  # the pipeline fills and drains once in `flush` steps
             each = [sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages)]
             return self.pieces * max(each) + (sum(each) - max(each)) / self.flush
-        return played(
+        return schedule_seconds(
             self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices
         )
 
@@ -239,7 +239,7 @@ class Pipe:
             )
 
         order = in_slices(orders(self.schedule, self.stages, self.pieces, self.chunks), self.ledger.slices)
-        timeline = timed(order, seconds, self.carried)
+        timeline = timeline_of(order, seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(
             self.cut,
@@ -258,7 +258,7 @@ class Pipe:
         )
 
 
-def piped(
+def pipe_of(
     ledger: Ledger,
     stages: int,
     pieces: int,
@@ -307,7 +307,7 @@ def worth_trying(ledger: Ledger) -> Iterator[PipelineSetting]:
             ]
             yield from (
                 PipelineSetting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks)
-                for pipe in unbeaten(found)
+                for pipe in pareto_front(found)
             )
 
 
@@ -336,7 +336,7 @@ def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: in
         yield Pipe(whole, units, stages, pieces, schedule, cut)
 
 
-def unbeaten(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
+def pareto_front(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
     """The pipelines that no other beats in both time and memory, the fastest first."""
     least = inf
     for pipe in sorted(pipes, key=lambda pipe: pipe.step):
@@ -381,7 +381,7 @@ def smallest_cut(
 
 
 @cache
-def compiled(
+def compile_schedule(
     schedule: str, stages: int, pieces: int, chunks: int, slices: int = 1
 ) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
     """A schedule as numbers, in a possible order of execution. Each entry: worker; 2 x chunk, plus 1 for backward;
@@ -402,7 +402,7 @@ def compiled(
     return tuple(done)
 
 
-def played(
+def schedule_seconds(
     schedule: str,
     stages: int,
     pieces: int,
@@ -411,11 +411,11 @@ def played(
     carried: float,
     slices: int = 1,
 ) -> float:
-    """Seconds of the whole schedule, as `schedule.timed` finds them, in a fraction of the time."""
+    """Seconds of the whole schedule, as `schedule.timeline_of` finds them, in a fraction of the time."""
     spent = [one for both in seconds for one in both]
     free = [0.0] * stages
     ended: list[float] = []
-    for worker, place, share, before in compiled(schedule, stages, pieces, chunks, slices):
+    for worker, place, share, before in compile_schedule(schedule, stages, pieces, chunks, slices):
         begin = free[worker]
         for number, far in before:
             come = ended[number] + carried if far else ended[number]

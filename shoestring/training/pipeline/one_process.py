@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
-from shoestring.training.pipeline.schedule import Action, named, needs
+from shoestring.training.pipeline.schedule import Action, action_text, needs
 from shoestring.training.pipeline.stages import Stages
 
 Mail = dict[tuple[int, int, int], deque[Tensor]]  # by (sender, receiver, tag)
@@ -82,7 +82,7 @@ class StagesHere:
             ]
             if not ready:
                 raise Mistake(
-                    f"the stages wait for each other: {', '.join(named(one) for one in turn if one is not None)}"
+                    f"the stages wait for each other: {', '.join(action_text(one) for one in turn if one is not None)}"
                 )
             for rank, action in ready:
                 turn[rank] = next(doing[rank], None)

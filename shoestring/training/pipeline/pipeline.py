@@ -31,11 +31,11 @@ from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
-from shoestring.training.pipeline.cost import STASHING, Pipe, piped, worth_trying
+from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of, worth_trying
 from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.partition import smallest_maximum
 from shoestring.training.pipeline.pipedream import CLIPS, PipeDream
-from shoestring.training.pipeline.schedule import SCHEDULES, Orders, checked, orders
+from shoestring.training.pipeline.schedule import SCHEDULES, Orders, check_schedule, orders
 from shoestring.training.pipeline.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain
@@ -86,7 +86,7 @@ class Pipeline(TrainingTechnique):
                 f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
                 f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are"
             )
-        checked(self.schedule, self.stages, self.pieces_wanted, self.chunks)
+        check_schedule(self.schedule, self.stages, self.pieces_wanted, self.chunks)
         if not self.stashes and (self.vertical or self.flush != type(self).flush):
             raise Mistake(
                 f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out"
@@ -194,7 +194,7 @@ class Pipeline(TrainingTechnique):
         return StagesHere([run_of(mesh) for mesh in mail_meshes(self.stages)])
 
     def pipe(self, ledger: Ledger) -> Pipe:
-        return piped(
+        return pipe_of(
             ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush
         )
 

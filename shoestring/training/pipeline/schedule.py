@@ -77,11 +77,11 @@ def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
     >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in orders("1f1b", 2, 3)), sep="; ")
     F0 F1 B0 F2 B1 B2; F0 B0 F1 B1 F2 B2
     """
-    checked(schedule, stages, pieces, chunks)
+    check_schedule(schedule, stages, pieces, chunks)
     return tuple(tuple(one_worker(schedule, worker, stages, pieces, chunks)) for worker in range(stages))
 
 
-def checked(schedule: str, stages: int, pieces: int, chunks: int) -> None:
+def check_schedule(schedule: str, stages: int, pieces: int, chunks: int) -> None:
     if schedule not in SCHEDULES:
         raise Mistake(
             f"there is no schedule {schedule!r}: a pipeline runs by {', '.join(SCHEDULES)}{did_you_mean(schedule, SCHEDULES)}"
@@ -99,9 +99,9 @@ def checked(schedule: str, stages: int, pieces: int, chunks: int) -> None:
 def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
     later = stages - 1 - worker  # workers after this one
     if schedule == "zero-bubble":
-        return split_backwards(worker, later, pieces)
+        return zero_bubble_order(worker, later, pieces)
     if schedule == "interleaved" and chunks > 1:
-        return interleaved(worker, stages, pieces, chunks)
+        return interleaved_order(worker, stages, pieces, chunks)
     ahead = {"naive": 0, "gpipe": pieces - 1}.get(schedule, later)
     return in_turn([(piece, worker) for piece in range(pieces)], [(piece, worker) for piece in range(pieces)], ahead)
 
@@ -142,7 +142,7 @@ def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], a
         yield Action(Kind.BACKWARD, *what)
 
 
-def split_backwards(worker: int, later: int, pieces: int) -> Iterator[Action]:
+def zero_bubble_order(worker: int, later: int, pieces: int) -> Iterator[Action]:
     """ZB-H1: the order of 1f1b, with the weight gradients of a micro-batch `worker` micro-batches after its input
     gradients. A worker nearer to the end has fewer forwards ahead and keeps more weight gradients for the time when the
     pipeline drains. So each worker holds at most as many micro-batches as 1f1b's first worker, counted until their
@@ -158,7 +158,7 @@ def split_backwards(worker: int, later: int, pieces: int) -> Iterator[Action]:
         yield Action(Kind.WEIGHTS, piece, worker)
 
 
-def interleaved(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
+def interleaved_order(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
     """A round of micro-batches passes through the worker's first chunk, then its second, and so on, before the next
     round begins."""
     rounds = rounds_of(stages, pieces)
@@ -186,7 +186,7 @@ def ahead_interleaved(worker: int, stages: int, pieces: int, chunks: int) -> int
     return min((chunks - 1) * len(rounds_of(stages, pieces)[0]) + 2 * (stages - 1 - worker), pieces * chunks)
 
 
-def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
+def timeline_of(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
     """When everything happens: an action begins when its worker is free and its inputs have come. Another worker's
     result takes `sending` seconds to come, while both go on computing. ValueError if the orders deadlock."""
     ended: dict[Action, tuple[float, int]] = {}  # action -> time, worker
@@ -221,10 +221,10 @@ def doable(orders: Orders) -> Iterator[tuple[int, Action, list[Action]]]:
 
 
 @cache
-def unread(orders: Orders) -> int:
+def buffer_needed(orders: Orders) -> int:
     """Smallest message buffer per cut that avoids deadlock: 1, except for interleaved orders with uneven rounds.
 
-    >>> unread(orders("1f1b", 4, 8)), unread(orders("interleaved", 2, 5, chunks=2))
+    >>> buffer_needed(orders("1f1b", 4, 8)), buffer_needed(orders("interleaved", 2, 5, chunks=2))
     (1, 2)
     """
     most = max((len(own) for own in orders), default=1)
@@ -283,10 +283,10 @@ def waits(orders: Orders, ended: Container[Action], last: int, owner: Mapping[Ac
         for action in [one for one in own if one not in ended][:1]:
             missing = next(one for one in needs(action, last, owner) if one not in ended)
             whose = f"worker {owner[missing]} has yet to do" if missing in owner else "nobody does"
-            yield f"worker {worker} can't do {named(action)} before {named(missing)}, which {whose}"
+            yield f"worker {worker} can't do {action_text(action)} before {action_text(missing)}, which {whose}"
 
 
-def named(action: Action) -> str:
+def action_text(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
 
 
@@ -300,11 +300,11 @@ def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) ->
     return 1 - busy / (len(timeline) * (end - begin)) if end > begin else 0.0
 
 
-def held(orders: Orders) -> tuple[int, ...]:
+def held_at_once(orders: Orders) -> tuple[int, ...]:
     """The most (micro-batch, chunk)s whose activations each worker holds at once: from forward until backward (or its
     weight half).
 
-    >>> held(orders("1f1b", 3, 8)), held(orders("gpipe", 3, 8))
+    >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))
     """
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1, Kind.INPUTS: 0}
@@ -312,8 +312,8 @@ def held(orders: Orders) -> tuple[int, ...]:
 
 
 def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
-    """The result of `held`, by formula, without writing the orders down."""
-    checked(schedule, stages, pieces, chunks)
+    """The result of `held_at_once`, by formula, without writing the orders down."""
+    check_schedule(schedule, stages, pieces, chunks)
     if schedule == "interleaved" and chunks > 1:
         return tuple(
             min(ahead_interleaved(worker, stages, pieces, chunks) + 1, pieces * chunks) for worker in range(stages)
@@ -335,7 +335,7 @@ def bubble(schedule: str, stages: int, pieces: int, chunks: int = 1) -> float:
     The papers assume at least as many micro-batches as workers; with fewer, the last two formulas are too small because
     the pipeline is never full. The value computed here holds for any number (tests play the orders).
     """
-    checked(schedule, stages, pieces, chunks)
+    check_schedule(schedule, stages, pieces, chunks)
     if schedule in ("naive", "pipedream"):
         return 1 - 1 / stages if schedule == "naive" else 0.0
     if schedule == "zero-bubble":

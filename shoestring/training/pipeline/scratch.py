@@ -34,8 +34,8 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
     with without_modes():
         for module, was in before:
             module.__dict__["_parameters"] = dict(was["_parameters"])
-            module.__dict__["_buffers"] = {name: copied(one, memo) for name, one in was["_buffers"].items()}
-            module.__dict__.update({name: copied(value, memo) for name, value in was.items() if name not in BOOKS})
+            module.__dict__["_buffers"] = {name: copy_value(one, memo) for name, one in was["_buffers"].items()}
+            module.__dict__.update({name: copy_value(value, memo) for name, value in was.items() if name not in BOOKS})
     copies = [one for key, one in memo.items() if key not in shared and isinstance(one, Tensor) and one.numel()]
     try:
         yield {storage_id_of(one) for one in copies if not one.is_sparse}
@@ -48,7 +48,7 @@ def scratch(top: nn.Module, everything: nn.Module) -> Iterator[set[int]]:
             one.update(content)
 
 
-def copied(value: Any, memo: dict[int, Any]) -> Any:
+def copy_value(value: Any, memo: dict[int, Any]) -> Any:
     if isinstance(value, PLAIN):
         return value
     try:

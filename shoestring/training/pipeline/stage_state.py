@@ -134,7 +134,7 @@ class StagedState(RunState):
         """The optimizer's state of all weights; each weight's comes from its owner."""
         mine = self.numbered()
         known = {
-            number: {key: described(value, parameter) for key, value in own["state"].get(local, {}).items()}
+            number: {key: describe_entry(value, parameter) for key, value in own["state"].get(local, {}).items()}
             for local, (number, parameter) in enumerate(mine)
             if self.counted(parameter)
         }
@@ -188,7 +188,7 @@ class StagedState(RunState):
         return [(number, one) for number, one in enumerate(everyone) if self.uses(self.first[one])]
 
 
-def described(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
+def describe_entry(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
     """An entry of an optimizer's state: dtype and shape of a tensor as large as the weight, the value of anything
     else."""
     if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and value.numel() > 1):

@@ -31,7 +31,7 @@ from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
 from shoestring.training.pipeline.chain import chain_of
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, in_slices, unread
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.shared_norms import SharedNorms
 from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
 from shoestring.training.pipeline.stage_state import StagedState
@@ -136,7 +136,7 @@ class Stages(StagedState):
             for one in now.slices(now, piece)
         ]
         everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
-        order, self.unread = everybody[self.link.rank], unread(everybody)
+        order, self.unread = everybody[self.link.rank], buffer_needed(everybody)
         final = max(
             (number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1
         )

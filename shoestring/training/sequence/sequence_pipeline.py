@@ -96,7 +96,7 @@ class SequencePipeline(TrainingTechnique):
             raise Mistake(
                 f"{self.count} slices of a sequence of {length_of(batch)} tokens: a slice needs a token; ask for fewer slices"
             )
-        return checked(run, batch)
+        return slice_support(run, batch)
 
     def apply(self, run: Run) -> Run:
         found = None if run.example is None else self.checked(run, run.example())
@@ -146,7 +146,7 @@ class SliceSupport:
     own: bool  # training uses the model's own loss, a mean over the labels that count
 
 
-def checked(run: Run, batch: Batch) -> SliceSupport:
+def slice_support(run: Run, batch: Batch) -> SliceSupport:
     """What slicing needs to know about a run's model; refused if its sequences can't be cut."""
     length = length_of(batch)
     if length < LEAST:
@@ -155,7 +155,7 @@ def checked(run: Run, batch: Batch) -> SliceSupport:
             "does with them"
         )
     shifts = shifts_labels(run.model, batch)
-    with_labels = shifted(batch) if shifts else batch
+    with_labels = with_shifted_labels(batch) if shifts else batch
     why, own = refusal(run.model, run.blocks, run.evaluate, run.loss, lambda span: rows(with_labels, span), length)
     if why:
         raise Mistake(f"SequencePipeline: the model can't run in slices of a sequence: {why}")
@@ -172,7 +172,7 @@ def shifts_labels(model: nn.Module, batch: Batch) -> bool:
     )
 
 
-def shifted(batch: Batch) -> Batch:
+def with_shifted_labels(batch: Batch) -> Batch:
     """A batch with every token's own label beside it, because the label of a slice's last token stands in the next
     slice."""
     labels = batch["labels"]
@@ -182,11 +182,11 @@ def shifted(batch: Batch) -> Batch:
 
 def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int]) -> list[Slice]:
     """A batch in slices, in their forward order; backward runs in reverse."""
-    whole = shifted(batch) if found.shifts else batch
+    whole = with_shifted_labels(batch) if found.shifts else batch
     slicing = Slicing(run.model, run.blocks, lengths)
     pieces = [rows(whole, span) for span in slicing.spans]
     if found.shifts and found.own:
-        weights, total = [counted(piece["shift_labels"]) for piece in pieces], counted(whole["shift_labels"])
+        weights, total = [label_count(piece["shift_labels"]) for piece in pieces], label_count(whole["shift_labels"])
     else:
         weights, total = [float(run.weight(piece)) for piece in pieces], float(run.weight(batch))
         if abs(sum(weights) - total) > TOLERANCE * abs(total):
@@ -202,7 +202,7 @@ def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int
     ]
 
 
-def counted(labels: Tensor) -> float:
+def label_count(labels: Tensor) -> float:
     return float((labels != IGNORED).sum())
 
 

@@ -13,13 +13,13 @@ from shoestring.core.run import Run
 from shoestring.training.sequence.sequence_pipeline import (
     SequencePipeline,
     SliceSupport,
-    checked,
     length_of,
     rows,
+    slice_support,
     slices_of,
 )
 from shoestring.training.sequence.sliced_attention import SliceSpan
-from shoestring.training.sequence.slices import best_slices, fitted
+from shoestring.training.sequence.slices import best_slices, fit_times
 
 ROUNDS = 3  # the shortest of so many measurements counts
 
@@ -31,7 +31,7 @@ def best_tokens(run: Run, batch: Batch, stages: int, granularity: int = 32) -> S
     A stage takes the same fraction of every slice's time, so times of the whole model will do. `run` is a plain run.
     """
     length = length_of(batch)
-    best = best_slices(fitted(measured(run, batch, usual_pairs(length))), length, stages, granularity)
+    best = best_slices(fit_times(measure_slices(run, batch, usual_pairs(length))), length, stages, granularity)
     return SequencePipeline(len(best.lengths), ",".join(map(str, best.lengths)))
 
 
@@ -44,9 +44,9 @@ def usual_pairs(length: int) -> list[tuple[int, int]]:
     ]
 
 
-def measured(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+def measure_slices(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
     """Seconds of a slice's forward, loss and backward, by (tokens, tokens before it). No gradient is left."""
-    found, seconds = checked(run, batch), {}
+    found, seconds = slice_support(run, batch), {}
     for length, context in pairs:
         seconds[length, context] = min(one_slice(run, found, batch, length, context) for _ in range(ROUNDS))
         run.model.zero_grad(set_to_none=True)

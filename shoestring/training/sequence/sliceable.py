@@ -29,7 +29,7 @@ from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, no
 TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # traced slices: of different lengths, at different positions
 LEAST = max(span.stop for span in TRIED)
 
-# Operations that keep positions of every dimension apart, except the dimensions that `crossed` names. Operations that
+# Operations that keep positions of every dimension apart, except the dimensions that `mixed_dimensions` names. Operations that
 # torch tags as pointwise do so too.
 APART = frozenset(
     {
@@ -185,7 +185,7 @@ class SliceProbe(Slicing):
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def traced(
+def trace_slice(
     model: nn.Module,
     blocks: Mapping[str, nn.Module],
     forward: Callable[[nn.Module, Batch], Any],
@@ -246,7 +246,7 @@ def refusal(
     try:
         with without_modes():
             one, two, whole = (
-                traced(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length))
+                trace_slice(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length))
             )
     except Mistake as mistake:
         return str(mistake), False
@@ -267,7 +267,7 @@ def refusal(
             'no attention by scaled_dot_product_attention is in its forward (attn_implementation="sdpa" in transformers)',
             False,
         )
-    return compared(one, two), one.brought
+    return mixing_reason(one, two), one.brought
 
 
 def twice(calls: list[str], name: str) -> bool:
@@ -276,7 +276,7 @@ def twice(calls: list[str], name: str) -> bool:
     return name in calls[first + calls[first:].count(name) :]
 
 
-def compared(one: Trace, two: Trace) -> str:
+def mixing_reason(one: Trace, two: Trace) -> str:
     """What mixes tokens, judged from two traces; empty if nothing does."""
     if [step.func for step in one.steps] != [step.func for step in two.steps]:
         at = next((a.where for a, b in zip(one.steps, two.steps, strict=False) if a.func is not b.func), "the end")
@@ -333,7 +333,7 @@ class Check:
             raise MixesTokens("is not known to keep tokens apart")
         if here and torch.Tag.pointwise in first.func.tags and plain_in(first[1:3]) != plain_in(second[1:3]):
             raise MixesTokens("depends on how many tokens there are, which are fewer in a slice")
-        for leaf, dims in crossed(name, first.args):
+        for leaf, dims in mixed_dimensions(name, first.args):
             if takes.get(leaf) in [dim % len(leaf.shape) for dim in dims]:
                 raise MixesTokens(f"goes along the tokens of a tensor of the shape {leaf.shape}")
         if not here and any(dim is not None for dim in makes.values()) and name in ("arange", "slice"):
@@ -393,7 +393,7 @@ class Check:
 VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 
 
-def crossed(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]:
+def mixed_dimensions(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]:
     """The dimensions of its arguments along which an operation mixes positions."""
     if name in ("mm", "bmm"):
         yield from ((args[0], (-1,)), (args[1], (-2,)))

@@ -121,7 +121,7 @@ class FittedTimes:
         return max(found, 0.0)
 
 
-def fitted(measured: Mapping[tuple[int, int], float]) -> FittedTimes:
+def fit_times(measured: Mapping[tuple[int, int], float]) -> FittedTimes:
     """Fit t(length, context) to seconds by (length, context): some with context 0, and four or more with another."""
     alone = tuple(sorted((length, seconds) for (length, context), seconds in measured.items() if not context))
     pairs = [(length, context) for length, context in measured if context]

@@ -1,12 +1,12 @@
 """Collectives between workers that hold parts of one layer, as autograd functions with matching forward and backward.
 
-    function    forward                  backward                 used
-    copied      nothing                  all-reduce               before layers split by outputs (Megatron's f)
-    summed      all-reduce               nothing                  after layers split by inputs (Megatron's g)
-    gathered    all-gather               reduce-scatter           as f, where activations between layers are split along the sequence
-    scattered   reduce-scatter           all-gather               as g, likewise
-    sliced      keep own part            all-gather               where the split along the sequence begins: before, all have the same
-    joined      all-gather               keep own part            where it ends: after, all compute the same
+    function         forward                  backward                 used
+    copy_in          nothing                  all-reduce               before layers split by outputs (Megatron's f)
+    all_reduce       all-reduce               nothing                  after layers split by inputs (Megatron's g)
+    gather_in        all-gather               reduce-scatter           as f, where activations between layers are split along the sequence
+    reduce_scatter   reduce-scatter           all-gather               as g, likewise
+    keep_own_slice   keep own part            all-gather               where the split along the sequence begins: before, all have the same
+    all_gather       all-gather               keep own part            where it ends: after, all compute the same
 
 Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large
 Transformer Models, 2022, arXiv 2205.05198.
@@ -23,28 +23,28 @@ from torch.autograd import Function
 from shoestring.core.link import Link
 
 
-def copied(x: Tensor, link: Link) -> Tensor:
+def copy_in(x: Tensor, link: Link) -> Tensor:
     return Copied.apply(x, link) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
-def summed(x: Tensor, link: Link) -> Tensor:
+def all_reduce(x: Tensor, link: Link) -> Tensor:
     """The sum, in the tensor's own memory."""
     return Summed.apply(x.contiguous(), link)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def gathered(x: Tensor, link: Link, dim: int) -> Tensor:
+def gather_in(x: Tensor, link: Link, dim: int) -> Tensor:
     return Gathered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def scattered(x: Tensor, link: Link, dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, link: Link, dim: int) -> Tensor:
     return Scattered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sliced(x: Tensor, link: Link, dim: int) -> Tensor:
+def keep_own_slice(x: Tensor, link: Link, dim: int) -> Tensor:
     return KeepOwnSlice.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def joined(x: Tensor, link: Link, dim: int) -> Tensor:
+def all_gather(x: Tensor, link: Link, dim: int) -> Tensor:
     return AllGather.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 

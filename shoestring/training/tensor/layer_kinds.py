@@ -133,7 +133,7 @@ def submodules(layers: SplitLayers) -> Iterator[str]:
     yield from (*layers.columns, *layers.rows, *layers.inside, *layers.embeddings, *layers.heads, *layers.others)
 
 
-def recognised(model: nn.Module, blocks: Mapping[str, nn.Module], ways: int) -> Recognised:
+def recognise_layers(model: nn.Module, blocks: Mapping[str, nn.Module], ways: int) -> Recognised:
     """The layers to split between `ways` workers; a Mistake says what can't be split, before anything is changed."""
     names = {module: name or "the model" for name, module in model.named_modules()}
     modules = {module: found for module in names if (found := layers_of(module)) is not None}

@@ -22,9 +22,16 @@ from shoestring.core.private import storage_id_of, tree_map, unseen_functions, w
 from shoestring.core.run import Run, RunState
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
-from shoestring.training.tensor.collectives import copied, gathered, joined, scattered, sliced, summed
-from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, recognised, transposed, weight_of
-from shoestring.training.tensor.split_vocabulary import SplitLogits, embedded
+from shoestring.training.tensor.collectives import (
+    all_gather,
+    all_reduce,
+    copy_in,
+    gather_in,
+    keep_own_slice,
+    reduce_scatter,
+)
+from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, recognise_layers, transposed, weight_of
+from shoestring.training.tensor.split_vocabulary import SplitLogits, embed_split
 from shoestring.training.tensor.splits import Split, SplitTensor
 
 WORTH_TELLING = 0.1  # remark on unsplit layers if they hold more than this fraction of all weights
@@ -37,7 +44,7 @@ class TensorParts(RunState):
 
     def __init__(self, run: Run, link: Link, sequence: bool) -> None:
         self.run, self.link, self.sequence = run, link, sequence
-        self.found = recognised(run.model, run.blocks, link.world)
+        self.found = recognise_layers(run.model, run.blocks, link.world)
         self.splits = dict(self.found.splits)
         self.shapes = {weight: weight.shape for weight in self.splits}  # of the whole weights
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
@@ -110,7 +117,7 @@ class TensorParts(RunState):
             )  # then masks and positions, which cover all tokens
             args, kwargs = tree_map(
                 lambda one: (
-                    self.entrance(one) if one is tokens else copied(one, self.link) if isinstance(one, Tensor) else one
+                    self.entrance(one) if one is tokens else copy_in(one, self.link) if isinstance(one, Tensor) else one
                 ),
                 (args, kwargs),
             )
@@ -119,7 +126,7 @@ class TensorParts(RunState):
         return forward
 
     def entrance(self, x: Tensor) -> Tensor:
-        return gathered(x, self.link, SEQUENCE) if self.sequence else copied(x, self.link)
+        return gather_in(x, self.link, SEQUENCE) if self.sequence else copy_in(x, self.link)
 
     def column(self, module: nn.Module, name: str, shared: bool) -> Forward:
         layer = child(module, name)
@@ -138,7 +145,7 @@ class TensorParts(RunState):
         def forward(x: Tensor) -> Tensor:
             with self.using():
                 flat = product(layer, x, None)
-            found = scattered(flat, self.link, SEQUENCE) if self.sequence else summed(flat, self.link)
+            found = reduce_scatter(flat, self.link, SEQUENCE) if self.sequence else all_reduce(flat, self.link)
             if not self.sequence:
                 self.draws.rejoin()
             return found if layer.bias is None else found.add_(bias_of(layer))
@@ -151,7 +158,7 @@ class TensorParts(RunState):
 
         def forward(input: Tensor) -> Tensor:
             with self.using():
-                return summed(embedded(layer, input, words, self.link), self.link)
+                return all_reduce(embed_split(layer, input, words, self.link), self.link)
 
         return forward
 
@@ -160,7 +167,7 @@ class TensorParts(RunState):
 
         def forward(x: Tensor) -> Tensor:
             with self.using():
-                return SplitLogits.of(product(layer, copied(x, self.link), layer.bias), words, self.link)
+                return SplitLogits.of(product(layer, copy_in(x, self.link), layer.bias), words, self.link)
 
         return forward
 
@@ -175,15 +182,15 @@ class TensorParts(RunState):
                         f"TensorParallel(sequence=True): {x.shape[SEQUENCE]} tokens can't be divided by {self.link.world} "
                         f"workers: give sequences of a multiple of {self.link.world}, or sequence=False"
                     )
-                x = sliced(x, self.link, SEQUENCE)
+                x = keep_own_slice(x, self.link, SEQUENCE)
             self.draws.part(block)
             found = inner(x, *args, **kwargs)
             self.draws.rejoin()
             if not last:
                 return found
             if isinstance(found, tuple):
-                return (joined(found[0], self.link, SEQUENCE), *found[1:])
-            return joined(found, self.link, SEQUENCE)
+                return (all_gather(found[0], self.link, SEQUENCE), *found[1:])
+            return all_gather(found, self.link, SEQUENCE)
 
         return forward
 

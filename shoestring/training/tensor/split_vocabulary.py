@@ -27,7 +27,7 @@ from shoestring.core.private import FakeTensor, tree_map, without_modes
 from shoestring.training.tensor.splits import bounds
 
 
-def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
+def embed_split(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
     """The output of an embedding of `words` words, of which every worker has a part: zero for others' words, still to
     be summed."""
     check_range(ids, words)
@@ -210,14 +210,14 @@ def spares_words(index: Any, dims: int) -> bool:
     [True, True, False, True]
     """
     items = index if isinstance(index, tuple) else (index,)
-    used = sum(taken(item) for item in items)
+    used = sum(consumed_dimensions(item) for item in items)
     if items and isinstance(items[-1], slice) and items[-1] == slice(None) and used <= dims:
         return True
     last = items[-1] if items else None
     return used < dims and (last is Ellipsis or not any(item is Ellipsis for item in items))
 
 
-def taken(item: Any) -> int:
+def consumed_dimensions(item: Any) -> int:
     """Number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0

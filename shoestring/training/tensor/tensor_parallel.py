@@ -29,9 +29,9 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
-from shoestring.training.data_parallel.data_parallel import unaddable, with_traffic
+from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
 from shoestring.training.technique import TrainingTechnique
-from shoestring.training.tensor.layer_kinds import recognised
+from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_layers import TensorParts
 
 MOST = 8  # ways to try: more than a machine's devices are seldom worth it
@@ -71,7 +71,9 @@ class TensorParallel(TrainingTechnique):
     def noticed(cls, run: Run) -> frozenset[str]:
         """For each number of ways that the model can't be split, a trait with the reason: the step does not show
         that."""
-        return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
+        return frozenset(
+            unsplit_trait(ways) + reason for ways in range(2, MOST + 1) if (reason := split_refusal(run, ways))
+        )
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.workers.world == 1:
@@ -83,9 +85,9 @@ class TensorParallel(TrainingTechnique):
         reasons = (
             trait.removeprefix(known)
             for trait in ledger.findings.traits
-            if trait.startswith(known := unsplit(self.ways))
+            if trait.startswith(known := unsplit_trait(self.ways))
         )
-        return next(reasons, "") or unaddable(ledger)
+        return next(reasons, "") or gradient_sum_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.DRAWS if ledger.has("draws") else Exactness.ROUNDING
@@ -177,14 +179,14 @@ def check(run: Run, link: Link, ways: int) -> None:
         )
 
 
-def unsplit(ways: int) -> str:
+def unsplit_trait(ways: int) -> str:
     """The prefix of the trait of a model that can't be split so many ways; the reason follows."""
     return f"not split {ways} ways: "
 
 
-def refused(run: Run, ways: int) -> str:
+def split_refusal(run: Run, ways: int) -> str:
     try:
-        recognised(run.model, run.blocks, ways)
+        recognise_layers(run.model, run.blocks, ways)
     except Mistake as error:
         return str(error)
     return ""
