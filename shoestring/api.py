@@ -358,7 +358,7 @@ def fit(
         refuse_while_imported("fit", devices)
     if isinstance(batches, Iterator):
         raise Mistake(
-            "fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
+            "fit was given an iterator, which can be read only once; planning reads the first batches too: give a list, a "
             "DataLoader, or a Job with data=lambda: ..."
         )
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100

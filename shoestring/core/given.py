@@ -47,8 +47,8 @@ def factory_of(name: str, value: Any) -> Any:
         return value
     if isinstance(value, Iterator):
         raise Mistake(
-            f"{name} in the Job is a {type(value).__name__}, an iterator, which can be gone through once; planning looks at the "
-            f"first batches too, and a run that goes on begins from the first: give a list, a data set, a DataLoader, or a "
+            f"{name} in the Job is a {type(value).__name__}, an iterator, which can be read only once; planning reads the "
+            f"first batches too, and a resumed run starts from the first: give a list, a data set, a DataLoader, or a "
             f"function that makes the iterator, {name}=lambda: ..."
         )
     by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")

@@ -58,7 +58,7 @@ class Feed:
             given = getattr(job, name)
             if given is not None and not (name == "workers" and given == 0):
                 raise Mistake(
-                    f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
+                    f"the job has {name}= and its data are a {type(self.data).__name__}, which yields ready batches: give a "
                     f"map-style data set (an object with __len__ and __getitem__), or leave {name} out"
                 )
         self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)

@@ -97,7 +97,7 @@ class SampleDataset(Dataset[Any]):
             kind = type(self.data[wanted.samples[0]]).__name__
             raise Mistake(
                 f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
-                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, mend collate"
+                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, correct collate"
             ) from error
 
     def seed_of(self, wanted: Wanted) -> int:

@@ -104,7 +104,9 @@ class Lengths:
             return f"memory for the largest batch that the job states, {self.largest[0]}; times for its first batches"
         which = ", ".join(f"batch {one.number}: {one}" for one in self.largest)
         scope = (
-            f", all of {self.all_of}" if self.all_of else "; there are more, and a larger one is told of when it comes"
+            f", all of {self.all_of}"
+            if self.all_of
+            else "; there are more, and you will be warned if a larger one comes"
         )
         return f"memory for the largest of {self.looked} batches looked at ({which}{scope})"
 
@@ -244,8 +246,8 @@ def check_given(job: Job) -> None:
         )
         if len(first) != len(again) or not all(map(same_bits, first, again)):
             raise Mistake(
-                f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is gone through again, so "
-                f"a run that stops could not go on with the same bits: give a function that makes it, {name}=lambda: ..."
+                f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is read again, so "
+                f"a run that stops could not resume with the same bits: give a function that makes it, {name}=lambda: ..."
             )
         given.checked = True
 

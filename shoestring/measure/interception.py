@@ -63,7 +63,7 @@ class Guard(DispatchMode):
             for leaf in tree_leaves((args, kwargs or {})):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
                     raise Mistake(
-                        f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
-                        f"it is needed: {self.advice}"
+                        f"the model uses the weight {name} outside of the module that it belongs to, where it is "
+                        f"not loaded: {self.advice}"
                     )
         return func(*args, **(kwargs or {}))

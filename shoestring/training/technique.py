@@ -177,7 +177,8 @@ def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: in
                 f"{stages * ways}"
             )
         raise Mistake(
-            f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices"
+            f"{world} workers can't be divided into groups of {stages * ways} ({wants}): give a multiple of {stages * ways} as "
+            f"--devices"
         )
     return {"data": world // (stages * ways), "stage": stages, "tensor": ways}
 

@@ -217,6 +217,6 @@ def test_workers_of_a_mesh_are_alike_if_they_hold_the_same_and_train_on_as_much(
 
 def test_a_pipeline_that_can_not_be_is_refused_before_anything_is_made() -> None:
     ledger = planner(2).ledger()
-    assert "can't stand in lines of 3" in Pipeline(3).refusal(ledger)
+    assert "can't be divided into pipelines of 3 stages" in Pipeline(3).refusal(ledger)
     assert "calls 4 blocks, and 8 parts" in Pipeline(2, 8, "interleaved", chunks=4).refusal(ledger)
     assert "places 3 blocks, and the model calls 4" in Pipeline(2, balance=(1, 2)).refusal(ledger)

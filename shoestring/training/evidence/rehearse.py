@@ -170,7 +170,7 @@ def prepared(
     for name, part in run.state.items():
         if not isinstance(part, RunState):
             raise Mistake(
-                f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
+                f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
                 f"class inherit from shoestring.core.run.RunState"
             )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run

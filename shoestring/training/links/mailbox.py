@@ -70,8 +70,8 @@ class Mailbox:
         begin, size = int(entry[BEGIN]), int(entry[SIZE])
         if size != message.nbytes:
             raise Mistake(
-                f"a message of {size} bytes came where {message.nbytes} were awaited: what a model that is cut into stages gives "
-                f"on must not have a size that only one worker knows"
+                f"a message of {size} bytes came where {message.nbytes} were expected: in a model that is cut into stages, the size "
+                f"of values between stages must not depend on something that only one worker knows"
             )
         if begin != BY_GLOO:
             memmove(message.data_ptr(), self.room[begin:].ctypes.data, size)

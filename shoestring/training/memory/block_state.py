@@ -36,7 +36,7 @@ LONG = 1000  # a container with more items is compared by its length only
 BOOKS = frozenset(nn.Module().__dict__) - {"training"} | {"forward"}
 CHANGE_TOO_LARGE = (
     "a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
-    "can't be computed again: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
+    "can't be recomputed: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
 )
 
 
@@ -96,7 +96,7 @@ class FrozenItems:
         if self.items is None:
             raise Mistake(
                 f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
-                f"computed again: use a plan without Checkpoint and OffloadModel"
+                f"recomputed: use a plan without Checkpoint and OffloadModel"
             )
         self.kind.clear(self.container)
         if issubclass(self.kind, dict):

@@ -356,7 +356,7 @@ class Reader:
             if xxh3_64(found).intdigest() != check:
                 raise Mistake(
                     f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
-                    f"it, and the weights can't be had from there; train with --fresh to make them anew"
+                    f"it, so the weights can't be read; train again with --fresh"
                 )
         return self.held[1]
 
@@ -389,6 +389,6 @@ def wait_for_transfer(moving: Future[None]) -> None:
         moving.result()
     except OSError as error:
         raise Mistake(
-            f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is whole: mend the disk "
+            f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is intact: repair the disk "
             f"and run the same command again"
         ) from error

@@ -65,7 +65,7 @@ CHANGED = (
     "a plan without Checkpoint and OffloadModel"
 )
 OVERWRITES = (
-    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would be computed again from is gone; write it without that "
+    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so it can't be recomputed from its original input; write it without that "
     "(inplace=False), or use a plan without Checkpoint and OffloadModel"
 )
 

@@ -314,8 +314,8 @@ def check_hooks(run: Run) -> None:
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
             raise Mistake(
-                f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
-                f"worker sees all; put it on a module inside of a block"
+                f"the model can't be cut into stages: {name or 'the model'} has a backward hook, but no worker runs all of "
+                f"its backward; put it on a module inside of a block"
             )
 
 

@@ -92,11 +92,11 @@ class Pipeline(TrainingTechnique):
                 f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out"
             )
         if self.flush < 1:
-            raise Mistake(f"Pipeline(flush={self.flush}): give the steps, one or more, after which the line drains")
+            raise Mistake(f"Pipeline(flush={self.flush}): give 1 or more steps between two drains of the pipeline")
         if self.stashes and self.pieces_wanted < self.stages:
             raise Mistake(
                 f"Pipeline(stages={self.stages}, pieces={self.pieces}, schedule='pipedream'): a batch of fewer pieces than "
-                f"stages does not fill the line, which would drain after each: give pieces={self.stages} or more"
+                f"stages does not fill the pipeline, which would drain after each: give pieces={self.stages} or more"
             )
 
     @property
@@ -149,7 +149,8 @@ class Pipeline(TrainingTechnique):
         world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
         if world % self.stages:
             return (
-                f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
+                f"{world} workers can't be divided into pipelines of {self.stages} stages: give a multiple of {self.stages} as "
+                f"--devices"
             )
         if parts > calls:
             return f"the model calls {calls} blocks, and {parts} parts need at least one each: give fewer stages"

@@ -323,8 +323,8 @@ class Walk(TorchFunctionMode):
             self.inside = False
         if quiet and any(isinstance(leaf, Absent) for leaf in tree_leaves(out)):
             raise Mistake(
-                f"{self.parts.name_of(self.call)} uses something that was made before it and that it was not given, and did "
-                f"not do so the first time: what a model that is cut into stages does must not depend on the step"
+                f"{self.parts.name_of(self.call)} uses a value made earlier that is not among its arguments, and did "
+                f"not do so the first time: a model that is cut into stages must do the same in every step"
             )
         if self.parts.chain is not None and not self.met:
             self.parts.quiet.add(key)
@@ -354,8 +354,8 @@ class Walk(TorchFunctionMode):
         missing = [value for value in self.takes if value.number not in ours]
         if missing:
             raise Mistake(
-                f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
-                f"now: what a model that is cut into stages does must not depend on the step"
+                f"something that {self.parts.name_of(missing[0].number[0])} made when the forward was traced was not made "
+                f"now: a model that is cut into stages must do the same in every step"
             )
         for value, arrived in zip(self.takes, self.bring([ours[value.number] for value in self.takes]), strict=True):
             if value.number in self.locals:  # holders of the numbers drawn here must see what the other workers use
@@ -370,8 +370,8 @@ class Walk(TorchFunctionMode):
         missing = [value for value in self.gives if value.number not in self.values]
         if missing:
             raise Mistake(
-                f"{self.parts.name_of(missing[0].number[0])} did not give what it gave when one forward was looked at: what a "
-                f"model that is cut into stages does must not depend on the step"
+                f"{self.parts.name_of(missing[0].number[0])} did not return what it returned when the forward was traced: "
+                f"a model that is cut into stages must do the same in every step"
             )
         return [self.values[value.number] for value in self.gives]
 

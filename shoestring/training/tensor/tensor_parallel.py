@@ -79,7 +79,7 @@ class TensorParallel(TrainingTechnique):
         if ledger.workers.world == 1:
             return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
-            return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
+            return f"{ledger.workers.world} workers can't be divided into groups of {self.ways}"
         if reason := super().refusal(ledger):
             return reason
         reasons = (

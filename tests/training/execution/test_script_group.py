@@ -127,7 +127,7 @@ def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None
         Mistake, match=r"Pipeline\(\) divides a model between workers, and there is one: give devices=2"
     ):
         shoestring.plan(job(), use=["Pipeline(stages=2)"])
-    with pytest.raises(Mistake, match="3 workers can't stand in lines of 2"):
+    with pytest.raises(Mistake, match="3 workers can't be divided into groups of 2"):
         shoestring.plan(job(), use=["Pipeline(stages=2)"], devices=3)
 
 
