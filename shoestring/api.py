@@ -1,7 +1,8 @@
-"""The library's door: plan, train, fit and verify, for people with their own script.
+"""The library's functions plan, train, fit and verify, for use in your own script.
 
-`plan`, `train` and `verify` take the same job: a Job, the path of a job file or the name of a built-in one with its flags; and `steps`,
-`epochs` and `seed` in place of the job's. What they raise speaks of arguments; the commands, which speak of flags, call `planned`.
+`plan`, `train` and `verify` take the same kinds of job: a Job, the path of a job file, or the name of a built-in job
+with its flags; and `steps`, `epochs` and `seed` to replace the job's. Their errors speak of arguments; the commands,
+whose errors speak of flags, call `planned`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shoestring.core.job import Job, default_forward, default_optimizer, interva
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.data.elements import check_held_out
-from shoestring.data.feed import Feed, shortened
+from shoestring.data.feed import Feed, first_steps
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.measure.instructions import require
 from shoestring.runs.cadence import Cadence
@@ -39,23 +40,24 @@ from shoestring.training.evidence.tasks import Worker
 from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_run import Scripted
-from shoestring.training.execution.sent_job import Given, refuse_while_imported, sent
-from shoestring.training.execution.verification import Verified, compared
+from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
+from shoestring.training.execution.verification import Verified, compare_weights
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
-from shoestring.training.named_plan import check_named, techniques_for, unchecked
+from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique as Technique
 
-SHORT = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes whose products may kill a process
+SHORT = {dtype: name for name, dtype in DTYPES.items()}  # dtypes whose matrix products may crash a process
 
 
 class Step(NamedTuple):
-    """One step of training, as `train` gives it: `for step in shoestring.train(job, plan): print(step.number, step.loss)`."""
+    """One step of training, as `train` yields it: `for step in shoestring.train(job, plan): print(step.number,
+    step.loss)`."""
 
-    number: int  # from 1
+    number: int  # counts from 1
     loss: float
     metrics: Mapping[str, float] = {}  # of the validation after it, if there was one
 
@@ -87,17 +89,17 @@ def plan(
         print(outcome)
         for step in shoestring.train("my.py", outcome, width=512): ...
 
-    job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the file's own
-    memory      most bytes of the process, without those that load data: "600MiB", "2GB" or a number (default: what is free)
-    use         the figures of exactly these techniques instead: ["Checkpoint(every=2)", FusedOptimizer()]
-    exact       the least that the weights must be: "bits", "rounding" or "distribution" (default: rounding if such a plan fits, else that)
-    inexact     allow weights that are changed
-    model       plan for this very model instead of the job's
-    devices     workers that train together; the budget is that of each. `here`: so many on this machine (default: all)
-    hardware    a file that describes a cluster: the plan for that
-    fresh       measure again; else what was measured of the same job file on this machine is not measured twice
-    tell        is called with a few words whenever something that takes time begins: `tell=print`
-    steps, epochs, seed    in place of the job's; who gives one of steps and epochs drops the job's other one
+    job         a Job, the path of a job file, or the name of a built-in one ("gpt", "digits"); `flags` are the job file's own
+    memory      largest size of the process, without data-loading workers: "600MiB", "2GB" or a number (default: what is free)
+    use         predict exactly these techniques instead of choosing: ["Checkpoint(every=2)", FusedOptimizer()]
+    exact       how close weights must stay: "bits", "rounding" or "distribution" (default: rounding if such a plan fits, else distribution)
+    inexact     allow plans whose weights differ from plain training's (level "changed")
+    model       plan for this model object instead of the job's
+    devices     workers that train together; the budget is for each. `here`: how many are on this machine (default: all)
+    hardware    a file that describes a cluster: plan for that
+    fresh       measure again; by default, measurements of the same job file on this machine are used again
+    tell        called with a short progress message when something slow begins: `tell=print`
+    steps, epochs, seed    replace the job's; giving only one of steps and epochs drops the job's other one
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
@@ -120,12 +122,12 @@ def plan(
 
 
 def for_script(outcome: Outcome) -> Outcome:
-    """An outcome that prints as a table, in the words of a script."""
+    """An outcome that prints as a table, with arguments in place of flags."""
     return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
 
 
 def made_job(job: Jobs, steps: int | None, epochs: int | None, seed: int | None, flags: Mapping[str, Any]) -> Job:
-    """The job that a caller means."""
+    """The job that the caller's arguments describe."""
     course = {
         name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
     }
@@ -140,7 +142,7 @@ def made_job(job: Jobs, steps: int | None, epochs: int | None, seed: int | None,
 
 @dataclass(frozen=True)
 class Shown(Outcome):
-    """An outcome that is printed as the table that the command shows."""
+    """An outcome that prints as the same table that the command shows."""
 
     def __str__(self) -> str:
         from shoestring.show.terminal import PIPE, Screen, plan_text
@@ -150,7 +152,7 @@ class Shown(Outcome):
         return plan_text(self.as_json(), whys, Screen(width) if width else PIPE)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """What a notebook shows of it."""
+        """How a notebook displays it."""
         printer.text(str(self))
 
 
@@ -169,21 +171,21 @@ def train(
     seed: int | None = None,
     **flags: Any,
 ) -> Iterator[Step]:
-    """Train in this process, step by step: each is done when it is asked for, and `break` ends it.
+    """Train in this process, step by step: each step runs when it is requested, and `break` ends training.
 
         for step in shoestring.train(job, shoestring.plan(job, memory="600MiB")):
             print(step.number, step.loss, step.metrics)
 
-    job         as for `plan`: a Job, a job file with its flags, or a built-in name; `steps`, `epochs` and `seed` in place of the job's
-    plan        what `plan` gave, a Plan, or techniques; nothing: plain training
-    model       train this very model in place; else the job makes one
-    run         a folder that keeps the run, as that of `shoestring train`: killed, stopped or left, the same call goes on from its last
-                checkpoint, with the plan it was begun with and the same bits; `shoestring watch` shows it meanwhile. A run that is finished
-                gives no more steps, and `model` its weights
-    save_every, fresh, adopt    of such a run: how often it is saved (50 steps, "5m"); begin anew and keep the old one aside; go on
+    job         as for `plan`: a Job, a job file with its flags, or a built-in name; `steps`, `epochs` and `seed` replace the job's
+    plan        the result of `plan`, a Plan, or techniques; nothing: plain training
+    model       train this model object in place; else the job makes one
+    run         a folder that keeps the run, like that of `shoestring train`: after a kill, a stop or a `break`, the same call resumes from
+                its last checkpoint, with its original plan and the same bits; `shoestring watch` shows it meanwhile. A finished run yields
+                no more steps, and loads its weights into `model`
+    save_every, fresh, adopt    for such a run: how often it is saved (50 steps, "5m"); start over and keep the old run aside; resume
                 although the job changed
-    devices     train by so many processes on this machine, by a plan for as many (default: DataParallel). They run ahead of the steps that
-                are asked for. What they need of the script is pickled, and they import the script to find its classes and functions:
+    devices     train with so many processes on this machine, by a plan for as many (default: DataParallel). They run ahead of the
+                requested steps. Objects that they need are pickled, and they import the script to find its classes and functions:
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
     with speaking_of_arguments(), random_state.kept():
@@ -192,8 +194,8 @@ def train(
         if run is None and (fresh or adopt):
             raise Mistake("fresh and adopt are about a run that is there: name it with run=")
     if devices > 1:
-        return spoken(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
-    return spoken(
+        return speak_of_arguments(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
+    return speak_of_arguments(
         trained_here(made, plan, model)
         if run is None
         else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt)
@@ -210,11 +212,11 @@ def steps_of_group(
     adopt: bool,
     devices: int,
 ) -> Generator[Step, None, None]:
-    """Train by processes of their own."""
+    """Train with separate processes."""
     with temporary_folder() as folder:
-        sent_job = sent(job, model, folder, devices)
+        sent_job = send_job(job, model, folder, devices)
         if isinstance(plan, (Plan, Outcome)):
-            check_named(sent_job, unchecked(plan, job), model, workers(devices), devices=devices)
+            check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
         outcome = (
             plan
             if isinstance(plan, (Plan, Outcome))
@@ -239,7 +241,7 @@ def kept_steps(
     """Train in this process, in a run folder."""
     cadence, worker = cadence_of(save_every), worker_of(job, model)
     if isinstance(plan, (Plan, Outcome)):
-        check_named(job, unchecked(plan, job), model, worker)
+        check_named(job, unchecked_techniques(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
     outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
@@ -257,14 +259,14 @@ def cadence_of(save_every: int | str) -> Cadence:
     return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
-def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:
-    """The same, with what is raised on the way in the words of a script, and draws that are apart from the script's."""
+def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
+    """The same steps; errors speak of arguments instead of flags, and the script's own random state is left alone."""
     with speaking_of_arguments():
         yield from random_state.drawing_apart(found)
 
 
 def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
-    """Who tries things of a job file in a child process, where its own model is trained and not another one."""
+    """The worker that runs tasks of a job file in a child process; None if a given model replaces the file's."""
     return workers(1) if job.origin is not None and model is None else None
 
 
@@ -276,7 +278,7 @@ def trained_here(
 
 
 def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | None) -> Generator[Step, None, None]:
-    """Train in this process, by techniques that can be used for the job."""
+    """Train in this process with techniques that are known to work for the job."""
     if model is None:
         random_state.seed(job.seed)
         model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
@@ -284,7 +286,7 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
             warnings.warn(f"the job's weights: {found.note}", stacklevel=5)
     random_state.seed(job.seed)
     for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
-        if dtype in SHORT:  # Precision asks for itself
+        if dtype in SHORT:  # Precision checks its own dtype
             require(SHORT[dtype])
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
@@ -301,11 +303,11 @@ def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | N
 
 @dataclass(frozen=True)
 class FitResult:
-    """What `fit` did; `print` it to see the plan as a table, and how the loss went."""
+    """The result of `fit`; `print` it to see the plan as a table, and the loss."""
 
     outcome: Outcome  # of planning: the chosen plan, plain training, runners-up
     losses: tuple[float, ...]  # of every step
-    report: Report | None = None  # of a run by several devices: what was measured, and who did what when
+    report: Report | None = None  # with several devices: measurements and the timeline
 
     def __str__(self) -> str:
         from shoestring.show.cut import cut_in
@@ -344,23 +346,23 @@ def fit(
         fitted = shoestring.fit(model, lambda output, batch: cross_entropy(output, batch[1]), loader, memory="2GiB")
         print(fitted)
 
-    loss        of the model's output and the batch
-    batches     that can be gone through again: a list, a DataLoader
-    steps       default: one round of the batches; more go round
+    loss        a function of the model's output and the batch
+    batches     a source that can be iterated again: a list, a DataLoader
+    steps       default: one pass over the batches; more start over
     optimizer, forward, clip    as for a Job; memory, inexact, exact    as for `plan`
-    run         a folder that keeps the run, as for `train`: the same call goes on with it
-    devices     so many processes on this machine train it together, each within `memory`; the planner chooses how (copies of the model,
-                or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with what is sent to them at the top level
+    run         a folder that keeps the run, as for `train`: the same call resumes it
+    devices     train with so many processes on this machine, each within `memory`; the planner chooses how (replicas of the model,
+                or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with pickled objects defined at the top level
     """
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
     if isinstance(batches, Iterator):
         raise Mistake(
-            "fit was given an iterator, which can be gone through once; planning looks at the first batches too: give a list, a "
+            "fit was given an iterator, which can be read only once; planning reads the first batches too: give a list, a "
             "DataLoader, or a Job with data=lambda: ..."
         )
     count = steps if steps is not None else len(batches) if isinstance(batches, Sized) else 100
-    data = GivenData(batches, checked=run is None)  # who keeps no run may want batches that differ from round to round
+    data = GivenData(batches, checked=run is None)  # without a run folder, batches may differ from round to round
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
@@ -379,7 +381,7 @@ def fitted_by_group(
     devices: int,
     folder: Path,
 ) -> FitResult:
-    sent_job = sent(job, model, folder, devices)
+    sent_job = send_job(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
     report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
     return FitResult(for_script(found), tuple(report.losses), report)
@@ -395,19 +397,19 @@ def verify(
     seed: int | None = None,
     **flags: Any,
 ) -> Verified:
-    """Train `count` steps plainly and by the plan, from the same seed, in this process: the same weights?
+    """Train `count` steps plainly and with the plan, from the same seed, in this process, and compare the weights.
 
         same_bits, largest_difference = shoestring.verify(job, (Checkpoint(every=2),))
 
     job, steps, epochs, seed, flags    as for `plan`
-    plan        what `plan` gave, a Plan, or techniques
+    plan        the result of `plan`, a Plan, or techniques
     """
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("verify")
         if count < 1:
             raise Mistake(f"count={count}: compare at least one step")
         made = made_job(job, steps, epochs, seed, flags)
-        short = shortened(made, count)
+        short = first_steps(made, count)
         states = []
         for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)
@@ -415,4 +417,4 @@ def verify(
             for _ in steps_here(short, techniques, model):
                 pass
             states.append(model.state_dict())
-        return compared(*states)
+        return compare_weights(*states)

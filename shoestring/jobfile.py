@@ -1,10 +1,11 @@
-"""Job files: plain Python with one function `job(...) -> Job`, whose typed keyword arguments are command-line flags.
+"""Job files: plain Python with one function `job(...) -> Job`, whose typed keyword arguments become command-line flags.
 
-The flags are read from the source without running it, so a wrong flag is found before anything heavy is imported; next to an
-answer in 50 ms, pathlib and typing are heavy.
+The flags are read from the source without running it, so a wrong flag is found before anything heavy is imported; for
+an answer within 50 ms, even pathlib and typing are heavy.
 
-`steps`, `epochs` and `seed` are flags of every job. One that is no argument of `job` is set in the Job that it gives; they are kept and
-passed on among the job's own flags, so a run, its workers and whoever goes on with it make the same job again.
+`steps`, `epochs` and `seed` are flags of every job. If `job` has no such argument, they are set in the Job that it
+returns; they are saved and passed on among the job's own flags, so a run, its workers and a resumed run make the same
+job again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BUILT_IN = {
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
-# kind: "int", "float", "str" or "bool"; default: None if the function has none, or one that only running the file would tell
+# kind: "int", "float", "str" or "bool"; default: None if there is none, or if only running the file would tell it
 Flag = namedtuple("Flag", ["name", "kind", "default"])
 
 OF_EVERY_JOB = {  # flag -> what it does
@@ -43,7 +44,7 @@ OF_EVERY_JOB = {  # flag -> what it does
 
 
 def job_path(name: str) -> str:
-    """The file of a job given by path or built-in name."""
+    """The path of a job file given by path or built-in name."""
     if name in BUILT_IN:
         return os.path.join(os.path.dirname(__file__), "jobs", f"{name}.py")
     if os.path.isdir(name) or not os.path.exists(name):
@@ -57,7 +58,7 @@ def job_path(name: str) -> str:
 
 
 def files_near(name: str) -> list[str]:
-    """Python files where one with this name would be, written as it is; those in a folder of this name too."""
+    """Python files close to where a misspelt path points; also those in a folder of this name."""
     folder = name if os.path.isdir(name) else os.path.dirname(name)
     try:
         return [os.path.join(folder, file) for file in os.listdir(folder or ".") if file.endswith(".py")]
@@ -66,10 +67,10 @@ def files_near(name: str) -> list[str]:
 
 
 def flags_of(path: str | Path) -> list[Flag]:
-    """The flags of a job file, by its source."""
+    """The flags of a job file, read from its source."""
     try:
         with open(path, "rb") as file:
-            tree = ast.parse(file.read(), str(path))  # of bytes, in the encoding that they name, UTF-8 else
+            tree = ast.parse(file.read(), str(path))  # bytes, so the file's declared encoding is respected
     except (SyntaxError, ValueError) as error:
         raise Mistake(f"{path} is not Python: {error}") from error
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "job"]
@@ -101,7 +102,7 @@ def flag(path: str | Path, argument: ast.arg, default: ast.expr | None) -> Flag:
 
 
 def value_of(flag: Flag, text: str) -> Any:
-    """What the user typed for a flag, as its type."""
+    """A flag's text as a value of its type."""
     if flag.kind == "bool":
         words = {
             "true": True,
@@ -125,15 +126,16 @@ def value_of(flag: Flag, text: str) -> Any:
 
 
 def flags_known(path: str | Path) -> list[Flag]:
-    """The flags of a job file, and those of every job that are no arguments of this one."""
+    """The flags of a job file, and the flags of every job that are not arguments of this one."""
     own = flags_of(path)
     return own + [Flag(name, "int", None) for name in OF_EVERY_JOB if name not in {flag.name for flag in own}]
 
 
 def parsed_flags(path: str | Path, words: list[str], others: Iterable[str] = ()) -> dict[str, Any]:
-    """Values of a job's flags from what is left of the command line: --width 512, --width=512, --fast, --no-fast.
+    """Values of a job's flags from the remaining words of the command line: --width 512, --width=512, --fast,
+    --no-fast.
 
-    `others`: flags that somebody may have meant who mistyped one.
+    `others`: further flags to suggest for a misspelt one.
     """
     flags = flags_known(path)
     known = {name: flag for flag in flags for name in {flag.name, flag.name.replace("_", "-")}}
@@ -165,12 +167,12 @@ EXAMPLES = {"int": "8", "float": "0.1", "str": "text", "bool": "true"}
 
 
 def usual_values(path: str | Path) -> dict[str, Any]:
-    """What the flags of a job file are if nobody gives them, as far as its source says."""
+    """Default values of a job file's flags, as far as its source tells."""
     return {flag.name: flag.default for flag in flags_of(path) if flag.default is not None}
 
 
 def check_course(values: Mapping[str, Any]) -> None:
-    """Refuse steps, epochs or a seed that no job can have."""
+    """Refuse impossible values for steps, epochs or seed."""
     for name, value in values.items():
         if name in OF_EVERY_JOB and (not isinstance(value, int) or isinstance(value, bool)):
             raise Mistake(f"--{name} {value}: give a whole number")
@@ -179,8 +181,9 @@ def check_course(values: Mapping[str, Any]) -> None:
 
 
 def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) -> Job:
-    """A job with other steps, epochs or seed. Who gives one of steps and epochs decides by it when training ends: the job's other one
-    does not count, unless it was `given` too. What a job from a file is made of again has them among its flags."""
+    """A job with other steps, epochs or seed. Giving only one of steps and epochs makes that one decide when training
+    ends: the job's other one is dropped, unless it was `given` too. For a job from a file, they are also recorded among
+    its flags."""
     from dataclasses import replace
 
     check_course(values)
@@ -194,11 +197,11 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
     return replace(job, **{**dropped, **values}, origin=origin)
 
 
-IMPORTED: set[str] = set()  # names of the modules that job files have imported in this process
+IMPORTED: set[str] = set()  # modules that job files have imported in this process
 
 
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
-    """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
+    """Run a job file's `job` function; an error in it is reported to the user in one sentence."""
     import importlib.util
     import inspect
     import sys
@@ -208,7 +211,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     from shoestring.core.job import Job, Origin
     from shoestring.measure.instructions import cap_this_process
 
-    cap_this_process()  # the file may multiply matrices, and after that it is too late
+    cap_this_process()  # before the file can run a matrix product, after which it would be too late
     folder, file = os.path.split(path)
     before = set(sys.modules)
     name = f"shoestring_job_{file.removesuffix('.py')}"
@@ -218,9 +221,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     sys.modules[name] = module
     with suppress(ValueError):
         sys.path.remove(folder or ".")
-    sys.path.insert(
-        0, folder or "."
-    )  # and there it stays: functions of the job may import what lies beside it when they are called
+    sys.path.insert(0, folder or ".")  # and it stays there: functions of the job may import neighbouring modules later
     try:
         spec.loader.exec_module(module)
         own = inspect.signature(module.job).parameters
@@ -246,7 +247,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
 
 
 def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by name, with what `**` took among them."""
+    """Arguments by name, with those that `**` took merged in."""
     return {
         key: value
         for name, one in arguments.items()
@@ -255,8 +256,8 @@ def spread(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> dict[
 
 
 def resolved_arguments(job: Job) -> dict[str, Any]:
-    """The arguments that a job from a file was made with, defaults included, and its steps or epochs and its seed: what can be written
-    as JSON as it is, the rest as text."""
+    """The arguments that a job from a file was made with, including defaults, steps or epochs, and seed: JSON values as
+    they are, others as text."""
     if job.origin is None:
         return {}
     found = {**dict(job.origin.arguments), **dict(job.origin.flags)}
@@ -266,7 +267,7 @@ def resolved_arguments(job: Job) -> dict[str, Any]:
 
 
 def readable(value: Any) -> Any:
-    """A value of an argument as a run keeps it."""
+    """The value of an argument as a run stores it."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

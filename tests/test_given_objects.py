@@ -208,7 +208,7 @@ class Moving:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (iter(BATCHES), "iterator, which can be gone through once.*=lambda: ..."),
+        (iter(BATCHES), "iterator, which can be read only once.*=lambda: ..."),
         ((one for one in BATCHES), "generator, an iterator"),
         ("batches.pt", "str: give batches"),
         (3, "int: give batches"),
@@ -222,8 +222,6 @@ def test_what_is_no_data_or_can_not_be_gone_through_again_is_refused_when_the_jo
 
 
 def test_given_data_that_differ_from_round_to_round_are_refused_before_planning() -> None:
-    with pytest.raises(
-        Mistake, match="data in the Job is a Moving that gives other batches when it is gone through again"
-    ):
+    with pytest.raises(Mistake, match="data in the Job is a Moving that gives other batches when it is read again"):
         shoestring.plan(made(Moving()), use=[])
     assert Feed(made(Moving)).steps_in_all == 7  # a function that makes it is fine

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 
 from shoestring.training.on_paper.best_mesh import divisors
-from shoestring.training.on_paper.calibrate import calibrated
+from shoestring.training.on_paper.calibrate import calibrate
 from shoestring.training.on_paper.machines import Machines, machines
-from shoestring.training.on_paper.memory import held
+from shoestring.training.on_paper.memory import device_memory
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob, rate_per_device, step, tokens_per_device
 from shoestring.training.on_paper.transformer import Transformer
@@ -46,7 +46,7 @@ class MegatronRow:
                 mesh = PaperMesh(data, self.stage, self.tensor, micro_batch, virtual)
                 if (
                     not mesh.wrong(self.job.model, self.job.batch, cluster)
-                    and held(self.job, mesh, cluster).total <= cluster.memory
+                    and device_memory(self.job, mesh, cluster).total <= cluster.memory
                 ):
                     yield mesh
 
@@ -108,7 +108,7 @@ def megatron(name: str = "megatron.csv") -> list[MegatronRow]:
 
 
 def megatron_cluster(row: MegatronRow) -> Machines:
-    return calibrated(machines(HERE / "clusters/a100_80gb.json"), "fp16", row.published, row.predicted)
+    return calibrate(machines(HERE / "clusters/a100_80gb.json"), "fp16", row.published, row.predicted)
 
 
 def foundry() -> list[FoundryRow]:
@@ -158,7 +158,7 @@ def foundry_cluster(gpu: str, precision: str) -> Machines:
     """8 bits: the head computes in 16, at the rate that the 16-bit rows were calibrated to."""
     cluster = foundry_cluster(gpu, "bf16") if precision == "fp8" else machines(HERE / f"clusters/{gpu}.json")
     row = calibration_row(kinds()[gpu, precision])
-    return calibrated(cluster, precision, row.published, row.predicted)
+    return calibrate(cluster, precision, row.published, row.predicted)
 
 
 def off(row: MegatronRow | FoundryRow, cluster: Machines) -> float:

@@ -30,10 +30,10 @@ from published import (
 from shoestring.core.units import bytes_text
 from shoestring.training.on_paper.best_mesh import VOUCHED, MeshCandidate, best_mesh
 from shoestring.training.on_paper.machines import Machines
-from shoestring.training.on_paper.memory import held
+from shoestring.training.on_paper.memory import device_memory
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob, step
-from shoestring.training.on_paper.trace import reserved
+from shoestring.training.on_paper.trace import simulate_memory
 from shoestring.training.on_paper.transformer import Transformer
 
 ABOUT = """# Planned on paper, against published tables
@@ -77,7 +77,7 @@ def megatron_part() -> str:
                 f"{row.predicted(cluster) / 1e12:.1f}",
                 f"{error:+.1%}",
                 *shares,
-                bytes_text(int(held(row.job, mesh, cluster).total)),
+                bytes_text(int(device_memory(row.job, mesh, cluster).total)),
             ]
         )
     text = [
@@ -234,7 +234,7 @@ def choices(cluster: Machines) -> str:
 
 
 def planned(job: PaperJob, mesh: PaperMesh, cluster: Machines) -> MeshCandidate:
-    return MeshCandidate(mesh, step(job, mesh, cluster), held(job, mesh, cluster))
+    return MeshCandidate(mesh, step(job, mesh, cluster), device_memory(job, mesh, cluster))
 
 
 def foundry_part() -> str:
@@ -247,12 +247,12 @@ def foundry_part() -> str:
         every += zip(rows, wrong, strict=True)
         full = []
         for row, error in zip(rows, wrong, strict=True):
-            fit = reserved(row.job, row.mesh, cluster)
+            fit = simulate_memory(row.job, row.mesh, cluster)
             full.append(fit.segments / fit.room)
             unfit, count, doubled = (
                 unfit + (not fit.fits),
                 count + 1,
-                doubled + (not reserved(*twice(row), cluster).fits),
+                doubled + (not simulate_memory(*twice(row), cluster).fits),
             )
             shown.append(
                 [

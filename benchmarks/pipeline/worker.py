@@ -175,7 +175,7 @@ def ours(
     from shoestring.data.feed import Feed
     from shoestring.training.evidence.rehearse import prepared
     from shoestring.training.links.process_mesh import joined_mesh
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
     from shoestring.training.loop import steps
     from shoestring.training.memory.fused import FusedOptimizer
     from shoestring.training.pipeline.pipeline import Pipeline
@@ -184,7 +184,7 @@ def ours(
     from shoestring.training.technique import mesh_sizes
 
     plan = Pipeline(world, settings.pieces, schedule, balance, chunks)
-    here = replace(job, mesh=joined_mesh(joined(rank, world), mesh_sizes((plan,), world), True))
+    here = replace(job, mesh=joined_mesh(join_link(rank, world), mesh_sizes((plan,), world), True))
     torch.manual_seed(0)
     run = prepared(here, (plan, FusedOptimizer()), here.model())
     stages = run.state["stages"]

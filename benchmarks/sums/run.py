@@ -29,11 +29,23 @@ import torch
 from torch import distributed as dist
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, TWO_LEVEL, Machines, Rate, Speeds, chosen, seconds
+from shoestring.core.sums import (
+    LIBRARY,
+    MEMORY,
+    NAIVE,
+    RING,
+    TREE,
+    TWO_LEVEL,
+    Machines,
+    Rate,
+    Speeds,
+    choose_algorithm,
+    seconds,
+)
 from shoestring.core.units import bytes_text
 from shoestring.training.links.link_speed import REPEATS as TIMED
-from shoestring.training.links.link_speed import rates, timed
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.link_speed import rates, time_sums
+from shoestring.training.links.shared_memory_link import join_link
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- written by run.py -->\n", "<!-- end -->\n"
@@ -56,16 +68,16 @@ def worker(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=60)
     )
-    link = joined(rank, world)
+    link = join_link(rank, world)
     machines = {way: IMAGINED[world] if way == TWO_LEVEL else (world,) for way in WAYS if way != TWO_LEVEL or world > 2}
     found: dict[str, dict[int, float]] = {way: {} for way in machines}
     tensors = {size: torch.ones(size // 4) for size in {*SIZES, *TIMED}}
-    known = timed(link, machines, {size: tensors[size] for size in TIMED})
+    known = time_sums(link, machines, {size: tensors[size] for size in TIMED})
     speeds = Speeds(measured=rates(known, machines))  # the same for all workers, so they do as many rounds
     for size in SIZES:
         a_round = REPEATS[size] * sum(seconds(way, size, own, speeds) for way, own in machines.items())
         count = min(max(int(SECONDS / a_round), ROUNDS[0]), ROUNDS[1])
-        for (way, _), took in timed(link, machines, {size: tensors[size]}, REPEATS, count, median).items():
+        for (way, _), took in time_sums(link, machines, {size: tensors[size]}, REPEATS, count, median).items():
             found[way][size] = took
     if rank == 0:
         Path(folder, "found").write_text(json.dumps({"rates": to_json(speeds.measured), "found": found}))
@@ -129,7 +141,7 @@ def table(
     for size in SIZES:
         row = [bytes_text(size), *(f"{1e6 * took[size]:.0f}" for took in times.values())]
         for place, (machines, speeds) in places.items():
-            way = chosen(size, machines, speeds)
+            way = choose_algorithm(size, machines, speeds)
             best = min((one for one in times if one in speeds.measured), key=lambda one: times[one][size])
             off = times[way][size] / times[best][size]
             row += [way, "best" if way == best else f"{off:.2f} ({best})"]

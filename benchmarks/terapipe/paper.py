@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from shoestring.training.on_paper.block import HALF, device, passed, weight_products
-from shoestring.training.on_paper.calibrate import calibrated
+from shoestring.training.on_paper.block import HALF, bytes_moved, device, weight_products
+from shoestring.training.on_paper.calibrate import calibrate
 from shoestring.training.on_paper.machines import Machines, machines
 from shoestring.training.on_paper.products import MatrixProduct, product_seconds
-from shoestring.training.on_paper.sums import summed
+from shoestring.training.on_paper.sums import all_reduce_seconds
 from shoestring.training.on_paper.transformer import Transformer
 from shoestring.training.sequence.slices import Seconds, SlicePlan, best_slices, latency
 
@@ -68,10 +68,12 @@ def slice_seconds(setting: Setting, cluster: Machines, adding: bool = True) -> S
         computing = sum(product_seconds(one, unit) for product in products for one in (product, *product.backward()))
         looking = replace(GPT3, sequence=context + length)  # so many scores a token
         layer = (
-            computing + sum(passed(looking, length, setting.tensor, PRECISION)) / cluster.bandwidth + KERNELS * LAUNCH
+            computing
+            + sum(bytes_moved(looking, length, setting.tensor, PRECISION)) / cluster.bandwidth
+            + KERNELS * LAUNCH
         )
         layer += adding * 3 * HALF * GPT3.block_parameters() / setting.tensor / cluster.bandwidth
-        layer += 4 * summed(cluster, setting.tensor, setting.tensor, HALF * length * GPT3.hidden)
+        layer += 4 * all_reduce_seconds(cluster, setting.tensor, setting.tensor, HALF * length * GPT3.hidden)
         crossing = HALF * length * GPT3.hidden / (cluster.network * cluster.devices) + cluster.network_latency
         return GPT3.layers // setting.stages * layer + 2 * crossing
 
@@ -90,7 +92,7 @@ def best(setting: Setting, cluster: Machines, adding: bool = True) -> SlicePlan:
 def described_cluster() -> Machines:
     """The paper's, with the share of peak that its first setting's time without slices says."""
     first = SETTINGS[0]
-    return calibrated(machines(CLUSTER), PRECISION, 1 / first.whole, lambda cluster: 1 / whole_step(first, cluster))
+    return calibrate(machines(CLUSTER), PRECISION, 1 / first.whole, lambda cluster: 1 / whole_step(first, cluster))
 
 
 def paper_lines() -> list[str]:

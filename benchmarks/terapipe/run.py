@@ -93,12 +93,12 @@ def worker(rounds: int, tokens: int, width: int, depth: int) -> None:
     import torch
     from torch import distributed as dist
 
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=1200))
     rank = dist.get_rank()
-    link = joined(rank, 2)
+    link = join_link(rank, 2)
     contest = Contest(link, tokens, width, depth)
     names = list(contest.plans)
     turns: dict[str, list[float]] = {name: [] for name in names}
@@ -128,14 +128,14 @@ class Contest:
         from shoestring.training.memory.fused import FusedOptimizer
         from shoestring.training.pipeline.pipeline import Pipeline
         from shoestring.training.sequence.sequence_pipeline import SequencePipeline
-        from shoestring.training.sequence.slice_times import measured, usual_pairs
-        from shoestring.training.sequence.slices import best_slices, fitted, latency
+        from shoestring.training.sequence.slice_times import measure_slices, usual_pairs
+        from shoestring.training.sequence.slices import best_slices, fit_times, latency
 
         self.link = link
         self.job = job(width=width, depth=depth, heads=width // 64, context=tokens, batch=1)
         plain = self.made(())
-        fit = fitted(
-            link.objects(measured(plain, next(self.batches()), usual_pairs(tokens)) if not link.rank else {})[0]
+        fit = fit_times(
+            link.objects(measure_slices(plain, next(self.batches()), usual_pairs(tokens)) if not link.rank else {})[0]
         )
         stage = lambda length, context: fit(length, context) / 2  # noqa: E731
         lengths = best_slices(stage, tokens, 2, 32).lengths

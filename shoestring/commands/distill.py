@@ -115,7 +115,7 @@ def one_peer(run: str) -> str:
     from pathlib import Path
 
     from shoestring.compression.distillation.peers import first_peer
-    from shoestring.core.files import drafted
+    from shoestring.core.files import draft_file
     from shoestring.runs.checkpoints import BEST, saved
     from shoestring.runs.export import best_weights, checkpoint_of, named_weights
     from shoestring.runs.folder import Folder
@@ -124,6 +124,6 @@ def one_peer(run: str) -> str:
     folder = Folder(Path(run))
     checkpoint = best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
     target = folder.path / "peer.safetensors"
-    with drafted(target) as draft:
+    with draft_file(target) as draft:
         write_tensors(draft, first_peer(named_weights(checkpoint)), {"format": "pt"})
     return str(target)

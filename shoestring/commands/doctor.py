@@ -29,13 +29,13 @@ def run(options: Namespace) -> int:
 
     if find_spec("torch") is None:
         raise Mistake("torch is not installed: pip install torch, in the build for your CPU or GPU")
-    from shoestring.measure.probe import kept_hardware, remember, settled
+    from shoestring.measure.probe import combine_measurements, kept_hardware, remember
     from shoestring.processes.launch import run_worker
     from shoestring.show.terminal import table
     from shoestring.training.execution.tasks import DoctorTask
 
     say(options, "measuring this machine …")
-    found = settled(kept_hardware(), run_worker(DoctorTask(), {}))
+    found = combine_measurements(kept_hardware(), run_worker(DoctorTask(), {}))
     remember(found)
     if options.json:
         print(json.dumps(asdict(found) | {"missing": missing()}))

@@ -7,7 +7,7 @@ from collections import namedtuple
 
 from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import ASKED, Exactness, allowed, rename_hint
+from shoestring.core.exactness import ASKED, Exactness, allowed_levels, rename_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def asked(options: Namespace) -> Asked:
     flags = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
     refuse_ambiguous(options, file)
     memory = None if options.memory is None else budget_bytes(options.memory)
-    allowed(options.exact, options.inexact)
+    allowed_levels(options.exact, options.inexact)
     if options.plan and options.use:
         raise Mistake("--plan and --use say two different things: give one of them")
     if options.use:

@@ -172,7 +172,7 @@ def trained(
     from shoestring.processes.messages import OutOfMemory
     from shoestring.runs.report import report_of
     from shoestring.training.evidence.tasks import Position, specs_of
-    from shoestring.training.execution.batch_sizes import expected
+    from shoestring.training.execution.batch_sizes import expected_batches
     from shoestring.training.execution.final_report import finished_report
     from shoestring.training.execution.recorder import RecordingSettings
     from shoestring.training.execution.tasks import TrainTask
@@ -188,7 +188,7 @@ def trained(
         techniques=specs_of(chosen.techniques),
         recording=RecordingSettings(str(folder.path), cadence, request.memory, chosen.process_bytes, str(path.parent)),
         traceback=options.traceback,
-        expected=expected(chosen),
+        expected=expected_batches(chosen),
         position=Position(speeds=chosen.speeds),
     )
     try:

@@ -31,12 +31,12 @@ def run(options: Namespace) -> int:
         raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
     import json
 
-    from shoestring.training.execution.verification import verified
+    from shoestring.training.execution.verification import verify_plan
 
     job = loaded(options, given.path, given.flags)
     chosen, _ = planned(options, job, given.memory)
     say(options, f"training {options.check_steps} steps plainly and with {chosen} …")
-    report = verified(job, chosen, options.check_steps)
+    report = verify_plan(job, chosen, options.check_steps)
     if options.json:
         print(json.dumps(report))
     else:

@@ -1,6 +1,7 @@
-"""A tensor that is elsewhere: it has a shape and a kind, no numbers and no memory.
+"""Absent tensors: stand-ins for tensors that another worker holds. They have a shape and a dtype, but no numbers and no
+memory.
 
-What is computed from one is absent too, whatever else goes into it. Code that looks at its numbers can't be answered, and is told so.
+A result computed from an absent tensor is absent too. Code that reads its numbers is refused with a message.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ class Absent(Tensor):
 
     shaped: Tensor
     __torch_function__ = NO_OVERRIDE
-    number: tuple[int, int] | None  # which value of a forward it is (training/pipeline/walk.py); None: nobody asked
+    number: (
+        tuple[int, int] | None
+    )  # its number among the values of a forward (training/pipeline/walk.py); None: not numbered
     forward: object  # the forward in which it has that number
-    maker: int  # the block in which it was made; -1: in none, or nobody asked
+    maker: int  # the block that made it; -1: none, or not recorded
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -34,7 +37,7 @@ class Absent(Tensor):
             raise LooksAtAbsent
         device = next(leaf.device for leaf in tree_leaves(given) if isinstance(leaf, Absent))
         if func is aten.index.Tensor:
-            given = ((args[0], [one for index in args[1] for one in counted(index)]), {})
+            given = ((args[0], [one for index in args[1] for one in mask_indices(index)]), {})
         shapes = tree_map(shape_of, given)
         known = {
             id(shape): leaf
@@ -46,7 +49,7 @@ class Absent(Tensor):
         def back(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            if (same := known.get(id(leaf))) is not None:  # it was written to
+            if (same := known.get(id(leaf))) is not None:  # an in-place operation
                 if not isinstance(same, Absent):
                     raise WritesAbsent(same)
                 return same
@@ -66,7 +69,7 @@ class LooksAtAbsent(Mistake):
 
 class WritesAbsent(Mistake):
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor  # that would be written to
+        self.tensor = tensor  # the tensor that would be written to
         super().__init__(
             "the model writes what depends on weights into a tensor that does not, outside of its blocks: other workers would "
             "not see it; do that inside of a block, or compute a new tensor"
@@ -74,7 +77,7 @@ class WritesAbsent(Mistake):
 
 
 def absent(like: Tensor, device: torch.device | None = None, gradient: bool = False) -> Absent:
-    """A tensor as `like`, elsewhere."""
+    """An absent tensor shaped like `like`."""
     found: Absent = without_numbers(Absent, like, device or like.device, gradient)
     found.shaped = like if like.is_meta and type(like) is Tensor else shape_of(like)
     found.number, found.forward, found.maker = None, None, -1
@@ -82,7 +85,7 @@ def absent(like: Tensor, device: torch.device | None = None, gradient: bool = Fa
 
 
 def shape_of(leaf: Any) -> Any:
-    """What stands for a leaf where only shapes are computed."""
+    """The stand-in for a leaf in a computation of shapes."""
     if isinstance(leaf, Absent):
         return leaf.shaped
     if isinstance(leaf, Tensor):
@@ -90,8 +93,8 @@ def shape_of(leaf: Any) -> Any:
     return torch.device("meta") if isinstance(leaf, torch.device) else leaf
 
 
-def counted(index: Any) -> list[Any]:
-    """A mask that is here, as the places that it selects along each of its dimensions."""
+def mask_indices(index: Any) -> list[Any]:
+    """A mask with numbers, as the indices that it selects along each of its dimensions."""
     if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
         if isinstance(index, Absent):
             raise LooksAtAbsent

@@ -1,7 +1,7 @@
-"""The assignment: which part of which batch a worker trains on next. A feed asks it.
+"""The assignment: which part of which batch a worker trains on next. The feed asks it.
 
-Every worker that computes gets one part of every batch, unless a technique hands out work in another way: workers that do not wait for
-each other take the next part from a queue when they are free, so one may get several parts of a batch, or none.
+Every computing worker gets one part of every batch, unless a technique distributes work otherwise: asynchronous workers
+take the next part from a queue when they are free, so one may get several parts of a batch, or none.
 
 Contract: In an asynchronous group nobody waits for all: only the first worker counts steps, keeps and saves, and it
 ends the others by `GroupDone` (tests/training/data_parallel/test_asynchronous.py).
@@ -16,25 +16,25 @@ from shoestring.core.mesh import Mesh
 
 
 class Batches(Protocol):
-    """What an assignment may ask of the feed."""
+    """The interface of the feed that an assignment uses."""
 
-    taken: int  # batches that it has gone through
+    taken: int  # batches consumed so far
 
     def part(
         self, number: int, part: int | None
-    ) -> Any: ...  # goes to the batch with this number; gives a part of it, None: nothing
+    ) -> Any: ...  # advances to the batch with this number; returns a part of it, or nothing for None
 
 
 class Assignment(ABC):
     asynchronous: ClassVar[bool] = (
-        False  # workers do not wait for each other: what all must do together is not done while they train
+        False  # whether workers do not wait for each other; then nothing is done jointly during training
     )
-    parts: int  # that a batch is cut into
+    parts: int  # number of parts that a batch is cut into
     idle: bool = False  # set by the feed: this worker's part is empty, because the batch has fewer samples than parts
 
     @abstractmethod
     def next(self, feed: Batches) -> tuple[int, int | None]:
-        """The number of the next batch, and this worker's part of it; None: it trains on nothing of it."""
+        """The number of the next batch, and this worker's part of it; None: no part."""
 
     @property
     def counts_steps(self) -> bool:
@@ -42,7 +42,8 @@ class Assignment(ABC):
         return True
 
     def steps_done(self, own: int, before: int) -> int:
-        """Steps of the run that were done when this worker begins another; `own` of its own, `before` of the run when it was resumed."""
+        """Steps of the run that are done when this worker begins another; `own`: its own steps, `before`: the run's
+        when it was resumed."""
         return own
 
     @abstractmethod
@@ -60,10 +61,10 @@ class OwnPart(Assignment):
         return feed.taken, self.number
 
     def end(self) -> None:
-        """Nobody is waited for: all have done the same steps."""
+        """Nothing to wait for: all workers have done the same steps."""
 
 
 def own_part(mesh: Mesh) -> OwnPart:
-    """The part of a worker of this mesh: batches are divided along its data axis."""
+    """The part for a worker of this mesh: batches are divided along its data axis."""
     link = mesh.along("data")
     return OwnPart(link.rank, link.world)

@@ -1,4 +1,4 @@
-"""A batch is whatever the user's data yields: a tensor, or tuples, lists and dicts of them, nested."""
+"""Batches: whatever the user's data yields: a tensor, or tuples, lists and dicts of tensors, nested."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Batch = Any
 
 
 def mapped(change: Callable[[Any], Any], batch: Batch) -> Batch:
-    """The same structure with `change` done to every leaf."""
+    """The same structure with `change` applied to every leaf."""
     if isinstance(batch, Mapping):
         changed = {key: mapped(change, value) for key, value in batch.items()}
         return changed if type(batch) is dict else type(batch)(changed)  # type: ignore[call-arg]
@@ -46,7 +46,7 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 def samples(batch: Batch) -> int:
-    """How many samples a batch holds: the first dimension that its tensors share."""
+    """The number of samples in a batch: the first dimension, which its tensors share."""
     sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim() > 0}
     several = sizes - {1} or sizes
     if len(several) != 1:
@@ -86,10 +86,10 @@ def split(batch: Batch, pieces: int) -> list[Batch]:
 
 
 def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:
-    """Where consecutive pieces begin and end, as equal as they can be."""
+    """Bounds of consecutive pieces, as equal as possible."""
     return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
 def rows_of(leaf: Any, start: int, stop: int, count: int) -> Any:
-    """Rows `start` to `stop` of a leaf that has one row a sample; anything else is shared by all pieces."""
+    """Rows `start` to `stop` of a leaf with one row per sample; any other leaf is shared by all pieces."""
     return leaf[start:stop] if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count else leaf

@@ -1,7 +1,7 @@
-"""Whose failure an exception is, told by its frames: the job's or ours.
+"""Whether an exception is the job's failure or ours, judged by its stack frames.
 
-Everything of a job is called through our code, so that our frames are there says nothing. What counts is the innermost frame that
-belongs to no library:
+Everything in a job is called through our code, so our frames alone prove nothing. What counts is the innermost frame
+that belongs to no library:
 
     of the user                                     theirs, and that is the line to look at
     ours, and it calls what the user gave (SEAMS)   theirs: a model of torch's own layers has no frame of the user
@@ -9,11 +9,12 @@ belongs to no library:
                                                     (REPLAYS), which went well the first time
     ours otherwise                                  ours
 
-Torch's own lines tell a user nothing: where a layer of torch fails, the module is named, as the model's `named_modules` has it.
+Torch's own lines tell a user nothing: if a layer of torch fails, its module is named, as in the model's
+`named_modules`.
 
-`FusedOptimizer` changes the user's optimizer, so what fails in it when `FusedOptimizer` calls is ours too (CHANGERS).
-A mode that watches operations stands
-between a layer and its kernel, and passes on what fails there: it counts as a library.
+`FusedOptimizer` changes the user's optimizer, so a failure in it, called by `FusedOptimizer`, is ours too (CHANGERS).
+A mode that watches operations stands between a layer and its kernel and passes on whatever fails there: it counts as a
+library.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-# File and function of ours -> what of the job it calls. "" stands for every function of the file.
+# File and function of ours -> what it calls of the job. "" stands for every function of the file.
 SEAMS: dict[tuple[str, str], str] = {
     ("core/job.py", "default_forward"): "model",
     ("core/job.py", "default_loss"): "loss",
     ("core/job.py", "default_optimizer"): "optimizer",
     ("core/called.py", "call_loss"): "loss",
     ("core/optimizer.py", "made_optimizer"): "optimizer",
-    ("core/schedule.py", "scheduled"): "schedule",
+    ("core/schedule.py", "with_schedule"): "schedule",
     ("core/schedule.py", "step"): "schedule",
     ("core/schedule.py", "factor"): "schedule",
     ("core/run.py", "gradients"): "model or loss",
@@ -63,11 +64,11 @@ SEAMS: dict[tuple[str, str], str] = {
     ("core/batch.py", "samples"): "data",
     ("core/batch.py", "rows_of"): "data",
     ("training/loop.py", "steps"): "optimizer",
-    ("training/validation.py", "validated"): "validate",
+    ("training/validation.py", "run_validation"): "validate",
     ("training/validation.py", "means"): "weight",
-    ("training/validation.py", "unguarded"): "model, loss or metrics",
-    ("training/validation.py", "named"): "metrics",
-    ("training/validation.py", "untouched"): "model",
+    ("training/validation.py", "raw_batch_metrics"): "model, loss or metrics",
+    ("training/validation.py", "metrics_by_name"): "metrics",
+    ("training/validation.py", "restoring_state"): "model",
     ("training/validation.py", "check_names"): "metrics",
     ("training/evidence/held_out.py", "rehearse_validation"): "weight",
     ("jobfile.py", "loaded_job"): "file",
@@ -80,19 +81,20 @@ SEAMS: dict[tuple[str, str], str] = {
 REPLAYS = {("training/memory/recompute.py", "replay")}
 CHANGERS = {("training/memory/fused.py", "update")}
 
-PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # of libraries: they only call on
+PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # library files that only call on
 
 
 @dataclass(frozen=True)
 class Blame:
     ours: bool
     line: str  # my.py line 12; its model; training/memory/recompute.py line 150
-    library: str = ""  # where in a library it failed, if no line of the user was closer
+    library: str = ""  # where in a library it failed, if no line of the user was nearer
     module: str = ""  # of the model: head (Linear)
 
     @property
     def place(self) -> str:
-        """my.py line 12, in the module head (Linear); its optimizer (sparse_adam.py line 30); training/memory/recompute.py line 150."""
+        """my.py line 12, in the module head (Linear); its optimizer (sparse_adam.py line 30);
+        training/memory/recompute.py line 150."""
         if self.module:
             return f"{self.line}, in the module {self.module}"
         return f"{self.line} ({self.library})" if self.library else self.line
@@ -105,7 +107,7 @@ def blamed(error: BaseException) -> Blame:
 
 
 def failed_module(error: BaseException) -> str:
-    """The name and the class of the innermost module whose forward failed; empty if none did, or it is the model itself."""
+    """The name and class of the innermost module whose forward failed; empty if none did, or only the model itself."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     first = [
         frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
@@ -123,16 +125,16 @@ def failed_module(error: BaseException) -> str:
 
 
 def failure_text(error: BaseException) -> str:
-    """What went wrong and where, in a line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
+    """What went wrong and where, in one line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
     try:
         said = (str(error).strip().splitlines() or [""])[0][:160]
-    except Exception:  # a class of the user's, whose text can't be had
+    except Exception:  # a user's exception class whose text can't be computed
         said = ""
     return f"{type(error).__name__}{f': {said}' * bool(said)} ({blamed(error).place})"
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:
-    """Whether it is a module; nothing is asked of the object itself, whose `__class__` may raise."""
+    """Whether it is a module; nothing is read from the object itself, whose `__class__` may raise."""
     return issubclass(type(value), nn.Module)
 
 
@@ -144,7 +146,10 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
     inner, frame = telling[-1], frames[telling[-1]]
     if not is_ours(frame):
         return Blame(False, line(frame))
-    here, above = named(frame), [named(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:]
+    here, above = (
+        file_and_function(frame),
+        [file_and_function(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:],
+    )
     seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
     if seam is not None and not set(above) & CHANGERS:
         return Blame(False, f"its {seam}", below(frames, inner))
@@ -156,7 +161,8 @@ def blame(frames: Sequence[FrameSummary]) -> Blame:
 
 
 def below(frames: Sequence[FrameSummary], inner: int) -> str:
-    """Where in a library it failed, called by a frame of ours: the innermost frame before a mode that watches operations."""
+    """Where in a library it failed, called from our frame: the innermost frame before a mode that watches
+    operations."""
     inside = [
         frame
         for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1 :])
@@ -166,7 +172,7 @@ def below(frames: Sequence[FrameSummary], inner: int) -> str:
 
 
 def is_watcher(frame: FrameSummary) -> bool:
-    """Whether it is a mode of ours that passes an operation on."""
+    """Whether it is one of our modes that pass an operation on."""
     modes = ("__torch_dispatch__", "__torch_function__")
     return frame.name in modes and Path(frame.filename).resolve().is_relative_to(ROOT) and "func(" in (frame.line or "")
 
@@ -175,13 +181,13 @@ def line(frame: FrameSummary) -> str:
     return f"{Path(frame.filename).name} line {frame.lineno}"
 
 
-def named(frame: FrameSummary) -> tuple[str, str]:
+def file_and_function(frame: FrameSummary) -> tuple[str, str]:
     """File and function of one of our frames."""
     return Path(frame.filename).resolve().relative_to(ROOT).as_posix(), frame.name
 
 
 def is_ours(frame: FrameSummary) -> bool:
-    """Whether it is our code; the jobs that come with it are jobs like any other."""
+    """Whether it is our code; the built-in jobs count as jobs."""
     path = Path(frame.filename).resolve()
     return path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "jobs")
 

@@ -1,7 +1,7 @@
-"""The budget: what the user has. Parsed in one place, checked in one place, against figures.
+"""The budget: the limits that the user sets. Parsed in one place, and checked in one place, against figures.
 
-A limit is about one figure by its name; a figure that nothing predicts is not limited. Whatever a room brings (bytes sent up by a
-phone, the latency of an answer), it is the same check.
+A limit belongs to one figure by name; a figure that is not predicted is not limited. The check is the same whatever a
+room limits (bytes that a phone uploads, the latency of an answer).
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 def limit(figure: str, unit: str, least: bool = False) -> Any:
-    """A limit on a figure: the most that it may be, or the `least`."""
+    """A limit on a figure: an upper bound, or with `least` a lower bound."""
     return field(default=None, metadata={"figure": figure, "unit": unit, "least": least})
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the user has; None: it is not limited. `Budget.parsed` takes them as they are written."""
+    """The user's limits; None: not limited. `Budget.parsed` reads them as they are written."""
 
-    memory: int | None = limit("process_bytes", "bytes")  # of a process, the most
+    memory: int | None = limit("process_bytes", "bytes")  # most bytes of a process
     seconds: float | None = limit("total_seconds", "seconds")  # for the whole job
     devices: int | None = limit("world", "")  # that compute together
-    up: int | None = limit("up_bytes", "bytes")  # that a device sends in a round,
-    down: int | None = limit("down_bytes", "bytes")  # and that it is sent
-    epsilon: float | None = limit("epsilon", "")  # privacy loss, at
-    delta: float | None = limit("delta", "")  # this chance of a greater one
+    up: int | None = limit("up_bytes", "bytes")  # that a device uploads in a round,
+    down: int | None = limit("down_bytes", "bytes")  # and downloads
+    epsilon: float | None = limit("epsilon", "")  # privacy loss, with
+    delta: float | None = limit("delta", "")  # this probability of a greater one
     size: int | None = limit("size_bytes", "bytes")  # of the model on disk
     latency: float | None = limit("latency_seconds", "seconds")  # of an answer, at
-    percentile: float = 0.99  # this share of the answers
-    quality: float | None = limit("quality", "share", least=True)  # the least that is good enough
+    percentile: float = 0.99  # this percentile
+    quality: float | None = limit("quality", "share", least=True)  # least acceptable quality
 
     @classmethod
     def parsed(cls, **written: str | float | None) -> Budget:
-        """What a user wrote: 600MiB, 5ms, 0.998.
+        """The budget from a user's text: 600MiB, 5ms, 0.998.
 
         >>> Budget.parsed(memory="600MiB", latency="5ms").memory
         629145600
@@ -56,7 +56,7 @@ class Budget:
         return limits_of(self)
 
     def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[Excess]:
-        """The limits that these figures, by name, do not keep; with `slack` they may be exceeded by this factor.
+        """The limits that these figures, by name, break; with `slack` they may be exceeded by this factor.
 
         >>> [str(one) for one in Budget(memory=1000).broken({"process_bytes": 1500})]
         ['memory: 1.46 KiB, 500 B more than 1,000 B']
@@ -65,7 +65,7 @@ class Budget:
         return [Excess(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)]
 
     def used(self, numbers: Mapping[str, float | None]) -> float:
-        """The largest share of a limit that these figures take; above 1 one is broken.
+        """The largest fraction of a limit that these figures use; above 1 a limit is broken.
 
         >>> Budget(memory=1000, quality=0.9).used({"process_bytes": 500, "quality": 0.95}).__round__(3)
         0.947
@@ -76,7 +76,7 @@ class Budget:
 
 @cache
 def limits_of(budget: Budget) -> tuple[Limit, ...]:
-    """Kept, because a ranking asks for each of thousands of candidates."""
+    """Cached, because a ranking asks for each of thousands of candidates."""
     values = ((one, vars(budget)[one.name]) for one in fields(budget) if one.metadata)
     return tuple(
         Limit(one.name, one.metadata["figure"], one.metadata["unit"], value, one.metadata["least"])
@@ -87,24 +87,24 @@ def limits_of(budget: Budget) -> tuple[Limit, ...]:
 
 @dataclass(frozen=True)
 class Limit:
-    name: str  # of the budget's entry
-    figure: str  # that it is about
+    name: str  # of the budget's field
+    figure: str  # name of the limited figure
     unit: str
     value: float
-    least: bool  # that the figure must be; else it is the most that it may be
+    least: bool  # whether it is a lower bound
 
     def keeps(self, found: float, slack: float = 1.0) -> bool:
         return found * slack >= self.value if self.least else found <= self.value * slack
 
     def used(self, found: float) -> float:
-        """The share of it that is taken; of what must be a least, the share of what is there that is needed."""
+        """The fraction of the limit that is used; for a lower bound, needed / found."""
         whole, part = (found, self.value) if self.least else (self.value, found)
         return part / whole if whole else (1.0 if part == whole else float("inf"))
 
 
 @dataclass(frozen=True)
 class Excess:
-    """A limit that is not kept."""
+    """A broken limit."""
 
     limit: Limit
     found: float

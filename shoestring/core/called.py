@@ -1,4 +1,4 @@
-"""How the functions of a job are called. One that can't be called so is told when the Job is made, before anything is built."""
+"""How the functions of a job are called. A function that can't be called so is refused when the Job is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
 
-# Field of a Job -> what it is called with, and an example
+# Field of a Job -> its arguments, and an example
 CALLS = {
     "model": ((), "model=lambda: MyModel()"),
     "loss": (("output", "batch"), "loss=lambda output, batch: cross_entropy(output, batch[1])"),
@@ -26,7 +26,7 @@ CALLS = {
 
 
 def check_calls(functions: Mapping[str, Any]) -> None:
-    """Refuse functions of a Job, by their fields, that can't be called as they will be."""
+    """Refuse functions of a Job, by field, that can't be called with their arguments."""
     for name, (arguments, example) in CALLS.items():
         function = functions.get(name)
         if function is None:
@@ -43,7 +43,7 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             )
         try:
             takes = signature(function)
-        except (ValueError, TypeError):  # of a builtin, which does not say
+        except (ValueError, TypeError):  # a builtin without a signature
             continue
         try:
             takes.bind(*arguments)
@@ -53,8 +53,8 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             ) from None
 
 
-def guarded(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
-    """The job's loss; where it takes the whole batch for a tensor, it is told what it was called with."""
+def guard_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
+    """The job's loss; an error in it, often from taking the whole batch for a tensor, says what it was called with."""
 
     def call_loss(output: Any, batch: Any) -> Tensor:
         try:

@@ -1,4 +1,4 @@
-"""Clients: devices' names and their records, by name and by number, made when they are asked for."""
+"""Clients: devices' names and records, by name and by number, made when they are needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake
 
 
 class Clients(Mapping[str, Any]):
-    """A mapping of names to records, always in the same order. It knows the n-th name without a list of all of them."""
+    """A mapping of names to records in a fixed order. It finds the n-th name without listing all names."""
 
     @abstractmethod
     def name_of(self, number: int) -> str:
@@ -23,7 +23,7 @@ class Clients(Mapping[str, Any]):
 
     @abstractmethod
     def number_of(self, name: str) -> int:
-        """The number of a client by its name; a KeyError if there is none."""
+        """The number of a client by its name; raises KeyError if there is none."""
 
     @abstractmethod
     def records(self, number: int) -> Any:
@@ -44,7 +44,7 @@ class Clients(Mapping[str, Any]):
 
 @dataclass(frozen=True, eq=False)
 class Numbered(Clients):
-    """Clients with the names "0", "1", ... whose records are `make(number)`: a million of them cost nothing until they are asked for.
+    """Clients named "0", "1", ... whose records are `make(number)`: a million of them cost nothing until they are used.
 
     Job(..., clients=lambda: Numbered(1_000_000, lambda number: records_of_user(number)))
     """
@@ -98,10 +98,10 @@ class Named(Clients):
 
 @dataclass(frozen=True, eq=False)
 class Some(Clients):
-    """A few of many clients, with the names that they have there."""
+    """A few of many clients, under their original names."""
 
     everybody: Clients
-    chosen: Tensor  # their numbers there, ascending
+    chosen: Tensor  # their numbers among the many, ascending
 
     def __len__(self) -> int:
         return len(self.chosen)

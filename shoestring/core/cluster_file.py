@@ -1,6 +1,8 @@
-"""The file of `--hardware`: what a cluster has, in JSON. One table says every key, what it must be and what it means.
+"""The file of `--hardware`: a cluster described in JSON. One table lists every key, its permitted values and its
+meaning.
 
-A key that nobody knows is refused, never ignored: a misspelt one would silently be a default. docs/hardware.md has the same table.
+An unknown key is refused, never ignored: a misspelt one would silently be a default. docs/hardware.md has the same
+table.
 """
 
 from __future__ import annotations
@@ -25,28 +27,30 @@ PRECISIONS = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "fp8": 1.0}  #
 
 @dataclass(frozen=True)
 class Description:
-    """A cluster of machines with `devices` equal devices each, as somebody wrote it down. Speeds are of one direction."""
+    """A described cluster of machines with `devices` equal devices each. Speeds are for one direction."""
 
     memory: float  # bytes of a device
-    flops: float  # float32 operations per second of a device, as it reaches them
+    flops: float  # float32 operations per second that a device reaches
     bandwidth: float  # bytes per second of a device's memory
     devices: int  # of a machine
     link: float  # bytes per second between two devices of a machine
     latency: float  # seconds until a message between them begins to arrive
-    network: float  # bytes per second from a machine to the others, for all its devices together
+    network: float  # bytes per second from a machine to the others, shared by all its devices
     network_latency: float  # seconds until a message between machines begins to arrive
     name: str = ""
     device: str = "cuda"
-    base: float = 2.0**30  # bytes of a process beside its tensors
-    peak: Mapping[str, float] = field(default_factory=dict)  # precision -> operations per second of the data sheet
-    efficiency: Mapping[str, float] = field(default_factory=dict)  # precision -> share of that inside a large product
-    attention: float = 0.33  # share of the 16-bit peak that fused attention reaches
-    processors: int = 108  # that a product's tiles are spread over
-    sending: int = 24  # of them, what a sum between devices occupies while it runs
+    base: float = 2.0**30  # bytes of a process besides its tensors
+    peak: Mapping[str, float] = field(default_factory=dict)  # precision -> operations per second, by the data sheet
+    efficiency: Mapping[str, float] = field(
+        default_factory=dict
+    )  # precision -> fraction of that inside a large product
+    attention: float = 0.33  # fraction of the 16-bit peak that fused attention reaches
+    processors: int = 108  # multiprocessors that a product's tiles are spread over
+    sending: int = 24  # multiprocessors that a running collective occupies
 
 
 class Wrong(Exception):
-    """A value that can't be; what it must be instead."""
+    """An impossible value; the text says what it must be."""
 
 
 def number(value: Any, least: float = 0.0, most: float = math.inf, strictly: bool = True) -> float:
@@ -103,7 +107,7 @@ def kind_of_device(value: Any) -> str:
 
 
 def by_precision(of: Callable[[Any], float]) -> Callable[[Any], dict[str, float]]:
-    """A reader of a value for each of some precisions."""
+    """A reader for an object with a value for each of several precisions."""
 
     def read(value: Any) -> dict[str, float]:
         if not isinstance(value, dict) or (unknown := value.keys() - PRECISIONS.keys()):
@@ -140,7 +144,7 @@ NEEDED = ("memory", "flops", "bandwidth", "devices", "link", "latency", "network
 
 
 def read_cluster(path: Path) -> Description:
-    """The description in a file; whatever is wrong with it is refused, with what it must be."""
+    """The description in a file; errors say what a value must be."""
     try:
         told = json.loads(read_regular(path), object_pairs_hook=once, parse_constant=float)
     except FileNotFoundError:
@@ -171,7 +175,7 @@ def read_cluster(path: Path) -> Description:
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a file; a key that is there twice is refused, because one of the two would be ignored."""
+    """A JSON object; a duplicate key is refused, because one of its values would be ignored."""
     names = [name for name, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"it says {twice[0]} twice")

@@ -1,4 +1,4 @@
-"""Frozen values to JSON and back: one codec for all that is written to a file or said to another process.
+"""Frozen values to JSON and back: one codec for all files and all messages between processes.
 
     dataclass           {"field": ...}; a class with a VERSION has "version" too
     tuple, list, set    [...]
@@ -6,9 +6,9 @@
     Enum                its name
     Path                text
 
-A class that knows better has `as_json` and `from_json` of its own (a technique is written by its name). What is unknown is refused in
-what somebody asks for, where a misspelt key would silently be a default, and ignored in what is told, so that an older reader can
-read what a newer writer says.
+A class may define its own `as_json` and `from_json` (a technique is written by its name). Unknown keys are refused in
+requests, where a misspelt key would silently be a default, and ignored in reports, so that an older reader can read
+what a newer writer wrote.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints, runtime_checkable
 
 T = TypeVar("T")
-Json = Any  # None, bool, int, float, str, a list or a dict of such
+Json = Any  # None, bool, int, float, str, or a list or dict of these
 
 
 class Unreadable(ValueError):
-    """A value can't be made of this JSON; the text says where and why."""
+    """JSON that can't be turned into a value; the text says where and why."""
 
 
 @runtime_checkable
 class HasCodec(Protocol):
-    """A class with a JSON of its own."""
+    """A class with its own JSON form."""
 
     def as_json(self) -> Json: ...
     @classmethod
@@ -40,7 +40,7 @@ class HasCodec(Protocol):
 
 
 def finite_json(value: Json) -> Json:
-    """The same JSON with null for numbers that are not finite: JSON has none, and `NaN` is an error to most who read it.
+    """The same JSON with null for numbers that are not finite: JSON has none, and most readers refuse `NaN`.
 
     >>> finite_json({"losses": [1.5, float("nan")], "best": (float("inf"), 2)})
     {'losses': [1.5, None], 'best': [None, 2]}
@@ -76,11 +76,12 @@ def to_json(value: object) -> Json:
 
 
 def from_json(kind: type[T], data: Json, unknown: str = "refused") -> T:
-    """A value of a class from its JSON. `unknown`: keys that the class does not have are "refused" or "ignored"."""
-    return made(kind, data, unknown == "ignored", kind.__name__)  # type: ignore[no-any-return]
+    """A value of class `kind` from its JSON. `unknown`: keys that the class does not have are "refused" or
+    "ignored"."""
+    return make_value(kind, data, unknown == "ignored", kind.__name__)  # type: ignore[no-any-return]
 
 
-def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
+def make_value(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any or kind is object:
         return data
@@ -101,7 +102,7 @@ def made(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         entries = plain(dict, data, where)
         return {
-            made(inside[0], key, lenient, where): made(inside[1], one, lenient, f"{where}.{key}")
+            make_value(inside[0], key, lenient, where): make_value(inside[1], one, lenient, f"{where}.{key}")
             for key, one in entries.items()
         }
     return plain(kind if isinstance(kind, type) else object, data, where)
@@ -128,7 +129,11 @@ def dataclass_of(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if missing:
         raise Unreadable(f"{where} lacks {missing[0]!r}")
     return kind(
-        **{name: made(hints[name], one, lenient, f"{where}.{name}") for name, one in given.items() if name in known}
+        **{
+            name: make_value(hints[name], one, lenient, f"{where}.{name}")
+            for name, one in given.items()
+            if name in known
+        }
     )
 
 
@@ -143,7 +148,7 @@ def one_of(kinds: tuple[Any, ...], data: Json, lenient: bool, where: str) -> Any
     wrong = []
     for kind in (one for one in kinds if one is not NoneType):
         try:
-            return made(kind, data, lenient, where)
+            return make_value(kind, data, lenient, where)
         except Unreadable as error:
             wrong.append(str(error))
     raise Unreadable(wrong[0] if wrong else f"{where} is {data!r}")
@@ -159,28 +164,29 @@ def sequence_of(kind: Any, inside: tuple[Any, ...], data: Json, lenient: bool, w
     entries = plain(list, list(data) if isinstance(data, tuple) else data, where)
     fixed = kind is tuple and bool(inside) and inside[-1] is not Ellipsis
     if not fixed and inside and inside[0] in (int, float, str) and all(type(one) is inside[0] for one in entries):
-        return kind(entries)  # a million losses take no longer than a list
+        return kind(entries)  # as fast as a list, even for a million losses
     if (
         not fixed
         and inside
         and get_origin(inside[0]) is tuple
         and all(one in (int, float, str) for one in get_args(inside[0]))
     ):
-        wanted = list(get_args(inside[0]))  # so does a million events of a log
+        wanted = list(get_args(inside[0]))  # as fast for a million log events
         if all(type(one) is list and list(map(type, one)) == wanted for one in entries):
             return kind(map(tuple, entries))
     if fixed:
         if len(entries) != len(inside):
             raise Unreadable(f"{where} has {len(entries)} entries, not {len(inside)}")
         both = enumerate(zip(inside, entries, strict=True))
-        return tuple(made(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
+        return tuple(make_value(one, entry, lenient, f"{where}[{number}]") for number, (one, entry) in both)
     return kind(
-        made(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]") for number, entry in enumerate(entries)
+        make_value(inside[0] if inside else Any, entry, lenient, f"{where}[{number}]")
+        for number, entry in enumerate(entries)
     )
 
 
 def plain(kind: type, data: Json, where: str) -> Any:
-    """A number, a text, a list or a dict, if it is one. A whole number may stand for a fraction; true and false are no numbers."""
+    """A number, text, list or dict of this type. An int may stand for a float; bools are not numbers."""
     fits = isinstance(data, kind) or (kind is float and isinstance(data, int))
     if not fits or (isinstance(data, bool) and kind in (int, float)):
         raise Unreadable(f"{where} is {data!r}, not {kind.__name__}")

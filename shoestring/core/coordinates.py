@@ -1,4 +1,4 @@
-"""Where a worker stands in a mesh, by its rank; without torch, for pages."""
+"""A worker's coordinates in a mesh, by its rank; without importing torch, for pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """Where a worker stands on each axis.
+    """The coordinate of a worker on each axis.
 
     >>> coordinates({"data": 2, "stage": 3}, 4)
     {'data': 1, 'stage': 1}

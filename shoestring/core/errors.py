@@ -1,33 +1,33 @@
-"""The two ways a user can be told no: a mistake to mend, or a budget that can't be met."""
+"""The errors that users see: a mistake that they can correct, or a budget that can't be met."""
 
 from __future__ import annotations
 
 import errno
 
-ABOUT_A_BLOCK = "the block "  # how a Mistake begins that says that a block of the model can't be computed again
+ABOUT_A_BLOCK = "the block "  # begins every Mistake about a block of the model that can't be recomputed
 
 
 class Mistake(ValueError):
-    """What the user gave can't work; the text says what was found, why, and what to do."""
+    """The user's input can't work; the text says what was found, why, and what to do."""
 
 
 class JobFailed(Mistake):
-    """Code of the job itself failed."""
+    """The job's own code failed."""
 
 
 class Crashed(RuntimeError):
-    """A worker ended without an answer, or with a fault of our own."""
+    """A worker process ended without an answer, or with a fault of ours."""
 
 
 class OverBudget(ValueError):
-    """Nothing fits the budget; `nearest` is the least demanding plan there is."""
+    """Nothing fits the budget; `nearest` is the plan that needs least."""
 
     def __init__(self, text: str, nearest: object = None) -> None:
         super().__init__(text)
         self.nearest = nearest
 
 
-# What the system refuses -> what to do about it
+# Operating system errors -> what to do about them
 CURES = {
     errno.EROFS: "nothing can be written there, give a folder on another file system",
     errno.EACCES: "give a folder that is yours, or ask for the right to this one",
@@ -39,7 +39,7 @@ CURES = {
 
 
 def system_text(error: OSError) -> str:
-    """What the system refuses, where, and what to do.
+    """What the operating system refuses, where, and what to do.
 
     >>> system_text(OSError(errno.EROFS, "Read-only file system", "runs"))
     "'runs' can't be used (Read-only file system): nothing can be written there, give a folder on another file system"

@@ -1,10 +1,12 @@
-"""How close the trained weights stay to those of plain training: four levels, each with the one word that everybody has for it.
+"""How close the trained weights stay to those of plain training: four levels, each with one word that is used
+everywhere.
 
-The planner chooses what is changed only if that is allowed (--inexact). Techniques that the user names, by --use, in a plan file or in a
-script, are used at whatever level they are, which the plan states; --exact refuses whatever is further from plain training than it says,
-whoever chose it.
+The planner chooses plans of the level `changed` only if that is allowed (--inexact). Techniques that the user names, by
+--use, in a plan file or in a script, are used at whatever level they have, and the plan states it; --exact refuses any
+plan that is further from plain training, whoever chose it.
 
-Plan, page, report, `verify`, JSON, help and messages take their words from here. Nothing heavy is imported: help needs them too.
+Plan, page, report, `verify`, JSON, help and messages take their words from here. Nothing heavy is imported, because
+help uses it too.
 """
 
 from __future__ import annotations
@@ -27,17 +29,17 @@ class Exactness(IntEnum):
 
     @property
     def word(self) -> str:
-        """What the level is called, wherever a person or a program reads of it."""
+        """The name of the level, for people and programs."""
         return WORDS[self]
 
     @property
     def meaning(self) -> str:
-        """What can be counted on, in a sentence."""
+        """What the level guarantees, in a sentence."""
         return MEANINGS[self]
 
     @property
     def flag(self) -> str:
-        """What allows it on the command line."""
+        """The command-line flag that allows it."""
         return "--inexact" if self is Exactness.CHANGED else f"--exact {self.name.lower()}"
 
 
@@ -55,7 +57,7 @@ MEANINGS = {
 }
 ASKED = {
     level.name.lower(): level for level in (Exactness.BITS, Exactness.ROUNDING, Exactness.DISTRIBUTION)
-}  # what --exact takes
+}  # the values of --exact
 RENAMED = {"draws": "distribution"}  # what it took before
 
 
@@ -68,10 +70,10 @@ def rename_hint(exact: str) -> str | None:
     return f"{exact!r} is called {RENAMED[exact]!r} now" if exact in RENAMED else None
 
 
-def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
-    """The levels to plan for, one after the other until a plan fits: a plan of a level may be of any that is closer.
+def allowed_levels(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
+    """The levels to plan for, in turn, until a plan fits; a plan for a level may be of any closer level.
 
-    >>> [[level.word for level in allowed(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
+    >>> [[level.word for level in allowed_levels(*asked)] for asked in ((None, False), ("bits", False), (None, True))]
     [['to rounding', 'same distribution'], ['same bits'], ['changed']]
     """
     if exact and exact not in ASKED:
@@ -86,7 +88,7 @@ def allowed(exact: str | None, inexact: bool) -> tuple[Exactness, ...]:
 
 
 def check_level(level: Exactness, exact: str | None, plan: str) -> None:
-    """Refuse a plan that is further from plain training than `exact` says."""
+    """Refuse a plan that is further from plain training than `exact` allows."""
     if exact and level > ASKED[exact]:
         raise Mistake(
             f"{plan} is {level.word} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
@@ -97,7 +99,8 @@ def check_level(level: Exactness, exact: str | None, plan: str) -> None:
 def stated_in(plan: Mapping[str, Any]) -> Exactness | None:
     """The level that a plan's JSON states; None if it states none.
 
-    Until 0.1 plans had `exact`, which was true up to rounding and false for all else: the weakest that this can mean is taken.
+    Before 0.1 plans had `exact`: true meant "up to rounding", false anything else; the weakest level that fits is
+    returned.
 
     >>> stated_in({"exactness": "same distribution"}).name, stated_in({"exact": True}).name, stated_in({"exact": False}).name
     ('DISTRIBUTION', 'ROUNDING', 'CHANGED')

@@ -1,4 +1,4 @@
-"""Optional packages: the extra of shoestring that installs each one, and what it is needed for."""
+"""Optional packages: which extra of shoestring installs each, and what it is needed for."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shoestring.core.errors import Mistake
 @dataclass(frozen=True)
 class Extra:
     name: str  # as in pip install "shoestring[name]"
-    modules: tuple[str, ...]  # the packages it brings, by the names that Python imports
+    modules: tuple[str, ...]  # its packages, by import name
     purpose: str  # what works only with them
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The packages of it that are not installed."""
+        """Its packages that are not installed."""
         return tuple(module for module in self.modules if find_spec(module) is None)
 
     @property
@@ -30,7 +30,7 @@ class Extra:
 
     @property
     def refusal(self) -> str:
-        """Why its purpose can't be served here, and what to do; empty if all its packages are installed."""
+        """Why its purpose is unavailable here, and what to do; empty if all its packages are installed."""
         return (
             f"{self.purpose}: this needs {', '.join(self.absent)}, which is not installed; run: {self.command}"
             if self.absent
@@ -52,7 +52,7 @@ EXTRAS = {
 
 
 class MissingExtra(Mistake):
-    """Something was asked for that needs a package which is not installed."""
+    """Something was requested that needs a package which is not installed."""
 
 
 def require(name: str) -> None:

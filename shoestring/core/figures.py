@@ -1,7 +1,7 @@
-"""Figures: named numbers with a unit, predicted and measured, and how we know them.
+"""Figures: named numbers with a unit, predicted and measured, each with its basis.
 
-Whoever shows figures (terminal, page, JSON, report) loops over them. None lists them by hand, so a figure that a new room brings
-is shown everywhere, and one that is missing is missing everywhere.
+Everything that shows figures (terminal, page, JSON, report) loops over them instead of listing them, so a figure that a
+new room adds appears everywhere.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from shoestring.core.units import unit_text
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a figure is a number of."""
+    """What a figure measures."""
 
     name: str  # its key in JSON, such as process_bytes
-    label: str  # what people call it, such as process
+    label: str  # its name for people, such as process
     unit: str = "bytes"  # bytes, seconds, share, or the word for what is counted (operations, requests/s)
-    counted: bool = False  # predicted to the last one: a difference is told in numbers, not in percent
-    optional: bool = False  # only shown where it is not zero: a run that sends nothing does not say so
+    counted: bool = False  # predicted exactly: a difference is shown as a number, not in percent
+    optional: bool = False  # only shown where it is not zero
 
     def text(self, value: float | None) -> str:
-        """A number of it for people."""
+        """A value of it, for people."""
         return "not known" if value is None else unit_text(value, self.unit)
 
 
@@ -36,8 +36,8 @@ class Figure:
 
     @property
     def off(self) -> float | None:
-        """How far what was measured is from what was predicted, as a share of the prediction: above zero, it was more. None if either is
-        not known, or nothing was predicted. Terminal, page and JSON have it from here.
+        """(measured - predicted) / predicted; None if either is not known, or nothing was predicted. Terminal, page and
+        JSON take it from here.
 
         >>> Figure(Quantity("process_bytes", "process"), predicted=100, measured=103).off
         0.03
@@ -48,7 +48,7 @@ class Figure:
 
     @property
     def off_text(self) -> str:
-        """The same for people, in the quantity's own words: what was measured is ... what was predicted.
+        """The same as words: what was measured is ... what was predicted.
 
         >>> Figure(Quantity("peak_bytes", "tensors", counted=True), 20_480, 20_472).off_text
         '8 bytes below'
@@ -73,12 +73,12 @@ class Figure:
 
 
 AS = "as predicted"
-CLOSE = 1e-3  # of a counted figure: below that the difference itself says more than a share
+CLOSE = 1e-3  # for a counted figure: a smaller relative difference is shown as a number
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures by name, in the order in which they are shown."""
+    """Figures by name, in display order."""
 
     entries: tuple[Figure, ...] = ()
 
@@ -92,7 +92,7 @@ class Figures:
         return any(one.quantity.name == name for one in self.entries)
 
     def measured(self, found: Mapping[str, float | None]) -> Figures:
-        """The same with what was measured, by name; what is not among them stays as it was."""
+        """The same with measured values by name; figures not among them stay as they were."""
         return Figures(tuple(replace(one, measured=found.get(one.quantity.name, one.measured)) for one in self.entries))
 
     @property
@@ -101,5 +101,5 @@ class Figures:
 
 
 def figures(quantities: Iterable[Quantity], predicted: Mapping[str, float | None], basis: str = "") -> Figures:
-    """Predictions by name as figures."""
+    """Predictions by name, as figures."""
     return Figures(tuple(Figure(one, predicted.get(one.name), basis=basis) for one in quantities))

@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all, and what processes that died have left behind.
+"""Files that appear complete or not at all, and cleaning up after processes that died.
 
-    draft               a file is written as NAME.tmp-PID, synced and renamed, so that nobody meets half of it
-    temporary folder    gone when its user is done
-    lock                held on either by who uses it; the kernel frees it when that process dies, however that happens
+    draft               a file is written as NAME.tmp-PID, synced and renamed, so that nobody reads half of it
+    temporary folder    deleted when its user is done
+    lock                held on either by its user; the kernel releases it when that process dies, however that happens
 
-So what is not locked was left behind, and is cleared by the next one who drafts that file, or needs such a folder.
+So an unlocked draft or folder was left behind, and the next process that drafts that file, or needs such a folder,
+deletes it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.regular import regular
 
 TRIES = 300  # to lock a file that others append to, a tenth of a second each
-LONGEST = 60  # bytes of the name of a place: with our folder's and the socket's in it, the kernel takes 107
+LONGEST = 60  # bytes in the path of the temporary place: the kernel allows 107 for a socket's path inside it
 DRAFT = re.compile(r"(.+)\.tmp-\d+")
 
 
-def locked(file: int, tries: int = 5) -> bool:
-    """Try to lock an open file, a few times: who looks at it holds it for a moment too."""
+def try_lock(file: int, tries: int = 5) -> bool:
+    """Try to lock an open file, several times: processes that only check it hold it for a moment too."""
     for left in reversed(range(tries)):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,15 +42,15 @@ def locked(file: int, tries: int = 5) -> bool:
 
 
 def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int], int] = os.open) -> tuple[int, bool]:
-    """Open a file and try to lock it; gives whether that worked.
+    """Open a file and try to lock it; returns the file and whether it is locked.
 
-    While we waited for the lock, its holder may have moved the file away or deleted it. A lock on a file that has lost its name
-    keeps nobody out, so what has the name now is opened instead.
+    While we waited for the lock, its holder may have moved or deleted the file. A lock on a file that has lost its name
+    keeps nobody out, so the file that has the name now is opened instead.
     """
     while True:
         file = opener(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            ours = locked(file)
+            ours = try_lock(file)
             if not ours or has_name(file, path):
                 return file, ours
         except BaseException:
@@ -60,7 +61,7 @@ def opened_and_locked(path: Path, flags: int, opener: Callable[[Path, int, int],
 
 @contextmanager
 def held_to_append(path: Path) -> Iterator[int]:
-    """While inside, nobody else appends to this file, which is made if it is not there."""
+    """While inside, nobody else appends to this file; it is created if missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = not path.exists()
     for _ in range(TRIES):
@@ -79,14 +80,14 @@ def held_to_append(path: Path) -> Iterator[int]:
 
 
 def append_synced(file: int, data: bytes) -> None:
-    """When this returns, it is on disk."""
+    """Append and sync: when this returns, the data are on disk."""
     while data:
         data = data[os.write(file, data) :]
     os.fsync(file)
 
 
 def has_name(file: int, path: Path) -> bool:
-    """Whether an open file is the one that is found under a name."""
+    """Whether an open file is the one at this path."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
@@ -97,7 +98,7 @@ def has_name(file: int, path: Path) -> bool:
 
 
 def drafted_name(name: str) -> str:
-    """The file that a draft is to become; empty if it is no draft.
+    """The final name of a draft; empty if it is not a draft.
 
     >>> drafted_name("run.json.tmp-4711"), drafted_name("run.json")
     ('run.json', '')
@@ -107,8 +108,9 @@ def drafted_name(name: str) -> str:
 
 
 @contextmanager
-def drafted(path: Path, folder: bool = False) -> Iterator[Path]:
-    """Where to write what is to be found at `path` as soon as all of it is on the disk; after an error there is nothing."""
+def draft_file(path: Path, folder: bool = False) -> Iterator[Path]:
+    """A path to write to; its content appears at `path` once all of it is on the disk. After an error nothing is
+    left."""
     clear(one for one in path.parent.glob("*.tmp-*") if drafted_name(one.name) == path.name)
     draft = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     remove(draft)
@@ -132,18 +134,19 @@ def drafted(path: Path, folder: bool = False) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes, asked: bool = False) -> None:
-    """Write a file so that it is there whole or not at all. `asked`: by a user, who may mean something that is no file, such as
-    /dev/stdout, or the file that a link leads to; in a folder of ours whatever has the name is replaced: no pipe is waited for, and
-    nothing is written where a link leads."""
+    """Write a file so that it appears complete or not at all. `asked`: the user gave the path, which may be no regular
+    file, such as /dev/stdout, or a symbolic link to follow; in our own folders whatever has the name is replaced: no
+    pipe is waited for, and no link is followed."""
     if asked and path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    with drafted(path.resolve() if asked else path) as draft:
+    with draft_file(path.resolve() if asked else path) as draft:
         draft.write_bytes(data)
 
 
 def made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
-    """Make a file or folder of one's own and lock it, where the file system has locks; once more if somebody cleared it in between."""
+    """Create a private file or folder and lock it, if the file system has locks; retry if another process deleted it in
+    between."""
     while True:
         path = make()
         try:
@@ -155,7 +158,7 @@ def made_and_held(make: Callable[[], Path]) -> tuple[Path, int]:
 
 
 def sync(path: Path) -> None:
-    """Until a file's content, or a folder's names, are on the disk."""
+    """Wait until a file's content, or a folder's entries, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -163,11 +166,11 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-# What was left behind
+# Cleaning up
 
 
 def clear(paths: Iterable[Path]) -> None:
-    """Delete drafts and temporary files that nobody holds any more. What is another user's, or can't be told, stays."""
+    """Delete drafts and temporary files that no process holds. Those of other users, or of unknown state, stay."""
     for path in paths:
         with suppress(OSError):
             found = os.lstat(path)
@@ -175,7 +178,7 @@ def clear(paths: Iterable[Path]) -> None:
                 continue
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                if locked(file, tries=1) and has_name(file, path):
+                if try_lock(file, tries=1) and has_name(file, path):
                     remove(path)
             finally:
                 os.close(file)
@@ -190,14 +193,14 @@ def remove(path: Path) -> None:
 
 
 def temporary_place() -> str:
-    """Where temporary folders are made: the system's place, or /tmp where that has so long a name that a socket could not be in it."""
+    """Where temporary folders are made: the system's place, or /tmp if that has too long a name for a socket inside."""
     place = tempfile.gettempdir()
     return "/tmp" if len(os.fsencode(place)) > LONGEST and os.access("/tmp", os.W_OK) else place
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A private folder until we are done with it; those of processes that were killed are cleared first."""
+    """A private folder, deleted at the end; first those left by killed processes are deleted."""
     place = temporary_place()
     clear(Path(place).glob("shoestring-folder-*"))
     path, file = made_and_held(lambda: Path(tempfile.mkdtemp(prefix="shoestring-folder-", dir=place)))

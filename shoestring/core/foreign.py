@@ -1,8 +1,9 @@
-"""Objects of the user, looked at without calling any of their methods.
+"""Inspect the user's objects without calling any of their methods.
 
-A model or a batch may hold anything: a tuple whose `len` raises, a list that counts who reads it, an object whose attributes are computed.
-Torch never asks them, so neither do we: containers are read by the methods of the built-in class that they are or inherit from, and
-attributes where Python keeps them. Who must have a copy of a model shares with it what can't be copied.
+A model or a batch may hold anything: a tuple whose `len` raises, a list that counts its readers, an object with
+computed attributes.
+Torch never calls them, so neither do we: containers are read by the methods of the built-in class that they are or
+inherit from, and attributes from where Python stores them. A copy of a model shares with it whatever can't be copied.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
-# An OrderedDict has an order beside that of its dict, so it comes first
+# OrderedDict comes before dict, because it keeps an order of its own
 CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, deque, set, tuple, frozenset)
 
 
 def container_kind(value: object) -> Any:
-    """The built-in container that an object is, or inherits from; None if it is none.
+    """The built-in container class that an object is or inherits from; None if it is none.
 
     >>> container_kind([]), container_kind(OrderedDict()), container_kind("a")
     (<class 'list'>, <class 'collections.OrderedDict'>, None)
@@ -29,7 +30,7 @@ def container_kind(value: object) -> Any:
 
 
 def items_of(container: Any) -> Iterator[Any]:
-    """What a container holds; of a dict, its values.
+    """The items of a container; for a dict, its values.
 
     >>> list(items_of({"a": 1, "b": 2})), list(items_of((3, 4))), list(items_of("no container"))
     ([1, 2], [3, 4], [])
@@ -41,7 +42,7 @@ def items_of(container: Any) -> Iterator[Any]:
 
 
 def entries_of(container: Any) -> list[Any]:
-    """What a container holds; of a dict, pairs of key and value.
+    """The entries of a container; for a dict, (key, value) pairs.
 
     >>> entries_of({"a": 1}), entries_of([2])
     ([('a', 1)], [2])
@@ -51,7 +52,7 @@ def entries_of(container: Any) -> list[Any]:
 
 
 def attributes_of(value: object) -> dict[str, Any] | None:
-    """An object's own attributes, as Python keeps them; None if it has none.
+    """An object's own attributes, as Python stores them; None if it has none.
 
     >>> attributes_of(ValueError()), attributes_of(3)
     ({}, None)
@@ -61,13 +62,13 @@ def attributes_of(value: object) -> dict[str, Any] | None:
         if isinstance(slot, (GetSetDescriptorType, MemberDescriptorType)):
             found = slot.__get__(value)
             return found if type(found) is dict else None
-        if slot is not None:  # the class computes it
+        if slot is not None:  # the class defines __dict__ itself
             return None
     return None
 
 
 def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:
-    """A copy of a module, with other objects `instead` of some, by their ids; what refuses to be copied is the very same in both."""
+    """A copy of a module; objects with an id in `instead` are replaced, and whatever can't be copied is shared."""
     try:
         return deepcopy(module, dict(instead))
     except Exception:

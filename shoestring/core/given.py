@@ -1,4 +1,4 @@
-"""Data that a Job was given as an object, in place of a factory of them."""
+"""Data given to a Job as an object, in place of a factory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from shoestring.core.errors import Mistake
 
 
 class GivenData:
-    """A factory of one object. Every call gives the data as they were when the Job was made, whoever has gone through them since: planning
-    looks at the first batches, and a run that goes on in a new process finds them untouched.
+    """A factory for one object. Every call returns the data in the state they had when the Job was made, whoever has
+    read them since:
+    planning reads the first batches, and a resumed run must find them unread.
 
-        with state_dict, load_state_dict    the object, brought back to its first state
-        a DataLoader                        a copy with generators of its own, in their first state
-        else                                the object
+        with state_dict, load_state_dict    the object, reset to its first state
+        a DataLoader                        a copy with its own generators, in their first state
+        anything else                       the object
     """
 
     def __init__(self, value: Any, checked: bool = False) -> None:
-        self.value, self.checked = value, checked  # checked: that it can be gone through again (data/lengths.py)
+        self.value, self.checked = value, checked  # checked: whether it can be iterated again (data/lengths.py)
         self.state = copy.deepcopy(value.state_dict()) if has_state(value) else None
         self.drawn = [(one, one.get_state()) for one in generators_in(value)]
 
@@ -33,21 +34,21 @@ class GivenData:
         if not isinstance(self.value, DataLoader):
             return self.value
         fresh = {id(one): torch.Generator(one.device).set_state(state) for one, state in self.drawn}
-        return copied(self.value, fresh)
+        return copy_loader(self.value, fresh)
 
     def __reduce__(self) -> tuple[type[GivenData], tuple[Any, bool]]:
-        """Pickled by its object alone; pickle keeps a generator with its state."""
+        """Pickles the object alone; pickle keeps the state of a generator."""
         return GivenData, (self.value, self.checked)
 
 
 def factory_of(name: str, value: Any) -> Any:
-    """A field of a Job that holds data, as a factory of them. A data set that can be called is data still."""
+    """A Job's data field as a factory. A data set that happens to be callable is still data."""
     if isinstance(value, GivenData) or (callable(value) and not isinstance(value, (Dataset, DataLoader))):
         return value
     if isinstance(value, Iterator):
         raise Mistake(
-            f"{name} in the Job is a {type(value).__name__}, an iterator, which can be gone through once; planning looks at the "
-            f"first batches too, and a run that goes on begins from the first: give a list, a data set, a DataLoader, or a "
+            f"{name} in the Job is a {type(value).__name__}, an iterator, which can be read only once; planning reads the "
+            f"first batches too, and a resumed run starts from the first: give a list, a data set, a DataLoader, or a "
             f"function that makes the iterator, {name}=lambda: ..."
         )
     by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")
@@ -60,12 +61,12 @@ def factory_of(name: str, value: Any) -> Any:
 
 
 def has_state(data: Any) -> bool:
-    """Whether data can be brought to a position by a state of their own."""
+    """Whether data can be restored to a position by their own state_dict."""
     return hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
 
 
 def generators_in(data: Any) -> list[torch.Generator]:
-    """Generators of its own that a loader draws from, each once."""
+    """The generators that a loader and its samplers draw from, each once."""
     sampler, batch_sampler = getattr(data, "sampler", None), getattr(data, "batch_sampler", None)
     found = (
         getattr(one, "generator", None)
@@ -74,9 +75,9 @@ def generators_in(data: Any) -> list[torch.Generator]:
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
-def copied(one: Any, generators: dict[int, torch.Generator]) -> Any:
-    """A copy of a loader or a sampler, with copies of its samplers, that draws from these generators in place of its own."""
-    same: dict[int, Any] = {}  # a loader's sampler is also its batch sampler's
+def copy_loader(one: Any, generators: dict[int, torch.Generator]) -> Any:
+    """A copy of a loader or sampler, with copies of its samplers, that draws from these generators instead."""
+    same: dict[int, Any] = {}  # a loader's sampler may also be its batch sampler's
 
     def copy_of(thing: Any) -> Any:
         if id(thing) not in same:
@@ -86,7 +87,7 @@ def copied(one: Any, generators: dict[int, torch.Generator]) -> Any:
                 if name == "generator" and id(inside) in generators:
                     vars(new)[name] = generators[id(inside)]
                 elif name == "_iterator" and inside is not None:
-                    vars(new)[name] = None  # of processes that live on between rounds: a copy starts its own
+                    vars(new)[name] = None  # persistent worker processes: a copy starts its own
                 elif inside is not None and name != "generator":
                     vars(new)[name] = copy_of(inside)
         return same[id(thing)]

@@ -1,4 +1,4 @@
-"""What the machine has and can do."""
+"""The machine's resources and speeds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shoestring.core.cluster_file import read_cluster
-from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, chosen, seconds, sent
+from shoestring.core.sums import LIBRARY, RING, Rate, Speeds, choose_algorithm, seconds, sent_bytes
 
 
 @dataclass(frozen=True)
@@ -19,27 +19,25 @@ class Hardware:
     torch: str = ""  # build
     flops: float = 5e10  # operations per second of a float32 matrix product, all cores
     disk: float = 5e8  # bytes per second, write then read back
-    direct: float = 0.0  # the same without the page cache; 0: there is no direct I/O
-    moving: float = 0.0  # seconds of a core per byte of that, with its checksum; 0: not measured yet
+    direct: float = 0.0  # the same without the page cache; 0: direct I/O is unavailable
+    moving: float = 0.0  # core seconds per byte of that, with its checksum; 0: not measured yet
     fault: float = 6e-11  # seconds per byte of fresh memory in ordinary pages
     huge_fault: float = 2e-11  # the same in huge pages
     bandwidth: float = 5e9  # bytes per second of the device's memory
-    base: float = 5e8  # bytes of a process before any tensor, where no real step tells
+    base: float = 5e8  # bytes of a process before any tensor, if no real step tells
     links: Mapping[str, Sequence[float]] = field(
         default_factory=dict
-    )  # workers -> seconds per byte sent, per message, bytes of a process
+    )  # workers -> seconds per byte sent, seconds per message, bytes of a process
     sums: Mapping[str, Mapping[str, Sequence[Sequence[float]]]] = field(
         default_factory=dict
-    )  # workers -> way to add up -> rates
-    speeds: Speeds | None = (
-        None  # how fast the workers of the group at hand can talk; None: nobody measured or described it
-    )
-    described: bool = False  # it is not here: somebody wrote down what it has
-    dtypes: Mapping[str, str] = field(default_factory=dict)  # name -> "" if it works, else what happened
+    )  # workers -> all-reduce algorithm -> rates
+    speeds: Speeds | None = None  # communication speeds of the present group; None: neither measured nor described
+    described: bool = False  # whether it comes from a file instead of this machine
+    dtypes: Mapping[str, str] = field(default_factory=dict)  # dtype -> "" if its products work, else what happened
     environment: Mapping[str, str] = field(default_factory=dict)  # variables that workers need for kernels to work
-    when: float = 0.0  # seconds since 1970 at which the speeds were measured
-    tries: int = 0  # of which the best count
-    busy: float = 0.0  # share of the cores that others kept busy in the quietest of them
+    when: float = 0.0  # when speeds were measured, in seconds since 1970
+    tries: int = 0  # number of measurements, of which the best count
+    busy: float = 0.0  # fraction of the cores that other processes used during the quietest one
 
 
 def cluster(path: Path, devices: int) -> Hardware:
@@ -66,21 +64,22 @@ def cluster(path: Path, devices: int) -> Hardware:
 
 
 def sum_rate(speeds: Speeds, world: int) -> tuple[float, float]:
-    """What sums take in the ways that are chosen: of a large one, seconds per byte that a worker would send in a ring; of a small one,
-    all seconds."""
+    """Cost of all-reduce with the chosen algorithms: for a large one, seconds per byte that a ring would send; for a
+    small one, all seconds."""
     machines = speeds.machines(range(max(world, 2)))
-    large = chosen(LARGE, machines, speeds)
+    large = choose_algorithm(LARGE, machines, speeds)
     longer = seconds(large, 2 * LARGE, machines, speeds) - seconds(large, LARGE, machines, speeds)
-    return longer / sent(LIBRARY, 0, machines, LARGE, 1), seconds(
-        chosen(SMALL, machines, speeds), SMALL, machines, speeds
+    return longer / sent_bytes(LIBRARY, 0, machines, LARGE, 1), seconds(
+        choose_algorithm(SMALL, machines, speeds), SMALL, machines, speeds
     )
 
 
 def measured_group(
     machine: Hardware, name: str, count: int, ways: Mapping[str, tuple[Rate, ...]], memory: float, busy: bool = False
 ) -> Hardware:
-    """The machine with what was measured of so many workers on it, under a name of that. Where others kept it busy, ways can't be
-    compared: only the usual one, which is the first, is kept."""
+    """The machine with measurements for `count` workers, stored under `name`. If other processes kept it busy,
+    algorithms can't be compared:
+    only the usual one, which is the first, is kept."""
     ways = dict(list(ways.items())[:1]) if busy else ways
     sums = {way: [(rate.per_byte, rate.per_message, rate.most) for rate in rates] for way, rates in ways.items()}
     link = (*sum_rate(Speeds(measured=ways), count), memory)
@@ -88,16 +87,16 @@ def measured_group(
 
 
 def for_group(machine: Hardware, name: str, world: int, here: int) -> Hardware:
-    """The machine as one of `world` workers has it, of which `here` share it, by what was measured under a name."""
+    """The machine as one of `world` workers has it, of which `here` share it, from measurements stored under `name`."""
     ways = {
         way: tuple(Rate(per_byte, per_message, int(most)) for per_byte, per_message, most in found)
         for way, found in machine.sums[name].items()
     }
     usual = next(iter(ways))
     rates = ways.get(RING, ways[usual])
-    message = Rate(rates[-1].per_byte, rates[0].per_message)  # for two levels, which can't be measured on one machine
+    message = Rate(rates[-1].per_byte, rates[0].per_message)  # for two-level, which can't be measured on one machine
     speeds = Speeds(0 if here == world else here, message, message, only=usual if len(ways) == 1 else "", measured=ways)
     return replace(machine, speeds=speeds, links={**machine.links, str(world): machine.links[name]})
 
 
-SMALL, LARGE = 64, 16 << 20  # bytes of what workers tell each other at every step, and of a bucket of gradients
+SMALL, LARGE = 64, 16 << 20  # bytes of the agreement after every step, and of a bucket of gradients

@@ -1,5 +1,5 @@
-"""Large imports without the collector of garbage: they make a million objects that all stay, and looking through those takes a quarter of
-the time."""
+"""Import large packages without garbage collection: they make a million objects that all stay, and scanning those takes
+a quarter of the time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Uncollected:
-    """While inside, no garbage is looked for."""
+    """While inside, garbage collection is off."""
 
     def __enter__(self) -> None:
         self.before = gc.isenabled()
@@ -25,6 +25,6 @@ class Uncollected:
 
 
 def leave_garbage() -> None:
-    """For a process that is about to end: Python looks through every object once more then, which takes half a second after torch."""
+    """For a process that is about to exit: skips Python's final collection, which takes half a second after torch."""
     gc.freeze()
     gc.disable()

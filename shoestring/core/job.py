@@ -43,12 +43,12 @@ def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimiz
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-USUAL_STEPS = 100  # of a job that says neither steps nor epochs
+USUAL_STEPS = 100  # for a job that gives neither steps nor epochs
 UNSAID = -1
 
 
 class Interval(NamedTuple):
-    """How often something is done: every so many of a unit."""
+    """How often something is done: every `number` of a unit."""
 
     number: float
     unit: str  # "steps", "epochs" or "seconds"
@@ -79,13 +79,13 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 class Target(NamedTuple):
-    """The metric that says which weights are best."""
+    """The metric that decides which weights are best."""
 
     metric: str
-    most: bool  # the largest is best; else the least
+    most: bool  # whether larger is better
 
     def better(self, now: float, before: float | None) -> bool:
-        """Whether a value is better than one before; what is infinite or not a number never is."""
+        """Whether a value is better than an earlier one; infinity and NaN never are."""
         return math.isfinite(now) and (before is None or (now > before if self.most else now < before))
 
 
@@ -107,59 +107,62 @@ class Origin:
     """Where a job came from, so that another process can make it again."""
 
     file: str  # path of the job file
-    flags: tuple[tuple[str, Any], ...] = ()  # that were given
-    arguments: tuple[tuple[str, Any], ...] = ()  # of its function: all of them, with the values that it was called with
+    flags: tuple[tuple[str, Any], ...] = ()  # the flags that were given
+    arguments: tuple[
+        tuple[str, Any], ...
+    ] = ()  # all arguments of its function, with the values that it was called with
 
 
 class Sampler(Protocol):
-    """Chooses the samples of a map-style Dataset that make a batch; `data/samplers.py` has some."""
+    """Chooses which samples of a map-style Dataset make a batch; see `data/samplers.py`."""
 
     @property
-    def fills_batches(self) -> bool: ...  # every batch has as many samples as the job asks for
+    def fills_batches(self) -> bool: ...  # whether every batch has as many samples as the job asks for
     def refusal(
         self, count: int, size: int
-    ) -> str: ...  # why it can't make batches of `size` of `count` samples; empty: it can
-    # The samples' numbers, of every batch from number `begin` on, for ever; they follow from the seed
+    ) -> str: ...  # why it can't make batches of `size` from `count` samples; empty if it can
+    # Sample numbers of every batch from number `begin` on, without end; determined by the seed
     def batches(self, count: int, size: int, seed: int, begin: int) -> Iterator[list[int]]: ...
-    def per_epoch(self, count: int, size: int) -> int: ...  # batches that are one round of the samples
+    def per_epoch(self, count: int, size: int) -> int: ...  # batches in one round of the samples
 
 
 @dataclass(
     frozen=True, eq=False
-)  # what a user gives is neither compared nor hashed: two jobs are the same if they are one object
+)  # a user's objects are neither compared nor hashed: two jobs are equal if they are the same object
 class Job:
     """What is to be trained, and how. `model` and `data` must be given; everything else has a default.
 
     What is trained
       model       a factory: `lambda: MyModel()`. Planning builds it without memory, so give a function, not a model
-      weights     what the model begins from: a safetensors file, several of them, or a `Weights`, which takes a part of a file
+      weights     initial weights: a safetensors file, several of them, or a `Weights`, which can take a part of a file
       data        batches (a list, a DataLoader), a map-style data set (any object with `__len__` and `__getitem__`), or a function that
-                  makes them. A list is one of batches, and with `collate` one of samples, in held_out too:
-                  `collate=torch.utils.data.default_collate` makes batches of them as torch does
-      batch, sampler, collate, workers    how batches are made of a data set
-      forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss is a mean over, and how
-                  a batch is cut in pieces where its first dimension does not say
-      largest     a factory of the largest batch that the data can give, where lengths vary; without it, it is looked for
+                  makes them. A list contains batches, or with `collate` samples; the same for held_out:
+                  `collate=torch.utils.data.default_collate` makes batches of samples as torch does
+      batch, sampler, collate, workers    how batches are made from a data set
+      forward, loss, weight, split        how the model is called on a batch, what is minimised, what the loss averages over, and how
+                  a batch is cut into pieces if its first dimension does not tell
+      largest     a factory of the largest batch that the data can yield, if sizes vary; without it, it is searched for
 
-    How
-      optimizer   makes the optimizer of the parameters that need a gradient; where its argument's name begins with `named`, of pairs
+    How it is trained
+      optimizer   makes the optimizer from the parameters that need a gradient; if its argument's name begins with `named`, from pairs
                   of name and parameter
-      schedule    makes a learning-rate scheduler of torch: `lambda optimizer: ...` or `lambda optimizer, steps: ...`. It is stepped after
+      schedule    makes a torch learning-rate scheduler: `lambda optimizer: ...` or `lambda optimizer, steps: ...`. It is stepped after
+                  every step; in `PerEpoch(...)`, after every epoch; ReduceLROnPlateau, after every validation
                   every step; in `PerEpoch(...)`, after every epoch; one that waits for a plateau, after every validation
       steps, epochs    when it ends: after so many steps or rounds of the data, whichever comes first; 100 steps if neither is given
       clip        largest global norm of the gradients
-      seed        every random number follows from it
+      seed        determines every random number
 
     How good it is
-      held_out    batches, a data set, or a function that makes them: what is not trained on
+      held_out    batches, a data set, or a function that makes them: data for validation, not trained on
       metrics     `lambda output, batch: {"accuracy": ...}`: means over the batch; the loss is always measured
-      validate    `lambda model: {"accuracy": ...}`, for everything that means over batches can't say
+      validate    `lambda model: {"accuracy": ...}`, for metrics that are not means over batches
       every       when to validate: 100 (steps), "1 epoch" or "5m". It is also done at the end
-      goal        "max accuracy" or "min loss": the weights that were best by it are kept
-      patience    end after so many validations in a row without a better one; 0: never
-      show        something to look at after training, as text
+      goal        "max accuracy" or "min loss": the best weights by this metric are kept
+      patience    end after so many validations in a row without improvement; 0: never
+      show        returns a text about the trained model to look at
 
-    Where the records lie on many devices (`shoestring federate`)
+    Where records lie on many devices (`shoestring federate`)
       clients     a factory of a mapping, device's name -> its records (a data set, or a list of samples), or a rule that divides `data`
                   among devices: `Dirichlet(0.3)`, `Iid()`, `ByColumn("author")`, `QuantitySkew()`
       local       what a device does in a round: `Local(epochs=1, batch=10, lr=0.05)`
@@ -170,23 +173,25 @@ class Job:
     data: Any
     loss: Callable[[Any, Batch], Tensor] = default_loss
     forward: Callable[[nn.Module, Batch], Any] = default_forward
-    weight: Callable[[Batch], float] = samples  # what the loss is a mean over
-    # split(batch, n): the batch as a list of n batches whose weights add up to its own. For batches that can't be cut along the first
-    # dimension of their tensors, such as graphs; `weight` must be given with it
+    weight: Callable[[Batch], float] = samples  # what the loss averages over
+    # split(batch, n): the batch as a list of n batches whose weights add up to its own, for batches that can't be cut
+    # along the first dimension of their tensors, such as graphs; `weight` must be given with it
     split: Callable[[Batch, int], Sequence[Batch]] | None = None
     optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer
     batch: int = 8  # samples per step, used when data is a Dataset
-    sampler: Sampler | None = None  # which samples of a Dataset make a batch; None: shuffled, every one once a round
-    steps: int = UNSAID  # 0 or not said: as many as `epochs` make; not said, and no epochs: 100
+    sampler: Sampler | None = None  # which samples of a Dataset make a batch; None: shuffled, each once per epoch
+    steps: int = UNSAID  # 0 or unset: as many as `epochs` make; unset, and no epochs: 100
     seed: int = 0
     clip: float = 0.0  # largest global norm of the gradients; 0: no clipping
-    weights: Any = ""  # a safetensors file that the model begins from
-    show: Callable[[nn.Module], str] | None = None  # something to look at after training
+    weights: Any = ""  # initial weights, such as a safetensors file
+    show: Callable[[nn.Module], str] | None = None  # a text about the trained model
     origin: Origin | None = None  # set when the job was read from a file
-    mesh: Mesh = field(default_factory=on_one_axis)  # set where several workers train it
-    epochs: int = 0  # rounds of the data; 0: by `steps` alone
-    collate: Callable[[list[Any]], Batch] | None = None  # makes a batch of a Dataset's samples; None: as torch does
-    workers: int = 0  # processes that fetch samples of a Dataset ahead; 0: none, when they are needed
+    mesh: Mesh = field(default_factory=on_one_axis)  # set when several workers train it
+    epochs: int = 0  # rounds of the data; 0: limited by `steps` alone
+    collate: Callable[[list[Any]], Batch] | None = None  # makes a batch of a Dataset's samples; None: torch's default
+    workers: int = (
+        0  # processes that fetch samples of a Dataset ahead; 0: fetched in this process, when they are needed
+    )
     largest: Callable[[], Batch] | None = None
     schedule: Callable[..., Any] | None = None
     held_out: Any = None
@@ -217,7 +222,7 @@ class Job:
             )
         if (
             self.metrics is not None and self.held_out is None and self.clients is None
-        ):  # devices hold out some of their own records
+        ):  # in a federation, devices hold out some of their own records
             raise Mistake(
                 "the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
                 "validate=lambda model: {...}"
@@ -226,7 +231,7 @@ class Job:
             raise Mistake(
                 f"patience={self.patience} in the Job, and nothing says how good the model is: give held_out=lambda: batches"
             )
-        interval(self.every), target(self.goal)  # a mistake in them is told now
+        interval(self.every), target(self.goal)  # raises a mistake in them now
 
     @property
     def validates(self) -> bool:
@@ -234,29 +239,29 @@ class Job:
 
     @property
     def counts_epochs(self) -> bool:
-        """Whether something in it depends on where an epoch ends."""
+        """Whether anything in it depends on where an epoch ends."""
         return (
             bool(self.epochs) or (self.validates and interval(self.every).unit == "epochs") or self.schedule is not None
         )
 
     @property
     def link(self) -> Link:
-        """To all workers."""
+        """The link to all workers."""
         return self.mesh.link
 
     def count(self, batch: Batch) -> int:
-        """How much there is to split in a batch: samples, or what its weight counts where the job splits it itself."""
+        """The number of parts a batch could be split into: samples, or its weight if the job splits it itself."""
         return samples(batch) if self.split is None else max(int(self.weight(batch)), 1)
 
     def pieces(self, batch: Batch, count: int) -> list[Batch]:
-        """A batch in so many pieces."""
-        return split(batch, count) if self.split is None else checked(self.split, self.weight, batch, count)
+        """A batch in `count` pieces."""
+        return split(batch, count) if self.split is None else check_pieces(self.split, self.weight, batch, count)
 
 
-def checked(
+def check_pieces(
     own: Callable[[Batch, int], Sequence[Batch]], weight: Callable[[Batch], float], batch: Batch, count: int
 ) -> list[Batch]:
-    """The pieces that a job's own split gives, if they are the batch."""
+    """The pieces from a job's own split; refused unless they make up the batch."""
     try:
         found = own(batch, count)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The ledger: what one training step costs, as a timeline over the blocks plus what stands the whole time.
+"""The ledger: the cost of one training step, as a timeline over blocks plus what stands the whole time.
 
 Peaks do not add up; timelines do. A step walks the blocks forward, then backward, then updates the weights:
 
@@ -7,8 +7,8 @@ Peaks do not add up; timelines do. A step walks the blocks forward, then backwar
     update                 standing + sum_j gradient_j + update.rise
     validation             standing + validation.rise
 
-and the peak is the highest of these. For the process, each has the kernels' own scratch memory on top, what the allocator
-rounds up and keeps back of the bytes that come and go, and the base that the interpreter and its libraries need.
+and the peak is the highest of these. For the process, each has the kernels' scratch memory on top, plus what the
+allocator rounds up and keeps of freed memory, plus the base that the interpreter and its libraries need.
 
 Contract: `workers.world` counts copies of the model: what cuts a model leaves fewer of them (`by_fewer_copies`), and
 what unites copies needs to know of no other axis. A plan whose workers hold different parts is rehearsed for every kind
@@ -42,20 +42,20 @@ Column = np.ndarray[Any, np.dtype[np.float64]]
 @dataclass(frozen=True)
 class Block:
     name: str
-    inside: bool = True  # False: what runs outside all blocks (embeddings before, head and loss after)
-    kept: float = 0.0  # bytes born in its forward and alive at its end
-    output: float = 0.0  # of those, the bytes of its result, which the next block takes
-    rise: float = 0.0  # bytes above the start of its forward at the highest point of it
-    spike: float = 0.0  # bytes above what is kept and the later blocks' gradients, in its backward
-    gradient: float = 0.0  # bytes of weight gradient that its backward leaves behind
+    inside: bool = True  # False: code outside of all blocks (embeddings before, head and loss after)
+    kept: float = 0.0  # bytes allocated in its forward and alive at its end
+    output: float = 0.0  # bytes of its output, which the next block takes; included in `kept`
+    rise: float = 0.0  # bytes above the start of its forward at its peak
+    spike: float = 0.0  # bytes in its backward's peak above what is kept and the later blocks' gradients
+    gradient: float = 0.0  # bytes of weight gradients that its backward leaves
     forward: float = 0.0  # seconds
-    backward: float = 0.0  # seconds, with all that is computed again
+    backward: float = 0.0  # seconds, including recomputation
     flops: float = 0.0  # operations of its forward
-    backward_flops: float = 0.0  # operations of its backward, with all that is computed again
-    scratch: float = 0.0  # bytes that kernels take for themselves at the highest point of its forward
+    backward_flops: float = 0.0  # operations of its backward, including recomputation
+    scratch: float = 0.0  # bytes that kernels allocate for themselves at the peak of its forward
     backward_scratch: float = 0.0
-    spilled: float = 0.0  # bytes that are not kept because they wait on disk,
-    ahead: float = 0.0  # and of the block before it, in memory again ahead of need
+    spilled: float = 0.0  # bytes that are not kept because they are offloaded to disk,
+    ahead: float = 0.0  # and of the previous block, prefetched
 
     def changed(self, **changes: float) -> Block:
         """`replace`, in a fraction of the time: a ranking makes millions of blocks."""
@@ -65,9 +65,9 @@ class Block:
 
 
 class Blocks(Sequence[Block]):
-    """The blocks of a step: rows to go through, or columns of numbers to compute with.
+    """The blocks of a step: rows to iterate over, or columns of numbers to compute with.
 
-    Columns are kept, and rows with changed columns are made when somebody asks for them: most ledgers of a ranking are only asked for
+    Columns are kept; rows with changed columns are made on demand, because most ledgers of a ranking are only asked for
     their numbers."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Blocks(Sequence[Block]):
         changes: Mapping[str, Column] | None = None,
     ) -> None:
         self.unchanged = tuple(rows)
-        self.columns: dict[str, Column] = {} if columns is None else columns  # of the rows before the changes
+        self.columns: dict[str, Column] = {} if columns is None else columns  # of the rows, before the changes
         self.changes: Mapping[str, Column] = changes or {}
 
     def changed(self, **changes: Column) -> Blocks:
@@ -139,8 +139,8 @@ NUMBERS = tuple(
 )
 
 
-def between(none: Block, full: Block, share: float) -> Block:
-    """The block at a share of the batch: what does not depend on the batch, and that share of the rest."""
+def interpolate(none: Block, full: Block, share: float) -> Block:
+    """The block at a fraction of the batch: what does not depend on the batch, plus that fraction of the rest."""
     return full.changed(
         **{name: getattr(none, name) + share * (getattr(full, name) - getattr(none, name)) for name in NUMBERS}
     )
@@ -151,10 +151,10 @@ class Ledger:
     blocks: Sequence[Block]  # `columns` gives the same as columns of numbers
     at_zero_batch: tuple[
         Block, ...
-    ] = ()  # the same blocks at a batch of nothing: the part that does not shrink with the batch
-    batch: int = 1  # samples that go through the blocks at once
-    pieces: int = 1  # times that the blocks run in a step
-    slices: int = 1  # parts of its sequences that a piece runs in, all forward before any is backward
+    ] = ()  # the same blocks at batch size zero: the part that does not shrink with the batch
+    batch: int = 1  # samples that pass through the blocks at once
+    pieces: int = 1  # times that the blocks run in a step (micro-batches)
+    slices: int = 1  # slices of its sequences that a micro-batch runs in, all forward before any is backward
     standing: StandingBytes = field(default_factory=StandingBytes)
     update: UpdateCost = field(default_factory=UpdateCost)
     splitting: Splitting = field(default_factory=Splitting)
@@ -164,9 +164,9 @@ class Ledger:
     workers: Workers = field(default_factory=Workers)
     findings: Findings = field(default_factory=Findings)
     validation: ValidationCost | None = None  # None: the job has none
-    in_flight: float = 1.0  # pieces of a batch whose activations are kept at once
-    stretch: float = 1.0  # seconds of a step per second that this worker computes: others are waited for
-    streamed: float = 0.0  # bytes of weights that are read from disk for every pass over a batch
+    in_flight: float = 1.0  # micro-batches whose activations are kept at once
+    stretch: float = 1.0  # seconds of a step per second that this worker computes, because it waits for others
+    streamed: float = 0.0  # bytes of weights that are read from disk in every pass over a batch
     by_precision: Mapping[str, Ledger] = field(default_factory=dict)  # the same step measured at other precisions
 
     def __post_init__(self) -> None:
@@ -179,16 +179,16 @@ class Ledger:
         return self.blocks
 
     def has(self, trait: str) -> bool:
-        """Whether the job does something that techniques care about."""
+        """Whether the job has a trait that techniques depend on."""
         return trait in self.findings.traits
 
     def with_update_rise(self, least: float) -> Ledger:
-        """The same step, whose update rises by so many bytes or more."""
+        """The same step with an update that rises by at least this many bytes."""
         return replace(self, update=replace(self.update, rise=max(self.update.rise, least)))
 
     @property
     def block_gradients(self) -> float:
-        """Bytes of the gradients that the blocks' backward leaves behind."""
+        """Bytes of the gradients that the blocks' backward leaves."""
         return self.columns.total("gradient")
 
     @property
@@ -197,7 +197,7 @@ class Ledger:
         return self.standing.gradients + self.block_gradients
 
     def tops(self) -> tuple[Column, Column]:
-        """The step's timeline: bytes of tensors and of the process at the highest point of every moment."""
+        """The step's timeline: bytes of tensors and of the process at the peak of every moment."""
         kept, rise, scratch, spike, gradient, backward_scratch = map(self.columns.column, TIMELINE)
         start = self.standing.total
         if self.in_flight > 1:
@@ -218,7 +218,7 @@ class Ledger:
         )
 
     def numbers(self) -> dict[str, float]:
-        """What is ranked and limited, by the names of their figures."""
+        """The figures to rank and limit by, by name."""
         tensors, process = self.tops()
         return {
             "peak_bytes": float(tensors.max()),
@@ -231,12 +231,12 @@ class Ledger:
 
     @property
     def peak(self) -> float:
-        """Highest number of tensor bytes alive at once."""
+        """Largest number of tensor bytes alive at once."""
         return float(self.tops()[0].max())
 
     @property
     def process(self) -> float:
-        """Highest number of bytes of the whole process."""
+        """Largest number of bytes of the whole process."""
         return float(self.tops()[1].max())
 
     @property
@@ -248,7 +248,7 @@ class Ledger:
 
     @property
     def validation_seconds(self) -> float:
-        """Time of one validation; 0 where there is none. Weights that are read for every batch are waited for."""
+        """Time of one validation; 0 if there is none. Includes waiting for weights that are read for every batch."""
         if self.validation is None:
             return 0.0
         reading = self.validation.batches * self.streamed * self.machine.per_byte_streamed
@@ -260,29 +260,30 @@ class Ledger:
         return self.pieces * self.columns.total("flops", "backward_flops")
 
     def pace(self, pieces: int) -> float:
-        """Time of the batch in so many pieces / time in one: lines between what was measured.
+        """Time of the batch in `pieces` micro-batches / time at once; linear between measurements.
 
         >>> Ledger((), splitting=Splitting(((1.0, 1.0), (2.0, 1.0), (8.0, 1.6)))).pace(5)
         1.3
         """
         numbers, seconds = zip(*self.splitting.paces, strict=True)
-        if pieces > numbers[-1] and len(numbers) > 1:  # the last line goes on
+        if pieces > numbers[-1] and len(numbers) > 1:  # extrapolate the last line
             slope = (seconds[-1] - seconds[-2]) / (numbers[-1] - numbers[-2])
             return float(seconds[-1] + max(slope, 0.0) * (pieces - numbers[-1]))
         return float(np.interp(pieces, numbers, seconds))
 
     def in_pieces(self, pieces: int) -> Ledger:
-        """The step whose batch runs in so many pieces, one after the other: gradients stand from the first of them on."""
+        """The step with its batch in `pieces` micro-batches, one after the other; gradients stand from the first one
+        on."""
         largest = -(-self.batch // pieces)
         both = list(zip(self.at_zero_batch, self.blocks, strict=True))
-        parts = tuple(between(none, full, largest / self.batch) for none, full in both)
-        mean = tuple(between(none, full, 1 / pieces) for none, full in both)
+        parts = tuple(interpolate(none, full, largest / self.batch) for none, full in both)
+        mean = tuple(interpolate(none, full, 1 / pieces) for none, full in both)
         share = self.pace(pieces) / pieces
         held = self.block_gradients
         adding = (
             (pieces - 1) / pieces * self.splitting.adding_seconds / max(held, 1.0)
-        )  # per byte, the mean of all pieces
-        blocks = tuple(  # the piece's own gradient is there while it is being added to the sum
+        )  # per byte, the mean of all micro-batches
+        blocks = tuple(  # a micro-batch's own gradient stands while it is added to the sum
             part.changed(
                 gradient=0.0,
                 forward=share * part.forward,
@@ -301,15 +302,16 @@ class Ledger:
         )
 
     def by_fewer_copies(self, factor: int) -> Ledger:
-        """The step of a worker whose batches go to fewer copies of the model, because so many workers hold one of them between them:
-        each copy has as many times the samples. What the worker does not hold of its copy is for the caller to take away."""
+        """The step of a worker when `factor` workers share one replica of the model: there are fewer replicas, so each
+        trains on `factor` times the samples. The caller subtracts the parts of the replica that the worker does not
+        hold."""
         workers = self.workers
         fewer = max(workers.world // factor, 1)
         own = -(-workers.samples // fewer)
         share = own / workers.own if workers.own else factor
         empty = self.at_zero_batch or tuple(Block(block.name, block.inside) for block in self.blocks)
         blocks = tuple(
-            between(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
+            interpolate(none, full, share).changed(forward=share * full.forward, backward=share * full.backward)
             for none, full in zip(empty, self.blocks, strict=True)
         )
         paces = ((1.0, 1.0), *((number * share, pace) for number, pace in self.splitting.paces if number * share > 1.0))

@@ -1,4 +1,4 @@
-"""The parts of a ledger: small values of one idea each."""
+"""The parts of a ledger: small values, each with one purpose."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 @dataclass(frozen=True)
 class StandingBytes:
-    """Bytes of tensors that are there for the whole step."""
+    """Bytes of tensors that stand for the whole step."""
 
     parameters: float = 0.0
     buffers: float = 0.0
     inputs: float = 0.0
     optimizer: float = 0.0
-    constants: float = 0.0  # that the job's functions and its data hold: a teacher, a data set in memory
-    gradients: float = 0.0  # of accumulated ones; others come and go with their blocks
+    constants: float = 0.0  # held by the job's functions and data: a teacher, a data set in memory
+    gradients: float = 0.0  # accumulated gradients; others come and go with their blocks
 
     @property
     def total(self) -> float:
@@ -24,31 +24,31 @@ class StandingBytes:
 
 @dataclass(frozen=True)
 class UpdateCost:
-    """What the optimizer's update of all weights takes, at the end of a step."""
+    """The cost of the optimizer's update of all weights, at the end of a step."""
 
     seconds: float = 0.0
-    rise: float = 0.0  # bytes of tensors above the start of it at its highest point
-    scratch: float = 0.0  # bytes that kernels take for themselves there
-    fused_seconds: float | None = None  # seconds with fused kernels, where they were timed
-    call_seconds: float = 0.0  # seconds more if the optimizer is called for every weight alone
+    rise: float = 0.0  # bytes of tensors at its peak above its start
+    scratch: float = 0.0  # bytes that kernels allocate for themselves there
+    fused_seconds: float | None = None  # seconds with fused kernels, if they were timed
+    call_seconds: float = 0.0  # additional seconds if the optimizer is called once per weight
 
 
 @dataclass(frozen=True)
 class Splitting:
-    """What running the batch in pieces costs."""
+    """The cost of running the batch in micro-batches."""
 
-    paces: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (n, time in n pieces / time in one), by rising n
-    adding_seconds: float = 0.0  # seconds of adding all gradients to those of an earlier piece
+    paces: tuple[tuple[float, float], ...] = ((1.0, 1.0),)  # (n, time in n micro-batches / time at once), by rising n
+    adding_seconds: float = 0.0  # seconds to add all gradients to those of an earlier micro-batch
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a step moves to and from disk or other workers."""
+    """A step's traffic to and from disk or other workers."""
 
     disk: float = 0.0  # bytes written and read
-    disk_seconds: float = 0.0  # that the disk takes for it at its measured speed, hidden behind compute or not
+    disk_seconds: float = 0.0  # disk time for that at its measured speed, whether or not compute hides it
     sent: float = 0.0  # bytes that a worker sends to others
-    waiting: float = 0.0  # seconds in which the step waits for the disk or a link
+    waiting: float = 0.0  # seconds that the step waits for the disk or a link
 
     def __add__(self, more: Traffic) -> Traffic:
         return Traffic(
@@ -61,61 +61,61 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ValidationCost:
-    """What one validation takes, between two steps."""
+    """The cost of one validation, between two steps."""
 
-    rise: float = 0.0  # bytes of tensors at its highest point above what stands, gradients aside
-    scratch: float = 0.0  # bytes that kernels take for themselves there
+    rise: float = 0.0  # bytes of tensors at its peak above what stands, apart from gradients
+    scratch: float = 0.0  # bytes that kernels allocate for themselves there
     seconds: float = 0.0  # of all held-out batches
-    batches: float = 1.0  # of the size of the largest, that they are
+    batches: float = 1.0  # their total size, in units of the largest
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine charges for moving bytes."""
+    """The machine's cost of moving bytes."""
 
     per_byte_spilled: float = 0.0  # seconds per byte written to or read from disk,
     per_byte_streamed: float = 0.0  # the same by direct I/O,
-    per_byte_moved: float = 0.0  # and seconds of a core that direct I/O takes per byte
-    cores: int = 1  # that compute and copying share
+    per_byte_moved: float = 0.0  # and core seconds that direct I/O takes per byte
+    cores: int = 1  # shared by compute and copying
 
 
 @dataclass(frozen=True)
 class AllocatorRates:
-    """What an allocator takes."""
+    """The cost of an allocator."""
 
     slack: float = 0.0  # bytes that it rounds up per byte of tensors
-    retention: float = 0.0  # bytes that it keeps back per byte allocated
+    retention: float = 0.0  # freed bytes that it keeps per byte allocated
     per_byte_allocated: float = 0.0  # seconds per byte allocated, above those of the default allocator
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What the process takes beside its tensors."""
+    """The process's memory besides its tensors."""
 
     base: float = 0.0  # bytes of the process before any tensor
     allocated: float = 0.0  # bytes of all tensors that a step allocates, freed or not
     rates: AllocatorRates = field(default_factory=AllocatorRates)  # of the allocator in use
     kinds: Mapping[str, AllocatorRates] = field(
         default_factory=dict
-    )  # of all that may be used, by the technique's `kind`
+    )  # of all allocators that may be used, by the technique's `kind`
 
     def with_more(self, allocated: float) -> Allocation:
-        """The same for a step that allocates so many bytes more."""
+        """The same for a step that allocates so many more bytes."""
         return replace(self, allocated=self.allocated + allocated)
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The workers that share a batch, and how they talk."""
+    """The workers that share a batch, and their communication."""
 
-    world: int = 1  # copies of the model that train on different samples; the ledger is that of one worker of one copy
+    world: int = 1  # replicas that train on different samples; the ledger is that of one worker of one replica
     per_byte_sent: float = 0.0  # seconds
     per_message: float = 0.0  # seconds
-    hides: bool = False  # sending has an engine of its own and hides behind backward
-    per_copy: int = 1  # workers that hold one copy between them, each a part of it,
-    stages: int = 1  # so many of them different layers
-    samples: int = 0  # of a whole batch; 0: nobody said
-    own: int = 0  # of those, what this worker's copy trains on
+    hides: bool = False  # whether sending has an engine of its own and overlaps with backward
+    per_copy: int = 1  # workers that share one replica, each with a part of it,
+    stages: int = 1  # of which so many hold different layers
+    samples: int = 0  # of a whole batch; 0: unknown
+    own: int = 0  # of those, the samples for this worker's replica
 
     @property
     def everybody(self) -> int:
@@ -130,6 +130,6 @@ class Workers:
 class Findings:
     """What was found out about the job."""
 
-    traits: frozenset[str] = frozenset()  # what it does that techniques care about: "draws", "mixes samples", ...
-    reasons: Mapping[str, str] = field(default_factory=dict)  # trait -> what shows it, where users are told
+    traits: frozenset[str] = frozenset()  # properties that techniques depend on: "draws", "mixes samples", ...
+    reasons: Mapping[str, str] = field(default_factory=dict)  # trait -> the observation that shows it, for messages
     basis: str = ""  # how the ledger's numbers were found

@@ -1,16 +1,15 @@
-"""The link: what a worker says to the others of its group, and how many bytes that is.
+"""The link: a worker's communication with the other workers of its group, and its bytes.
 
     operation    bytes that each of w workers sends, of n bytes in all
-    sum          2 (w - 1) / w  n        as a ring, a library or shared memory add up; other ways, and which is taken: core/sums.py
-    scatter      (w - 1) / w  n          everybody sends every other worker its part of the sum
-    gather       (w - 1) / w  n          everybody sends its part round
-    exchange     (w - 1) / w  n          everybody sends every other worker a part of its own
-    send         n                       to one other worker, who receives it; not all take part
+    sum          2 (w - 1) / w  n        all-reduce, as a ring, a library or shared memory do it; other algorithms: core/sums.py
+    scatter      (w - 1) / w  n          reduce-scatter: every worker sends each other worker its part of the sum
+    gather       (w - 1) / w  n          all-gather: every worker sends its part to all
+    exchange     (w - 1) / w  n          all-to-all: every worker sends each other worker a part of its own tensor
+    send         n                       point to point: only sender and receiver take part
 
-This class imagines the group: nothing is sent, everything is counted. A rehearsal runs on it, so that the bytes of a step are
-predicted by the same program that sends them. `training/links/process_link.py` has the one that sends,
-`training/links/shared_memory_link.py` that of
-workers of one machine.
+This class imagines the group: nothing is sent, everything is counted. Rehearsals use it, so that the bytes of a step
+are predicted by the same program that sends them. The links that send are in `training/links/process_link.py`, and for
+workers of one machine in `training/links/shared_memory_link.py`.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import torch
 from torch import Tensor
 
 from shoestring.core.absent import Absent
-from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent, sums_of
+from shoestring.core.sums import BY_MESSAGES, LIBRARY, MEMORY, Speeds, room, sent_bytes, sums_of
 
-ORDERED = ("x86_64", "AMD64", "i686")  # where everybody sees what was written in the order in which it was
-ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}  # what can be added up in memory
+ORDERED = ("x86_64", "AMD64", "i686")  # processors on which all cores see writes in the order in which they were made
+ADDED = {torch.float32, torch.float64, torch.int64, torch.uint8}  # dtypes that can be summed in shared memory
 
 
 class Sending(Protocol):
-    """What was begun and may not be done yet."""
+    """An operation that was begun and may not be done yet."""
 
     def wait(self) -> object: ...
 
@@ -46,15 +45,15 @@ class PeerLost(ConnectionError):
 
 
 class DeadlinePassed(PeerLost):
-    """A worker did not do what another waits for in time; it may be alive, and wait itself."""
+    """A worker did not do in time what another waits for; it may be alive, and waiting itself."""
 
 
 class GroupDone(Exception):
-    """The group has done what it was to do; raised in an asynchronous worker that is not the one to count steps."""
+    """The group is done; raised in asynchronous workers other than the one that counts steps."""
 
 
 class Link:
-    """A worker's place in its group. Imagined: it is one of `world`, and the others say nothing."""
+    """A worker's place in its group. This class is imagined: the other `world` - 1 workers do not exist."""
 
     imagined = True
 
@@ -68,32 +67,34 @@ class Link:
         line: Sequence[int] = (),
     ) -> None:
         self.rank, self.world = rank, world
-        self.same_machine = same_machine and platform.machine() in ORDERED  # all workers see the same memory
-        self.deadline = deadline  # seconds that a wait for others may take
+        self.same_machine = same_machine and platform.machine() in ORDERED  # whether all workers share memory
+        self.deadline = deadline  # longest wait for other workers, in seconds
         self.sent = 0  # bytes so far
-        self.speeds = speeds  # by which ways to add up are chosen; None: the usual one
-        self.sums = sums_of(speeds, line or range(world))  # `line`: the workers' ranks among all, if these are not all
+        self.speeds = speeds  # used to choose all-reduce algorithms; None: the usual one
+        self.sums = sums_of(
+            speeds, line or range(world)
+        )  # `line`: the workers' ranks in the mesh, if these are not all
         self.begun: deque[tuple[Callable[..., None], tuple[Tensor, ...]]] = deque()
 
     def sum(self, tensor: Tensor) -> Sending:
-        """Add up a tensor over all workers, in place."""
-        if isinstance(tensor, Absent):  # another stage computes it, and adds it up
+        """All-reduce: sum a tensor over all workers, in place."""
+        if isinstance(tensor, Absent):  # another stage computes and sums it
             return CompletedWork()
         self.count(self.sum_bytes(tensor))
         return self.begin_sum(tensor)
 
     def sum_bytes(self, tensor: Tensor) -> int:
-        """Bytes that this worker sends to add up a tensor."""
-        return sent(self.way(tensor), self.rank, self.sums.machines, tensor.numel(), tensor.itemsize)
+        """Bytes that this worker sends to all-reduce a tensor."""
+        return sent_bytes(self.way(tensor), self.rank, self.sums.machines, tensor.numel(), tensor.itemsize)
 
     def way(self, tensor: Tensor) -> str:
-        """How a tensor is added up: as its size says, or else through memory or by a library."""
+        """The all-reduce algorithm for a tensor: by its size, else shared memory or the library."""
         way = self.sums.way(tensor.nbytes)
         if way in BY_MESSAGES:
             return way if tensor.device.type == "cpu" and tensor.is_contiguous() else LIBRARY
         return MEMORY if way != LIBRARY and self.in_memory(tensor) else LIBRARY
 
-    # What is begun here is done, in that order, when anything is waited for
+    # Operations deferred here are done, in order, when anything is waited for
 
     def later(self, do: Callable[..., None], *tensors: Tensor) -> Sending:
         self.begun.append((do, tensors))
@@ -105,9 +106,10 @@ class Link:
             do(*tensors)
 
     def scatter(self, whole: Tensor, part: Tensor) -> Sending:
-        """Add up `whole`, which is `world` parts, over all workers; each keeps its part of the sum.
+        """Reduce-scatter: sum `whole`, which consists of `world` parts, over all workers; each keeps its part of the
+        sum.
 
-        Between CPUs it is done at once: who gives the whole away counts on its memory, and nothing would be hidden.
+        Between CPUs it is done at once: the caller counts on freeing `whole`, and nothing would overlap anyway.
         """
         if isinstance(whole, Absent):
             return CompletedWork()
@@ -119,44 +121,46 @@ class Link:
         return CompletedWork()
 
     def gather(self, part: Tensor, whole: Tensor) -> Sending:
-        """Put everybody's part into everybody's whole."""
+        """All-gather: concatenate all workers' parts into `whole`, on every worker."""
         if isinstance(part, Absent):
             return CompletedWork()
         self.count((self.world - 1) * part.nbytes)
         return self.begin_gather(part, whole)
 
     def exchange(self, outgoing: Tensor, incoming: Tensor) -> Sending:
-        """Send each worker its part of what goes out; what comes in are the parts that they have for this one."""
+        """All-to-all: send each worker its part of `outgoing`; `incoming` receives the parts that they have for this
+        one."""
         if isinstance(outgoing, Absent):
             return CompletedWork()
         self.count((self.world - 1) * (outgoing.nbytes // self.world))
         return self.begin_exchange(outgoing, incoming)
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """Give another worker a tensor; done when it may be changed again."""
+        """Send a tensor to another worker; returns when it may be changed again."""
         self.sending(tensor, to).wait()
 
     def sending(self, tensor: Tensor, to: int, tag: int = 0) -> Sending:
-        """The same, begun: it must not be changed before this is waited for. A tag tells messages apart that cross each other."""
+        """Start to send a tensor, which must not change until this is waited for. Tags tell concurrent messages
+        apart."""
         self.count(tensor.nbytes)
         return self.begin_send(tensor, to, tag)
 
     def open_mailboxes(self) -> None:
-        """All workers are about to send their neighbours messages with tags: memory that both see may carry them from now on."""
+        """Called before workers send tagged messages to their neighbours: these may use shared memory from now on."""
 
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
-        """Take what a worker sends, or any worker, into a tensor; gives who it was."""
+        """Receive a tensor from a worker, or from any worker; returns the sender's rank."""
         return self.rank if source is None else source
 
     def objects(self, mine: Any) -> list[Any]:
-        """What each worker gave, for all of them; for small things at the beginning and when saving."""
+        """All workers' objects, on every worker; for small objects, at the beginning and when saving."""
         return [mine] * self.world
 
     def count(self, size: int) -> None:
         self.sent += size
 
     def in_memory(self, tensor: Tensor) -> bool:
-        """Whether a tensor passes through memory that all workers see."""
+        """Whether a tensor is summed through shared memory."""
         return (
             self.same_machine
             and self.world > 1
@@ -174,7 +178,7 @@ class Link:
         )
 
     def add_by_messages(self, tensor: Tensor) -> None:
-        """Imagined, it takes the room into which others' numbers are received, and nothing comes."""
+        """Imagined: allocates the memory into which parts would be received; nothing comes."""
         self.room_to_add(tensor)
 
     def room_to_add(self, tensor: Tensor) -> Tensor:
@@ -188,7 +192,7 @@ class Link:
         )
 
     def begin_gather(self, part: Tensor, whole: Tensor) -> Sending:
-        if self.world == 1:  # nothing is imagined then
+        if self.world == 1:  # then this is not imagined
             whole.copy_(part)
         return CompletedWork()
 
@@ -202,7 +206,8 @@ class Link:
 
 
 class Received:
-    """Everybody's contribution to a part, to be added up when all are there; in the order of ranks, so that sums are the same."""
+    """All workers' contributions to a part, summed when all have come; in the order of ranks, so that sums are
+    reproducible."""
 
     def __init__(self, others: Tensor, part: Tensor, sending: Sending | None = None) -> None:
         self.others, self.part, self.sending = others, part, sending
@@ -214,10 +219,11 @@ class Received:
 
 
 def agreement(world: int) -> Tensor:
-    """What workers tell each other after every step: to stop, to save, and of each how large its process is and was at most."""
+    """The tensor that workers all-reduce after every step: to stop, to save, and each worker's present and peak process
+    size."""
     return torch.zeros(2 + 2 * world, dtype=torch.float64)
 
 
 def agreement_bytes(link: Link) -> int:
-    """Bytes that a worker sends for that."""
+    """Bytes that a worker sends for the agreement."""
     return link.sum_bytes(agreement(link.world))

@@ -1,4 +1,4 @@
-"""What a device does with its own records in a federated round, and how records are divided among devices."""
+"""What a device does with its own records in a federated round, and rules that divide records among devices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Local:
     """The work of one device in one round: `Job(local=Local(epochs=1, batch=10, lr=0.05))`.
 
     epochs, steps   rounds of its own records, and the most steps (0: as many as the epochs make)
-    batch           records of a step; the last batch of an epoch has what is left. 0: all of them
-    lr, optimizer   plain SGD with this rate, or what `optimizer(parameters)` makes; its moments begin anew in every round. Where neither
-                    is given, the Job's optimizer; without one there, plain SGD with the rate 0.05
-    held_out        the share of a device's records that it is judged by and never trains on
-    statistics      what becomes of a batch norm's running statistics: "averaged" (by records), "local" (every device keeps its own) or
-                    "frozen" (normalisation uses the statistics that the model begins with). "": averaged, or frozen with an epsilon
-    clip, schedule  largest global norm of a step's gradients, and a schedule of the rate over the steps of one round, which begins anew in
-                    every round; where they are not given, those of the Job
+    batch           records per step; the last batch of an epoch may be smaller. 0: all records
+    lr, optimizer   plain SGD with this rate, or the result of `optimizer(parameters)`; its moments start anew in every round. If neither
+                    is given, the Job's optimizer; without one there, plain SGD with rate 0.05
+    held_out        fraction of a device's records that it is evaluated on and never trains on
+    statistics      what happens to batch norm's running statistics: "averaged" (by records), "local" (every device keeps its own) or
+                    "frozen" (normalisation uses the model's initial statistics). "": averaged, or frozen with an epsilon
+    clip, schedule  largest global norm of a step's gradients, and a rate schedule over the steps of one round, which
+    starts anew in
+                    every round; by default those of the Job
     """
 
     epochs: int = 1
@@ -56,13 +57,13 @@ class Local:
 
     @property
     def rate(self) -> float:
-        """Of plain SGD."""
+        """The rate of plain SGD."""
         return RATE if self.lr is None else self.lr
 
 
 class Partition(Protocol):
-    """A rule that divides a data set among devices; `data/partition.py` has some. What it gives follows from the seed."""
+    """A rule that divides a data set among devices; see `data/partition.py`. Its result is determined by the seed."""
 
     def clients(
         self, data: Any, count: int, seed: int
-    ) -> Mapping[str, Any]: ...  # name -> its records, made when they are asked for
+    ) -> Mapping[str, Any]: ...  # name -> its records, made when they are needed

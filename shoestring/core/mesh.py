@@ -1,11 +1,12 @@
-"""The mesh: the axes along which the workers of a group stand, with a link for each.
+"""The mesh: the axes along which the workers of a group are arranged, with a link for each.
 
     data     workers train the same weights on different samples
     stage    workers hold different layers
     tensor   workers hold different parts of the same layers
 
-Ranks count along the last axis first, so with {"data": 2, "stage": 3} the workers 0, 1, 2 differ only in their stage, and 0 and 3 only in
-their samples. Such a row of workers that differ in one axis only is a *line*; a link along an axis connects the workers of one line.
+Ranks count along the last axis first, so with {"data": 2, "stage": 3} the workers 0, 1, 2 differ only in their stage,
+and 0 and 3 only in their samples. Workers that differ in one axis only form a *line*; a link along an axis connects the
+workers of one line.
 
 Contract: Every axis with more than one worker has exactly one technique that `unites` along it. All workers send the
 same things in the same order, and what they agree on after a step (to stop, to save) is decided by all at once. The
@@ -25,10 +26,11 @@ from shoestring.core.sums import Speeds
 
 @dataclass(frozen=True)
 class Mesh:
-    """One worker's place among all. `on_one_axis` and `imagined_mesh` make one; `training/links/process_mesh` that of real processes."""
+    """One worker's position in the mesh. Made by `on_one_axis` and `imagined_mesh`; for processes by
+    `training/links/process_mesh`."""
 
     link: Link  # to all workers
-    axes: Mapping[str, Link]  # of every axis: to the workers of this one's line
+    axes: Mapping[str, Link]  # per axis, to the workers of this one's line
 
     def __post_init__(self) -> None:
         own = {axis: link.rank for axis, link in self.axes.items()}
@@ -47,7 +49,8 @@ class Mesh:
         return self.link.world
 
     def along(self, axis: str) -> Link:
-        """To the workers that differ from this one only in this axis; where the mesh does not have it, the worker is alone there."""
+        """The link to workers that differ from this one only in this axis; a link to nobody if the mesh lacks the
+        axis."""
         return self.axes[axis] if axis in self.axes else Link()
 
     def coordinates(self, rank: int) -> dict[str, int]:
@@ -62,7 +65,8 @@ class Mesh:
 
     @property
     def drawing_alike(self) -> int:
-        """Consecutive ranks that draw the same random numbers: those of a line along tensor, who compute the same but for split layers."""
+        """Number of consecutive ranks that draw the same random numbers: a line along tensor, which differs only in
+        split layers."""
         assert list(self.axes)[-1] == "tensor" or self.along("tensor").world == 1, "ranks count along tensor first"
         return self.along("tensor").world
 
@@ -79,7 +83,7 @@ class Mesh:
 
 
 def rank_at(sizes: Mapping[str, int], place: Mapping[str, int]) -> int:
-    """The rank of the worker that stands there.
+    """The rank of the worker at these coordinates.
 
     >>> rank_at({"data": 2, "stage": 3}, {"data": 1, "stage": 1})
     4
@@ -105,7 +109,7 @@ def lines(sizes: Mapping[str, int], axis: str) -> list[list[int]]:
 
 
 def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
-    """The mesh of workers that all stand on one axis; without a link that of a worker who is alone."""
+    """The mesh of workers on a single axis; without a link, of one worker alone."""
     only = link or Link()
     return Mesh(only, {axis: only})
 
@@ -113,7 +117,7 @@ def on_one_axis(link: Link | None = None, axis: str = "data") -> Mesh:
 def imagined_mesh(
     sizes: Mapping[str, int], rank: int = 0, same_machine: bool = False, speeds: Speeds | None = None
 ) -> Mesh:
-    """The mesh of a worker whose group is imagined: nothing is sent, everything is counted, along every axis."""
+    """The mesh of a worker in an imagined group: nothing is sent, everything is counted, along every axis."""
     link = Link(rank, prod(sizes.values()), same_machine, speeds=speeds)
     places = coordinates(sizes, rank)
     axes = {

@@ -1,4 +1,4 @@
-"""Shapes of what torch's own operations give, where it has no function that says so."""
+"""Output shapes of torch operations for which torch itself has no meta function."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Shape of a product of groups; rows are padded to 16 bytes, as the real kernel does."""
+    """Shape of a grouped matrix product; rows are padded to 16 bytes, as the real kernel does."""
     shape: tuple[int, ...]
     if left.dim() == 2 and right.dim() == 2:
-        assert offsets is not None, "two flat factors are grouped by offsets"
+        assert offsets is not None, "two 2-D factors need offsets"
         shape = (len(offsets), left.shape[0], right.shape[1])
     elif left.dim() == 2:
         shape = (left.shape[0], right.shape[-1])
@@ -37,7 +37,7 @@ def grouped_mm(
 
 
 def ctc_loss(scores: Tensor, targets: Tensor, *lengths_and_more: Any, **more: Any) -> tuple[Tensor, Tensor]:
-    """A loss of each sample, and what its backward needs: room for the longest target that the shape allows."""
+    """A loss per sample, and what its backward needs: room for the longest target that the shape allows."""
     steps, samples = scores.shape[0], scores.shape[1] if scores.dim() == 3 else 1
     longest = targets.shape[-1]
     return scores.new_empty(samples), scores.new_empty(samples, steps, 2 * longest + 1)

@@ -1,7 +1,9 @@
-"""The job's optimizer: made of the parameters that need a gradient, or of their names too, and looked at before anything is trained.
+"""The job's optimizer: made from the parameters that need a gradient, or from their names too, and checked before
+training.
 
-What is refused here would train something else than the job says: a weight in no group never moves, one in a group twice moves twice, one
-that is not the model's is in no checkpoint, and a schedule in a hook begins anew with every restart.
+What is refused here would train something else than the job says: a weight in no group never moves, one in two groups
+moves twice, one that is not the model's is in no checkpoint, and a schedule in a hook would start anew with every
+restart.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def takes_names(job: Job) -> bool:
-    """Whether the job's optimizer wants pairs of name and parameter: its first argument's name says so."""
+    """Whether the job's optimizer takes (name, parameter) pairs: its first argument's name says so."""
     try:
         first = next(iter(signature(job.optimizer).parameters), "")
-    except (TypeError, ValueError):  # something built in, which does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     return first.startswith("named")
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step does more than step."""
+    """Refuse an optimizer whose step does more than one update."""
     kind = type(optimizer).__name__
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:
@@ -70,7 +72,7 @@ def check_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse groups that are not the model's weights, each once."""
+    """Refuse groups that do not hold the model's weights, each exactly once."""
     members = Counter(parameter for group in optimizer.param_groups for parameter in group["params"])
     names = {parameter: name for name, parameter in reversed(list(model.named_parameters(remove_duplicate=False)))}
     twice = [names.get(parameter, "?") for parameter, count in members.items() if count > 1]
@@ -96,7 +98,7 @@ def check_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 
 
 def some(names: list[str]) -> str:
-    """A few of the names.
+    """A short list of names.
 
     >>> some(["a"]), some(list("abcde"))
     ("the parameter 'a'", "5 parameters ('a', 'b', 'c', ...)")

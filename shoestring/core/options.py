@@ -1,7 +1,7 @@
-"""How an option is called: a flag on the command line, an argument in a script.
+"""Spelling of options: a flag on the command line, an argument in a script.
 
-Messages are written for the command line, by whoever finds something, in this process or in a worker. The library's door turns what passes
-through it into the words of a script, in one place:
+Messages are written for the command line by whatever code raises them, perhaps in a worker. The library translates them
+for scripts in one place:
 
     --memory 600MiB    memory="600MiB"        --inexact        inexact=True        --devices    devices=
 """
@@ -41,13 +41,13 @@ VALUED = (
     "ledger-epsilon",
     "insecure-seed",
 )  # arguments of the library
-VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b"  # as messages write them
+VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b"  # values as messages write them
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
 FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
 
 
 def as_arguments(text: str) -> str:
-    """A message of the command line for somebody who called a function.
+    """A command-line message, rewritten for somebody who called a function.
 
     >>> as_arguments("nothing fits: --inexact allows bf16; give --exact rounding, fewer --devices, or --devices 2")
     'nothing fits: inexact=True allows bf16; give exact="rounding", fewer devices=, or devices=2'
@@ -74,7 +74,7 @@ QUOTES = "'\""
 
 @contextmanager
 def speaking_of_arguments() -> Iterator[None]:
-    """While inside, what a user is told speaks of arguments."""
+    """While inside, messages to the user speak of arguments."""
     try:
         yield
     except (Mistake, OverBudget) as error:

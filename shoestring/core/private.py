@@ -1,6 +1,7 @@
-"""The one file that touches private names of torch (and of NumPy and transformers), so that a new version has one place to break.
+"""The one file that uses private names of torch (and of NumPy and transformers), so that a new version has one place to
+break.
 
-That it is the only one is checked by tests/core/test_private.py.
+tests/core/test_private.py checks that it is the only one.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, Unsupp
 # torch 2.13 renamed it
 all_gather: Any = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
 
-# Every kind of batch norm; every norm that keeps running statistics (batch and instance norm)
+# Every kind of batch norm; and every norm with running statistics (batch and instance norm)
 BATCH_NORMS = nn.modules.batchnorm._BatchNorm
 RUNNING_NORMS = nn.modules.batchnorm._NormBase
 
-# Operations whose names begin with an underscore. The first is what item(), bool() and float() of a tensor call.
+# Operations whose names begin with an underscore. item(), bool() and float() of a tensor call the first.
 READ_NUMBER = torch.ops.aten._local_scalar_dense.default
 GROUPED_PRODUCT = torch.ops.aten._grouped_mm.default
 CTC_LOSSES = {torch.ops.aten._ctc_loss.default, torch.ops.aten._ctc_loss.Tensor}
@@ -50,9 +51,10 @@ TRAINING_BATCH_NORMS = {
     torch.ops.aten._native_batch_norm_legit.no_stats,
 }
 
-int8_product: Any = torch._int_mm  # of two matrices of bytes, in whole numbers of 32 bits
+int8_product: Any = torch._int_mm  # int8 matrix product with an int32 result
 
-# Methods that give the dense tensors which a sparse tensor consists of (indices() refuses what is not coalesced, _indices() does not)
+# Methods that return the dense tensors which a sparse tensor consists of (indices() refuses uncoalesced tensors,
+# _indices() does not)
 SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -61,13 +63,13 @@ SPARSE_PARTS = {
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
 
-LOADER_ITERATORS = (_MultiProcessingDataLoaderIter,)  # of a DataLoader with processes of its own
-PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # which are no wrappers of others
+LOADER_ITERATORS = (_MultiProcessingDataLoaderIter,)  # iterators of a DataLoader with worker processes
+PLAIN_TENSORS = (Tensor, nn.Parameter, FakeTensor)  # classes that wrap no other tensor
 
 WRITE_COUNT: Any = Tensor._version  # see write_count
 FAKE_LOG = logging.getLogger(FakeTensorMode.__module__)
-unseen_functions: Any = torch._C.DisableTorchFunction  # while inside, nobody who looks at functions sees them
-NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl  # of a subclass: functions are called as they are
+unseen_functions: Any = torch._C.DisableTorchFunction  # while inside, torch function modes see no calls
+NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl  # as a subclass's __torch_function__: functions run unchanged
 
 __all__ = [
     "BATCH_NORMS",
@@ -126,8 +128,8 @@ __all__ = [
 
 
 class Unlogged:
-    """While inside, torch logs no traceback of an operation that fails on fake tensors: the error comes to whoever called, who tells of it
-    in a sentence, or does without fake tensors."""
+    """While inside, torch logs no traceback for an operation that fails on fake tensors: the caller gets the exception
+    and reports it in a sentence, or does without fake tensors."""
 
     def __enter__(self) -> None:
         self.before, FAKE_LOG.disabled = FAKE_LOG.disabled, True
@@ -138,7 +140,7 @@ class Unlogged:
 
 @contextmanager
 def unwatched_by(mode: TorchFunctionMode) -> Iterator[None]:
-    """While inside, a mode does not see what is called, if it is the innermost."""
+    """While inside, a mode does not see calls, if it is the innermost."""
     if _get_current_function_mode() is not mode:
         yield
         return
@@ -147,7 +149,8 @@ def unwatched_by(mode: TorchFunctionMode) -> Iterator[None]:
 
 
 class DispatchMode(TorchDispatchMode):
-    """Sees every operation. Nothing is compiled inside it, so torch need not guard it against the compiler at each call."""
+    """Sees every operation. Nothing is compiled inside it, so torch need not guard it against the compiler at each
+    call."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -157,20 +160,18 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
-WATCHING: list[
-    Callable[[torch.Tensor], object]
-] = []  # who wants to know of storages that change their size: no mode sees that
+WATCHING: list[Callable[[torch.Tensor], object]] = []  # listeners for storages that are resized, which no mode sees
 
 
 def resize_storage(tensor: torch.Tensor, count: int) -> None:
-    """Give the storage of a tensor room for so many of its numbers; what they are is left open."""
+    """Give a tensor's storage room for so many of its numbers; their values are undefined."""
     tensor.untyped_storage().resize_(count * tensor.element_size())
     for see in WATCHING:
         see(tensor)
 
 
 def number_of(value: torch.Tensor) -> float:
-    """The number in a tensor; in a rehearsal, which has none and where it is only passed on, 0."""
+    """The number in a tensor; 0 in a rehearsal, which has no numbers and only passes it on."""
     return 0.0 if isinstance(value, FakeTensor) else float(value)
 
 
@@ -189,41 +190,44 @@ def node_number() -> int | None:
 
 
 def made_at(node: Any) -> int:
-    """The number of an autograd node: those of one thread count up as they are made. Nodes of leaves have a huge one, or -1."""
+    """The sequence number of an autograd node: rises within a thread as nodes are made. Leaves' nodes have a huge one,
+    or -1."""
     return int(node._sequence_nr())
 
 
 def convolved_by_onednn(*convolution: Any) -> bool:
-    """Whether oneDNN computes a convolution: its input, weight, bias, stride, and so on, as torch.convolution takes them, and the bias's
-    shape. Of torch's two names for it, the one of transposed convolutions is not known in Python; it follows the other."""
+    """Whether oneDNN computes a convolution, given torch.convolution's arguments and the bias's shape. Of torch's two
+    names for it, Python does not know the one for transposed convolutions; it follows the other."""
     torch_c: Any = torch._C
     by_onednn = int(torch_c._ConvBackend.Mkldnn)
     return int(torch_c._select_conv_backend(*convolution)) in (by_onednn, by_onednn + 1)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """What tells one storage from all others alive; a later one may get the same after this one is gone."""
+    """Identifies a storage among all that are alive; a later one may get the same id after this one is freed."""
     return int(storage._cdata)
 
 
 def storage_id_of(tensor: Tensor) -> int:
-    """The id of the storage that a tensor's numbers are in; equal for two tensors exactly if they share memory."""
+    """The id of a tensor's storage; equal for two tensors exactly if they share memory."""
     return storage_id(tensor.untyped_storage())
 
 
 def write_count(tensor: Tensor) -> int:
-    """How often a tensor, or a view of it, was written to in place; what goes through `.data` is not counted."""
+    """How often a tensor, or a view of it, was written to in place; writes through `.data` are not counted."""
     return tensor._version
 
 
 def writes_unseen(tensors: tuple[Tensor, ...]) -> AbstractContextManager[object]:
-    """While inside, writes to these tensors are not counted: whoever saved one for backward sees to it that it is as it was then."""
+    """While inside, writes to these tensors are not counted; the caller guarantees that tensors saved for backward are
+    restored."""
     found: AbstractContextManager[object] = torch.autograd._unsafe_preserve_version_counter(tensors)  # type: ignore[attr-defined]
     return found
 
 
 def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors whose storages hold a tensor's numbers: itself, or what a sparse, nested or other wrapping one is made of."""
+    """The tensors whose storages hold a tensor's numbers: itself, or the components of a sparse, nested or wrapping
+    one."""
     if type(tensor) not in PLAIN_TENSORS and is_traceable_wrapper_subclass(tensor):
         return tuple(part for name in tensor.__tensor_flatten__()[0] for part in dense_parts(getattr(tensor, name)))
     if tensor.layout is torch.strided or tensor.layout not in SPARSE_PARTS:
@@ -232,17 +236,18 @@ def dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Where in this process's memory the storage of a tensor begins; 0 where it has no memory, as a fake one."""
+    """The address of a tensor's storage in this process; 0 if it has no memory, as a fake tensor."""
     if isinstance(tensor, FakeTensor) or tensor.is_meta:
         return 0
     try:
         return tensor.untyped_storage().data_ptr()
-    except RuntimeError:  # of a subclass that wraps others, or only looks like a tensor
+    except RuntimeError:  # a subclass that wraps other tensors, or only looks like a tensor
         return 0
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether the storage of a tensor is as large as it says; that of a fake one stands for one that is."""
+    """Whether a tensor's storage really has the size that it reports; a fake tensor counts as the real one it stands
+    for."""
     if isinstance(tensor, FakeTensor):
         return True
     return not tensor.is_meta and (type(tensor) in PLAIN_TENSORS or storage_address(tensor) != 0)
@@ -270,19 +275,19 @@ def has_forward_hooks(module: nn.Module) -> bool:
 
 
 def has_gradient_hooks(tensor: Tensor) -> bool:
-    """Whether something is called with its gradient, or once that is there."""
+    """Whether a hook runs with its gradient, or after that was accumulated."""
     return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def own_parameters(module: nn.Module) -> dict[str, nn.Parameter | None]:
-    """The parameters of a module without those of its submodules, by name; what is put into this dict is the module's."""
+    """A module's parameters without those of its submodules, by name; writing to this dict changes the module."""
     return module._parameters
 
 
 def collect_recurrent(module: nn.RNNBase, keep: bool = True) -> None:
-    """Let a recurrent layer, which keeps a list of its weights, look them up anew, or forget them."""
+    """Make a recurrent layer, which keeps a list of its weights, look them up anew, or drop them."""
     module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names] if keep else []
-    # A call compares these, where they are not None, with the weights that the layer has, and looks all up again if one differs
+    # A call compares these (if not None) with the weights that the layer has, and looks all up again if one differs
     module._flat_weight_refs = [None] * len(module._flat_weights_names)
 
 
@@ -297,7 +302,7 @@ def recurrent_weights(module: nn.RNNBase) -> Iterator[None]:
 
 
 def own_buffers(module: nn.Module) -> dict[str, Tensor | None]:
-    """The buffers of a module without those of its submodules, by name; what is put into this dict is the module's."""
+    """A module's buffers without those of its submodules, by name; writing to this dict changes the module."""
     return module._buffers
 
 
@@ -307,28 +312,28 @@ def operation_of(func: Any) -> Any:
 
 
 def arguments_of(func: Any) -> Any:
-    """What an operation's declaration says of its arguments: name, default_value, and alias_info (is it written to?)."""
+    """The declared arguments of an operation: name, default_value, and alias_info (is it written to?)."""
     return func._schema.arguments
 
 
 def results_of(func: Any) -> Any:
-    """What an operation's declaration says of its results, as `arguments_of` does."""
+    """The declared results of an operation, in the same form."""
     return func._schema.returns
 
 
 def bit_generator(generator: np.random.Generator | np.random.RandomState) -> Any:
-    """Where a generator of NumPy, old or new, keeps its state."""
+    """The object in which a NumPy generator, old or new, keeps its state."""
     return generator.bit_generator if isinstance(generator, np.random.Generator) else generator._bit_generator
 
 
 def transformers_initialiser(model: nn.Module) -> Callable[[nn.Module], object] | None:
-    """How a model of transformers gives values to one of its modules; None for other models."""
+    """The function by which a model of transformers initialises one of its modules; None for other models."""
     found: Callable[[nn.Module], object] | None = getattr(model, "_init_weights", None)
     return found
 
 
 def has_schedule(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a scheduler was made of an optimizer: it marks the optimizer's step."""
+    """Whether a scheduler was made for an optimizer: it marks the optimizer's step."""
     return hasattr(optimizer.step, "_wrapped_by_lr_sched")
 
 
@@ -338,19 +343,19 @@ def note_step_called(optimizer: torch.optim.Optimizer) -> None:
 
 
 def step_hooks(optimizer: torch.optim.Optimizer) -> int:
-    """Hooks that are called before and after an optimizer's step."""
+    """The number of hooks before and after an optimizer's step."""
     return len(optimizer._optimizer_step_pre_hooks) + len(optimizer._optimizer_step_post_hooks)
 
 
 def load_compiler() -> None:
-    """Import what every optimizer of torch, and every fake tensor, imports when it is first used: sooner than they do, and quicker."""
+    """Import what every torch optimizer and fake tensor imports on first use: earlier, and faster."""
     if "torch._dynamo" not in sys.modules:
         with Uncollected():
             import_module("torch._dynamo")
 
 
 def operation_writes(target: object) -> bool | None:
-    """Whether an operation of a recorded graph writes into what it is given; None: it is none of torch's operations."""
+    """Whether an operation of a recorded graph writes into its inputs; None: it is not one of torch's operations."""
     return bool(target._schema.is_mutable) if isinstance(target, torch._ops.OpOverload) else None
 
 

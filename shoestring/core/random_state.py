@@ -1,4 +1,4 @@
-"""The random states of Python, NumPy and torch, as one."""
+"""The random states of Python, NumPy and torch as one."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 def seed(number: int) -> None:
-    """Begin anew from a number."""
+    """Seed all global generators."""
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.manual_seed(number)
 
 
 def seed_worker(number: int, rank: int, step: int = 0) -> None:
-    """Begin anew as one worker of a group; the first begins as a process alone does."""
+    """Seed all generators for one worker of a group; the first worker's are those of a single process."""
     seed(number if rank == step == 0 else hash((number, rank, step)) % 2**32)
 
 
@@ -47,7 +47,8 @@ def restore(saved: State) -> None:
 
 
 class RandomStream:
-    """A random state of its own: inside `with stream.drawing()` all generators draw from it, and afterwards they stand where they stood."""
+    """A random state of its own: inside `with stream.drawing()` all generators use it, and afterwards theirs are
+    restored."""
 
     def __init__(self, number: int) -> None:
         with kept():
@@ -66,7 +67,7 @@ class RandomStream:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Whatever is drawn inside, the generators stand afterwards where they stood."""
+    """Restores the state of all generators afterwards, whatever is drawn inside."""
     before = state()
     try:
         yield
@@ -75,8 +76,8 @@ def kept() -> Iterator[None]:
 
 
 def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
-    """The same, with global generators of its own, which begin where the caller's stand: whoever draws between two values changes nothing
-    for it, and meets generators that stand where they stood."""
+    """The same values, with the generator's code running on its own random state, which starts as the caller's: numbers
+    drawn between two values do not affect it, and it does not affect the caller's generators."""
     own = state()
     try:
         while True:
@@ -91,4 +92,4 @@ def drawing_apart(found: Generator[T, None, None]) -> Iterator[T]:
     finally:
         with kept():
             restore(own)
-            found.close()  # its end may draw, and may save the state it ends with
+            found.close()  # its cleanup may draw, and may save its random state

@@ -1,7 +1,7 @@
-"""Opening regular files only, and never waiting for one.
+"""Open regular files only, and never wait for one.
 
-A pipe in place of a file makes `open` wait for a writer, a device may do anything when it is opened. What is kept in a run's folder
-is neither, so both are refused before they are opened.
+A pipe in place of a file makes `open` wait for a writer, and opening a device may do anything. A run's folder contains
+neither, so both are refused before they are opened.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KINDS = {
 
 
 class NotRegular(OSError, Mistake):
-    """Something else is where a file should be."""
+    """Something other than a regular file is at the path."""
 
     def __init__(self, path: str | Path, mode: int) -> None:
         super().__init__(f"{path} is {KINDS.get(stat.S_IFMT(mode), 'something else')}, not a file: remove it")
@@ -48,7 +48,7 @@ def regular(path: str | Path, flags: int, mode: int = 0o644) -> int:
             raise NotRegular(path, stat.S_IFLNK) from error
         raise
     try:
-        check(path, os.fstat(file).st_mode)  # it may have been exchanged since
+        check(path, os.fstat(file).st_mode)  # it may have been replaced since
     except NotRegular:
         os.close(file)
         raise
@@ -61,7 +61,7 @@ def check(path: str | Path, mode: int) -> None:
 
 
 def not_a_folder(path: Path) -> str:
-    """What is where a folder should be, as a clause; empty if a folder is there, or nothing yet.
+    """What is in the place of a folder, as a clause; empty if a folder is there, or nothing yet.
 
     >>> import pathlib
     >>> not_a_folder(pathlib.Path("/dev/null"))

@@ -1,4 +1,4 @@
-"""A run: the handful of replaceable parts that the training loop calls.
+"""A run: the replaceable parts that the training loop calls.
 
 Contract: `gradients` adds to `.grad`; clipping by the global norm belongs to `update`
 (tests/training/test_promises_clipped.py). What must survive a restart is in `Run.state`, in classes that inherit from
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
-from shoestring.core.called import guarded
+from shoestring.core.called import guard_loss
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
@@ -37,133 +37,140 @@ from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
 
 @runtime_checkable
 class StoredTensor(Protocol):
-    """A weight that is not in memory: on disk, or in parts that several workers hold."""
+    """A weight that is not in memory: on disk, or in parts on several workers."""
 
     dtype: torch.dtype
     shape: torch.Size
 
     def pieces(
         self,
-    ) -> Iterator[Tensor]: ...  # its numbers in order, some at a time; asked of all workers that hold parts of it
+    ) -> Iterator[
+        Tensor
+    ]: ...  # its numbers in order, some at a time; all workers that hold parts must read it together
 
 
 class RunState:
-    """A part of a run with state, to inherit from: a technique overrides what is other than these defaults.
+    """Base class for a part of a run that has state: a technique overrides the defaults that do not fit.
 
-    What a part can do is what its class says, never an attribute that happens to have a name.
+    A part's abilities are the methods of its class, never optional attributes.
     """
 
-    of_technique: ClassVar[bool] = True  # a technique made it, so the report shows its state
+    of_technique: ClassVar[bool] = True  # whether a technique made it, so that the report shows its state
     beside_model: ClassVar[bool] = (
-        False  # it has weights that are trained beside the model's, and a run can't go on without them
+        False  # whether it has weights that are trained beside the model's, without which a run can't be resumed
     )
     on_disk: ClassVar[bool] = (
-        False  # its state is a file that only it can read; a checkpoint says what lies where in it
+        False  # whether its state is in a file that only it can read; a checkpoint says what lies where in it
     )
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must have of it."""
+        """Its state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
+        """Restore the state from `state_dict`."""
 
     def saved(self) -> None:
-        """A checkpoint with its state is safe. Only called, before the next step, if `on_disk`."""
+        """A checkpoint with its state is safe on disk. Called before the next step, and only if `on_disk`."""
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Of the optimizer's state as it is with this part, that without it: of all weights, where this one divides them between
-        workers. Parts are asked from the last that was applied to the first, so that the first gives what one process would have."""
+        """Undo this part's sharding of the optimizer state: the state of all weights, from this worker's. Parts are
+        called from the last applied to the first, so that the first returns what one process would have."""
         return own
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any] | None:
-        """The other way round, from the first that was applied to the last: this worker's part of such a state. None: it has none."""
+        """The inverse, called from the first applied to the last: this worker's part of a whole state. None: it has
+        none."""
         return whole
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
-        """Weights of the model that it keeps elsewhere, by name."""
+        """Weights of the model that it stores elsewhere, by name."""
         return {}
 
     def merged(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The model's weights by name, with what it trains beside them."""
+        """The model's weights by name, merged with what it trains beside them."""
         return weights
 
     def told(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of the model's weights and what it has beside them, what the digest of a trained model is of."""
+        """State included in the trained model's SHA-256: the model's weights, or what it trains beside them."""
         return weights
 
     def guarding(self) -> AbstractContextManager[object]:
-        """While inside, code of the job that is called outside of a step and uses a weight which is not there is refused."""
+        """While inside, refuse code of the job that is called outside of a step and uses a weight that is not here."""
         return nullcontext()
 
     def finish(self) -> None:
-        """The run is over and the model's weights are in memory: leave there what it has beside them, and nothing else."""
+        """The run is over and the model's weights are in memory: merge what it trained beside them into them."""
 
     @property
     def averages(self) -> Mapping[str, Tensor]:
-        """What is given away instead of weights, by their names: means over the steps. Its state has them as "averages" too, each once."""
+        """Averages over the steps that replace weights in exports, by name. Its state has them as "averages" too, each
+        once."""
         return {}
 
     @property
     def moved(self) -> int:
-        """Bytes that it moved to and from the disk so far."""
+        """Bytes that it has moved to and from the disk so far."""
         return 0
 
     @property
     def stored(self) -> int:
-        """Bytes that it keeps on the disk."""
+        """Bytes that it stores on the disk."""
         return 0
 
     @property
     def buffers(self) -> Sequence[Tensor]:
-        """Tensors that it holds to read into and write from."""
+        """Its buffers for reading and writing."""
         return ()
 
     @property
     def own_times(self) -> OwnTimes | None:
-        """When it did what in the last step; None: it has no schedule."""
+        """This worker's actions in the last step, with their times; None without a schedule."""
         return None
 
     @property
     def remark(self) -> str:
-        """Something that the user should know."""
+        """A remark for the user."""
         return ""
 
 
 class Noted:
-    """What was found on the way through a step and is told after it. Nothing is computed for it."""
+    """Values found during a step and reported after it; nothing is computed for it."""
 
     def __init__(self) -> None:
-        self.norm: float | Tensor | None = None  # of all gradients, before they were clipped
+        self.norm: float | Tensor | None = None  # of all gradients, before clipping
 
     def note_norm(self, norm: Tensor) -> None:
-        """On a GPU it is read when the step is told of, with the loss: reading it now would wait for the kernels."""
+        """On a GPU it is read later, when the step is reported with its loss: reading it now would wait for the
+        kernels."""
         self.norm = number_of(norm) if norm.device.type == "cpu" else norm
 
     def take_norm(self) -> float | None:
-        """The norm of the last step, told once."""
+        """The norm of the last step; returned once."""
         found, self.norm = self.norm, None
         return None if found is None else float(found)
 
 
 def alone(number: Tensor) -> None:
-    """What a worker adds up with the others, if there are none."""
+    """The sum over workers for a worker that is alone: does nothing."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of every sequence of a batch, or all of it. It runs forward after those before it, and backward before them."""
+    """A slice of every sequence of a batch, or all of it. It runs forward after the slices before it, and backward
+    before them."""
 
     batch: Batch
-    share: float = 1.0  # that its loss has in the loss of the batch
+    share: float = 1.0  # weight of its loss in the loss of the batch
     within: Callable[[], AbstractContextManager[object]] = (
-        nullcontext  # where it runs forward, and where it runs backward
+        nullcontext  # the context of its forward, and of its backward
     )
 
 
-# Adds up a gradient over several workers, in place. It is told whether there is one here (else these are zeros), and gives whether there is
-# one anywhere: plain training leaves a weight that nobody used without a gradient, and weight decay moves one that has zeros.
+# Sums a gradient over several workers, in place. The argument says whether this worker has one (else it holds zeros),
+# and the result whether any worker has: plain training leaves an unused weight without a gradient, and weight decay
+# would move one that has zeros.
 AddUp = Callable[[Tensor, bool], bool]
 
 
@@ -171,104 +178,106 @@ AddUp = Callable[[Tensor, bool], bool]
 class Run:
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    blocks: Mapping[str, nn.Module]  # the model's repeated parts, by name, in the order they run
+    blocks: Mapping[str, nn.Module]  # the model's repeated parts, by name, in execution order
     forward: Callable[[nn.Module, Batch], Any]
     loss: Callable[[Any, Batch], Tensor]  # a mean over the batch's weight
     weight: Callable[[Batch], float]
     gradients: Callable[[Run, Batch], Tensor]  # adds to every .grad, returns the loss
-    backward: Callable[[Run, Tensor], None]  # a part of that: from the loss to every .grad
-    update: Callable[[Run], None]  # moves the weights
-    pieces: Callable[[Batch, int], list[Batch]] = split  # a batch in so many pieces
-    count: Callable[[Batch], int] = samples  # how many pieces a batch has at most
+    backward: Callable[[Run, Tensor], None]  # the part of it from the loss to every .grad
+    update: Callable[[Run], None]  # the optimizer's step
+    pieces: Callable[[Batch, int], list[Batch]] = split  # splits a batch into so many pieces
+    count: Callable[[Batch], int] = samples  # largest number of pieces of a batch
     slices: Callable[[Run, Batch], list[Slice]] = lambda run, batch: [
         Slice(batch)
-    ]  # a batch in slices of its sequences
-    state: Mapping[str, RunState] = field(
-        default_factory=dict
-    )  # what must survive a restart, beside model and optimizer
+    ]  # splits a batch into slices of its sequences
+    state: Mapping[str, RunState] = field(default_factory=dict)  # state for checkpoints, besides model and optimizer
     usable: Callable[[], AbstractContextManager[object]] = (
         nullcontext  # while inside, the model can be called outside of a step
     )
-    # The same where all workers call it equally often, if that takes less memory; None: it does not
+    # The same if all workers call the model equally often, where that takes less memory; None: it does not
     together: Callable[[], AbstractContextManager[object]] | None = None
     evaluate: Callable[[nn.Module, Batch], Any] = (
-        default_forward  # forward without techniques, in evaluation: inside of these
+        default_forward  # forward without techniques, for evaluation inside `usable` or `together`
     )
-    mesh: Mesh = field(default_factory=on_one_axis)  # where this worker stands among the others, with links to them
-    # Adds a number up over workers that hold different weights of the model, in place: a square of gradients' norm is that of all
+    mesh: Mesh = field(default_factory=on_one_axis)  # this worker's position among the others, with links to them
+    # Sums a number over workers that hold different weights of the model, in place: used for the global norm of
+    # gradients
     summed: Callable[[Tensor], None] = alone
-    # Of a weight, how much of its gradient's square this worker brings into that sum: 1/n where n of those workers hold the same weight
+    # The fraction of a weight's squared gradient that this worker adds to that sum: 1/n if n of those workers hold the
+    # same weight
     share: Callable[[Tensor], float] = lambda weight: 1.0
-    # Weights that other workers hold: here they have no numbers to print, and torch dies of printing one
+    # Weights that other workers hold: here they have no numbers, and torch crashes when it prints one
     elsewhere: frozenset[nn.Parameter] = field(default=frozenset(), repr=False)
-    # Weights that several stages use, each with what adds up its gradients (or the same part of them) over those stages. Gradients are
-    # added up after backward by the pipeline, unless a technique that unites gradients further takes this over and leaves it empty
+    # Weights that several stages use, each with a function that sums its gradients (or the same shard of them) over
+    # those stages. The pipeline sums them after backward, unless a technique that sums gradients further takes this
+    # over and leaves it empty
     shared: Mapping[nn.Parameter, AddUp] = field(default_factory=dict, repr=False)
     example: Callable[[], Batch] | None = (
-        None  # gives a batch like those to come, for who must see one before training begins
+        None  # returns a typical batch, for techniques that trace the model before training begins
     )
-    assignment: Assignment = field(default_factory=OwnPart)  # the parts of batches that it trains on, for the feed
-    # Asked after a step: all workers are at the same step and have the same weights, so they may agree on what to do (save, stop)
+    assignment: Assignment = field(default_factory=OwnPart)  # which parts of batches it trains on, for the feed
+    # Called after a step; True: all workers are at the same step with the same weights, so they may agree on what to do
+    # (save, stop)
     synchronised: Callable[[], bool] = lambda: True
-    last: bool = True  # no more gradients follow in this step
-    parts: int = 1  # pieces at most that a batch is computed in, one after the other
+    last: bool = True  # True in the last micro-batch: gradients may be reduced now
+    parts: int = 1  # most micro-batches that a batch is computed in
     clip: float = 0.0  # largest global norm of the gradients; 0: no clipping
-    steps: int = 0  # that it is to take
-    folder: Path | None = None  # where files can be kept that must survive a restart
+    steps: int = 0  # planned number of steps
+    folder: Path | None = None  # for files that must survive a restart
     seed: int = 0  # the job's
-    resumed: bool = False  # `folder` holds state to load instead of initialising
-    noted: Noted = field(default_factory=Noted)  # what steps write and who tells of them reads
+    resumed: bool = False  # whether `folder` holds state to load instead of initialising
+    noted: Noted = field(default_factory=Noted)  # values that steps write and reports read
     stepping: Callable[[], Stepping] = lambda: (
         UNDIVIDED
-    )  # how the optimizer's step can be divided; tried when it is asked for
+    )  # how the optimizer's step can be divided; found by trial on first use
 
     @property
     def link(self) -> Link:
-        """To all other workers."""
+        """The link to all other workers."""
         return self.mesh.link
 
 
 def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
-    """Of every weight that several stages use, the sum of their gradients."""
+    """Sum the gradients of every weight that several stages use."""
     for weight, add_up in shared.items():
         gradient = weight.grad if weight.grad is not None else torch.zeros_like(weight)
         weight.grad = gradient if add_up(gradient, weight.grad is not None) else None
 
 
-def gathered(run: Run, mine: Any) -> list[Any]:
-    """What each worker gave, for all of them; in an asynchronous group, where nobody waits for all, only one's own."""
+def gather_objects(run: Run, mine: Any) -> list[Any]:
+    """All workers' values; in an asynchronous group, where nobody waits for all, only this worker's."""
     return [mine] if run.assignment.asynchronous else run.link.objects(mine)
 
 
-def kept(run: Run) -> dict[str, StoredTensor]:
+def stored_weights(run: Run) -> dict[str, StoredTensor]:
     """The weights that are not in memory, by name."""
     return {name: one for part in run.state.values() for name, one in part.kept.items()}
 
 
 def weights(run: Run) -> dict[str, Any]:
-    """The model's state by name, as tensors and what is kept, with what is trained beside it."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+    """The model's state by name: tensors and stored tensors, with what is trained beside them."""
+    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state.values():
         found = part.merged(found)
     return dict(found)
 
 
-def digested(run: Run) -> dict[str, Any]:
-    """What the digest of a trained model is of: its state, or what of it a technique trains."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **kept(run)}
+def digest_state(run: Run) -> dict[str, Any]:
+    """State included in the trained model's SHA-256: the model's state, or the part of it that a technique trains."""
+    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
     for part in run.state.values():
         found = part.told(found)
     return dict(found)
 
 
 def result(run: Run) -> dict[str, Any]:
-    """The model's state to give away: as `weights`, with averages where a part keeps them."""
+    """The model's state for export: as `weights`, with averages where a part keeps them."""
     return {**weights(run), **{name: value for part in run.state.values() for name, value in part.averages.items()}}
 
 
 @contextmanager
 def guarded_outside(run: Run) -> Iterator[None]:
-    """Around code of the job that is called outside of a step, in `Run.usable`: weights that are not there are not used silently."""
+    """Around code of the job that is called outside of a step, in `Run.usable`: refuses weights that are not here."""
     with ExitStack() as stack:
         for part in run.state.values():
             stack.enter_context(part.guarding())
@@ -281,19 +290,21 @@ def traffic(run: Run) -> int:
 
 
 def stored(run: Run) -> int:
-    """Bytes of state that stay on the disk."""
+    """Bytes of state on the disk."""
     return sum(part.stored for part in run.state.values())
 
 
 def weighed(loss: Tensor, share: float) -> Tensor:
-    """A part of the batch's loss by its share of the batch's weight; a mean over nothing, which is not a number, counts nothing."""
+    """A part of the batch's loss, weighted by its share of the batch's weight; NaN from a mean over nothing counts as
+    zero."""
     return share * loss if share else 0.0 * loss.nan_to_num(0.0)
 
 
 def brought_home(run: Run) -> None:
-    """Put all weights back into memory, where they can be; the run is over."""
+    """Bring all weights back into memory, where possible; the run is over."""
     found = {
-        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape) for name, one in kept(run).items()
+        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape)
+        for name, one in stored_weights(run).items()
     }
     for name, parameter in run.model.named_parameters():
         if name in found:
@@ -302,10 +313,11 @@ def brought_home(run: Run) -> None:
         part.finish()
 
 
-def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Scale gradients down to the run's largest norm, where other workers hold other weights of the model; gives the norm of all."""
+def clip_across_workers(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Clip gradients to the run's largest norm where other workers hold other weights of the model; returns the global
+    norm."""
     found = [(parameter.grad, run.share(parameter)) for parameter in parameters if parameter.grad is not None]
-    like = found[0][0] if found else parameters[0].data  # not a weight, if there is anything else: it may be elsewhere
+    like = found[0][0] if found else parameters[0].data  # a weight only as a last resort: it may be stored elsewhere
     square = like.new_zeros(1, dtype=torch.float32)
     for gradient, share in found:
         square += share * gradient.float().square().sum()
@@ -318,7 +330,7 @@ def clipped(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Run:
-    """The run everybody writes first; the yardstick every technique is compared with."""
+    """Plain training, without techniques: what every technique is compared with."""
     optimizer = made_optimizer(job, model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = parameters[0].device
@@ -338,7 +350,9 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
     def update(run: Run) -> None:
         if run.clip:
             run.noted.note_norm(
-                nn.utils.clip_grad_norm_(parameters, run.clip) if run.summed is alone else clipped(run, parameters)
+                nn.utils.clip_grad_norm_(parameters, run.clip)
+                if run.summed is alone
+                else clip_across_workers(run, parameters)
             )
         run.optimizer.step()
 
@@ -347,7 +361,7 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         optimizer,
         blocks,
         job.forward,
-        guarded(job.loss),
+        guard_loss(job.loss),
         job.weight,
         gradients,
         backward,

@@ -1,11 +1,12 @@
-"""The schedule of a learning rate: any scheduler of torch, stepped at the right moments and saved with the run.
+"""Learning-rate schedules: any torch scheduler, stepped at the right moments and saved with the run.
 
     a scheduler                after every step
     PerEpoch(a scheduler)      after every round of the data
     ReduceLROnPlateau          after every validation, by the value of the job's goal
 
-It is made of the job's own optimizer before any technique sees that, and techniques keep the optimizer's groups, so a rate that changes
-is seen under all of them. It is stepped when the next batch is there, which is when all data know whether another round has begun.
+It is made from the job's own optimizer before any technique sees that, and techniques keep the optimizer's groups, so a
+changed rate takes effect under all of them. It is stepped when the next batch is there, because only then is it known
+whether another epoch has begun.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR
 
 @dataclass(frozen=True)
 class PerEpoch:
-    """A scheduler that is stepped after every epoch: `schedule=lambda optimizer: PerEpoch(StepLR(optimizer, 10))`."""
+    """Wraps a scheduler to be stepped after every epoch: `schedule=lambda optimizer: PerEpoch(StepLR(optimizer,
+    10))`."""
 
     scheduler: Any
 
@@ -49,12 +51,12 @@ class Schedule(RunState):
             unit,
             optimizer,
         )  # the unit: "steps", "epochs" or "validations"
-        self.begun = 0  # steps that were begun,
-        self.before = 0  # and up to the checkpoint that the run goes on from
-        self.times = 0  # that the scheduler was stepped
+        self.begun = 0  # steps begun since this process started,
+        self.before = 0  # and before the checkpoint that it resumed from
+        self.times = 0  # how often the scheduler was stepped
 
     def begin_step(self, epochs: int, assignment: Assignment) -> None:
-        """A step begins, after so many epochs: bring the rate to what it is in it."""
+        """A step begins, after so many epochs: set its rate."""
         done = assignment.steps_done(self.begun, self.before)
         self.begun += 1
         due = {"steps": done, "epochs": epochs}.get(self.unit, 0)
@@ -70,12 +72,12 @@ class Schedule(RunState):
         self.times += 1
         note_step_called(
             self.optimizer
-        )  # techniques step it in ways that the scheduler does not see, and it would warn
+        )  # techniques step the optimizer in ways that the scheduler does not see, and it would warn
         self.scheduler.step(*value)
 
     @property
     def rate(self) -> float:
-        """Of the first group of weights, now."""
+        """The present rate of the first parameter group."""
         rate = self.optimizer.param_groups[0]["lr"]
         return number_of(rate) if isinstance(rate, Tensor) else float(rate)
 
@@ -100,7 +102,7 @@ class Schedule(RunState):
 
 
 def as_before(saved: Any, fresh: Any) -> Any:
-    """State as its scheduler had it: a checkpoint knows dicts, and some schedulers count in special ones."""
+    """Saved state in its original types: a checkpoint has plain dicts, and some schedulers count in special ones."""
     if isinstance(saved, dict) and isinstance(fresh, Counter):
         return Counter(saved)
     if isinstance(saved, dict) and isinstance(fresh, dict):
@@ -110,7 +112,7 @@ def as_before(saved: Any, fresh: Any) -> Any:
     return saved
 
 
-def scheduled(job: Job, run: Run) -> Run:
+def with_schedule(job: Job, run: Run) -> Run:
     """The run with the job's schedule, if it has one."""
     if job.schedule is None:
         return run
@@ -143,7 +145,7 @@ def scheduled(job: Job, run: Run) -> Run:
 
 
 def check_plateau(job: Job, scheduler: ReduceLROnPlateau, made: Any) -> None:
-    """Refuse to wait for a plateau of nothing, or in the wrong direction."""
+    """Refuse ReduceLROnPlateau without validation, or in the wrong direction."""
     if not job.validates:
         raise Mistake(
             "ReduceLROnPlateau lowers the rate when validation gets no better, and the Job does not validate: give "
@@ -163,12 +165,12 @@ def check_plateau(job: Job, scheduler: ReduceLROnPlateau, made: Any) -> None:
 
 
 def takes_steps(job: Job) -> bool:
-    """Whether the job's schedule wants to know how many steps there are in all: it has two arguments that must be given."""
+    """Whether the job's schedule takes the total number of steps: it has two required arguments."""
     if job.schedule is None:
         return False
     try:
         found = signature(job.schedule).parameters.values()
-    except (TypeError, ValueError):  # something built in, which does not tell
+    except (TypeError, ValueError):  # a builtin without a signature
         return False
     wanted = [
         one
@@ -191,7 +193,7 @@ UNKNOWN_STEPS = (
 
 
 def unsavable(value: Any, place: str) -> str:
-    """What of a state only running code could bring back, and where; empty: nothing."""
+    """A value in a state that JSON-like data can't restore, and where; empty if there is none."""
     if value is None or isinstance(value, (bool, int, float, str, Tensor, np.generic)):
         return ""
     if isinstance(value, np.ndarray) and value.dtype != object:
@@ -203,26 +205,26 @@ def unsavable(value: Any, place: str) -> str:
     return f"a {type(value).__name__} in {place}"
 
 
-# Schedules that most people want, in one call
+# Common schedules in one call
 
 Maker = Callable[[Optimizer, int], LambdaLR]
 
 
 def warmup_cosine(warmup: float = 0.1, floor: float = 0.0) -> Maker:
-    """The rate rises in a straight line to the optimizer's own and falls from there along half a cosine, for `Job(schedule=...)`.
+    """The rate rises linearly to the optimizer's own, then falls along half a cosine, for `Job(schedule=...)`.
 
-    `warmup` is in steps (100), or a share of all steps (0.1). It falls to `floor`, a share of the optimizer's rate, which it would reach
-    one step after the last.
+    `warmup` is in steps (100), or a fraction of all steps (0.1). The rate falls to `floor`, a fraction of the
+    optimizer's rate, which it would reach one step after the last.
     """
-    return warmed_up("warmup_cosine", warmup, floor, lambda way: 0.5 * (1.0 + math.cos(math.pi * way)))
+    return warmup_schedule("warmup_cosine", warmup, floor, lambda way: 0.5 * (1.0 + math.cos(math.pi * way)))
 
 
 def warmup_linear(warmup: float = 0.1, floor: float = 0.0) -> Maker:
-    """As `warmup_cosine`, and falls in a straight line."""
-    return warmed_up("warmup_linear", warmup, floor, lambda way: 1.0 - way)
+    """As `warmup_cosine`, with a linear fall."""
+    return warmup_schedule("warmup_linear", warmup, floor, lambda way: 1.0 - way)
 
 
-def warmed_up(name: str, warmup: float, floor: float, fall: Callable[[float], float]) -> Maker:
+def warmup_schedule(name: str, warmup: float, floor: float, fall: Callable[[float], float]) -> Maker:
     if not 0.0 <= floor <= 1.0:
         raise Mistake(f"{name}(floor={floor}): the share of the rate that it falls to is a number from 0 to 1")
     if warmup < 0 or (warmup >= 1 and warmup != int(warmup)):

@@ -1,11 +1,11 @@
-"""JSON files that know when they were changed: the first entry is the SHA-256 of all the other bytes.
+"""Sealed JSON files, which show damage: the first entry is the SHA-256 of all other bytes.
 
     {
       "sha256": "<64 digits>",
       "job": ...
 
-Files of the version before have no such entry. They are told from damaged ones by how they were written, indented by one space and
-not by two: no few flipped bits make one of the other (decisions/013).
+Files of the previous version have no such entry. They are told from damaged files by their indentation, one space
+instead of two, which no few flipped bits can imitate (decisions/013).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SEALED = re.compile(rb'\{\n  "sha256": "([0-9a-f]{64})",?\n')
 
 
 class Damaged(ValueError):
-    """A file is not what was written."""
+    """A file does not have its original content."""
 
 
 def sealed(data: Mapping[str, Any]) -> bytes:
-    """The file that holds `data`."""
+    """The bytes of a file that holds `data`."""
     assert KEY not in data, "the seal has this name"
     whole = json.dumps({KEY: "0" * 64} | dict(data), indent=2).encode()
     found = SEALED.match(whole)
@@ -37,15 +37,15 @@ def sealed(data: Mapping[str, Any]) -> bytes:
 
 
 def digest_but(whole: bytes, found: re.Match[bytes]) -> str:
-    """The SHA-256 of all but the digits of the seal."""
+    """The SHA-256 of everything but the seal's digits."""
     digest = hashlib.sha256(whole[: found.start(1)])
     digest.update(whole[found.end(1) :])
     return digest.hexdigest()
 
 
 def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
-    """What a file holds, and whether its seal shows that it is what was written. One without a seal is of the version before, or,
-    if it need not be `ours`, of a person.
+    """The content of a file, and whether its seal is intact. A file without a seal is of the previous version or, if it
+    need not be `ours`, was written by a person.
 
     >>> unsealed(sealed({"steps": 4}))
     ({'steps': 4}, True)

@@ -1,8 +1,8 @@
 """Signals that ask a process to stop: one rule for commands, their workers, servers and scripts.
 
-A signal that is ignored stays ignored, because whoever started the process wants that: `nohup` ignores SIGHUP, and a shell ignores SIGINT
-for what it starts in the background. Only the main thread of a process can handle signals: elsewhere, in a notebook's thread say, nothing
-here has an effect.
+A signal that is ignored stays ignored, because whoever started the process wants that: `nohup` ignores SIGHUP, and a
+shell ignores SIGINT for background processes. Only a process's main thread can handle signals: in other threads, such
+as a notebook's, nothing here has an effect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 def asked_by(number: int) -> str:
-    """Why a process stops, for people.
+    """Why a process stops, in words.
 
     >>> asked_by(signal.SIGINT), asked_by(signal.SIGHUP)
     ('interrupted (Ctrl-C)', 'asked to by SIGHUP')
@@ -32,19 +32,19 @@ def is_ignored(number: int) -> bool:
 
 
 def listen(handler: Handler) -> None:
-    """Call `handler` for a signal to stop from now on."""
+    """Call `handler` for stop signals from now on."""
     if threading.current_thread() is threading.main_thread():
         for number in STOP:
             if signal.getsignal(number) not in (
                 signal.SIG_IGN,
                 None,
-            ):  # None: of a C library, which could not be put back
+            ):  # None: set by a C library, and could not be restored
                 signal.signal(number, handler)
 
 
 @contextmanager
 def handlers_restored() -> Iterator[None]:
-    """Whatever handles signals to stop inside, afterwards it is handled as before."""
+    """Restores the handlers of stop signals afterwards."""
     before = {number: signal.getsignal(number) for number in STOP}
     try:
         yield
@@ -57,15 +57,15 @@ def handlers_restored() -> Iterator[None]:
 
 @contextmanager
 def listening(handler: Handler) -> Iterator[None]:
-    """While inside, a signal to stop calls `handler`."""
+    """While inside, a stop signal calls `handler`."""
     with handlers_restored():
         listen(handler)
         yield
 
 
 def deliver(number: int) -> None:
-    """Do what a signal would have done, had it not been handled: call the process's own handler (Ctrl-C's raises KeyboardInterrupt), or
-    end the process as a signal does, but by an exception, so that it can tidy up."""
+    """Do what a signal would have done unhandled: call the process's own handler (Ctrl-C's raises KeyboardInterrupt),
+    or end the process as the signal would, but by an exception, so that cleanup runs."""
     if not callable(signal.getsignal(number)):
         raise SystemExit(128 + number)
     signal.raise_signal(number)

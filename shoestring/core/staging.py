@@ -1,5 +1,4 @@
-"""How a plan cuts a model across workers, and when each of them does what: what a technique that does so tells of itself, as predicted and
-as measured.
+"""How a plan cuts a model across workers, and the timeline of their actions: as predicted, and as measured.
 
 Contract: Times of the workers of one machine are of one clock; between machines they count from the moment at which the
 step's last sum was there (tests/core/test_staging.py).
@@ -14,13 +13,13 @@ from typing import Any, NamedTuple
 
 from shoestring.core.codec import Unreadable
 
-YOUNG = 2  # first steps of a process, which are tracked and slow: they are left out of what is measured, as far as there are others
+YOUNG = 2  # a process's first steps, which are tracked and slow: not counted in measurements if there are later ones
 
 
 class Work(NamedTuple):
-    """Something that a worker does in a step, and when, in seconds from its beginning."""
+    """An action of a worker in a step, with its begin and end in seconds from the step's begin."""
 
-    kind: str  # F: forward; B: backward; I and W: its halves, to what came in and to the weights
+    kind: str  # F: forward; B: backward; I and W: its halves, gradients of inputs and of weights
     piece: int
     chunk: int  # of the model
     begin: float
@@ -50,14 +49,14 @@ Timeline = tuple[tuple[Work, ...], ...]  # of every worker along the stages
 
 @dataclass(frozen=True)
 class Staging:
-    cut: tuple[int, ...]  # blocks of every chunk of the model, in the order in which they run
+    cut: tuple[int, ...]  # blocks in every chunk of the model, in execution order
     schedule: str
-    pieces: int  # of a batch
-    bubble: float  # share of a step's time in which workers wait for each other; of all of them
+    pieces: int  # micro-batches of a batch
+    bubble: float  # fraction of a step's time that workers wait for each other, over all of them
     timeline: Timeline = ()
-    memory: tuple[float, ...] = ()  # bytes of tensors that each of them needs, by the ledger
-    why: str = ""  # why it is cut there, in a sentence
-    names: tuple[str, ...] = ()  # of all blocks, in the order in which they run
+    memory: tuple[float, ...] = ()  # bytes of tensors on each worker, by the ledger
+    why: str = ""  # the reason for the cut, in a sentence
+    names: tuple[str, ...] = ()  # of all blocks, in execution order
 
     @property
     def blocks(self) -> tuple[tuple[str, ...], ...]:
@@ -66,7 +65,7 @@ class Staging:
         return tuple(self.names[end - size : end] for end, size in zip(ends, self.cut, strict=True))
 
     def slower(self, factor: float) -> Staging:
-        """The same where everything takes so many times as long."""
+        """The same with all times multiplied by `factor`."""
         return replace(
             self,
             timeline=tuple(
@@ -77,7 +76,7 @@ class Staging:
 
 
 class WorkerTimes(NamedTuple):
-    """When a worker computed first and last in a step, and for how many seconds between."""
+    """A worker's first and last moment of computing in a step, and its busy seconds in between."""
 
     begin: float
     end: float
@@ -86,25 +85,25 @@ class WorkerTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """What one worker did when, by a clock that the workers of its line share."""
+    """One worker's actions, by a clock that the workers of its line share."""
 
     works: tuple[Work, ...] = ()  # of the last step
-    steps: tuple[WorkerTimes, ...] = ()  # of the last ones
-    before: int = 0  # steps of this process before those
-    drains: bool = True  # all workers meet at the end of a step; else each has times of its own
+    steps: tuple[WorkerTimes, ...] = ()  # of the last several steps
+    before: int = 0  # earlier steps of this process
+    drains: bool = True  # whether all workers meet at the end of a step; else each has its own times
 
 
 @dataclass(frozen=True)
 class LineTimes:
-    """What the workers of a line did, put together."""
+    """The actions of a line's workers, put together."""
 
-    timeline: Timeline  # of the last step, from its beginning
-    idle: float  # share of a step in which they wait, the median of so many steps
+    timeline: Timeline  # of the last step, from its begin
+    idle: float  # fraction of a step that workers wait, the median over several steps
     steps: int
 
 
 def together(line: Sequence[OwnTimes]) -> LineTimes | None:
-    """What a line of workers did in the last step, and how long they were idle; None where one of them did nothing."""
+    """A line's last step, and its idle time; None if one of the workers did nothing."""
     if not line or not all(own.works for own in line):
         return None
     count = min(len(own.steps) for own in line)
@@ -112,7 +111,7 @@ def together(line: Sequence[OwnTimes]) -> LineTimes | None:
     steps = [[own.steps[len(own.steps) - count + place] for own in line] for place in range(first, count)]
     shares = [idle_of(step) if line[0].drains else sum(idle_of([own]) for own in step) / len(step) for step in steps]
     begin = min(work.begin for own in line for work in own.works)
-    piece = min(work.piece for own in line for work in own.works)  # pieces may be counted over all steps
+    piece = min(work.piece for own in line for work in own.works)  # micro-batches may be numbered across steps
     timeline = tuple(
         tuple(
             work._replace(piece=work.piece - piece, begin=round(work.begin - begin, 6), end=round(work.end - begin, 6))
@@ -124,7 +123,7 @@ def together(line: Sequence[OwnTimes]) -> LineTimes | None:
 
 
 def idle_of(step: Sequence[WorkerTimes]) -> float:
-    """The share of a step in which its workers wait.
+    """The fraction of a step that its workers wait.
 
     >>> idle_of([WorkerTimes(0.0, 3.0, 3.0), WorkerTimes(1.0, 4.0, 3.0)])
     0.25

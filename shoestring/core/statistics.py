@@ -1,4 +1,5 @@
-"""What may become of the running statistics of norm layers in a federation; federated/statistics.py does it. Nothing heavy is imported."""
+"""Rules for the running statistics of norm layers in a federation; federated/statistics.py applies them. Imports
+nothing heavy."""
 
 from __future__ import annotations
 
@@ -6,6 +7,6 @@ from enum import StrEnum
 
 
 class StatisticsRule(StrEnum):
-    AVERAGED = "averaged"  # the server's become the mean of what devices send, by samples
-    LOCAL = "local"  # every device keeps its own; the server's stay as the model began
-    FROZEN = "frozen"  # nobody's change: norm layers use those that the model began with, in training too
+    AVERAGED = "averaged"  # the server's become the mean of the devices', weighted by samples
+    LOCAL = "local"  # every device keeps its own; the server's stay as initialised
+    FROZEN = "frozen"  # none change: norm layers use the initial ones, in training too

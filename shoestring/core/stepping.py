@@ -1,15 +1,16 @@
-"""Whether the step of the job's optimizer can be divided: tried on small stand-ins of its weights, never read off its class.
+"""Whether the job's optimizer step can be divided: tried on small stand-in weights, never judged by its class.
 
-Plain training steps all weights by one call. Some techniques step a part of them at a time, which is the same only if what an optimizer
-does to a weight depends on that weight alone:
+Plain training steps all weights in one call. Some techniques step a part of them at a time, which gives the same result
+only if the update of a weight depends on that weight alone:
 
-    IN_TURNS   one weight after the other, each by a call of its own         StepInBackward, OffloadModel, OffloadOptimizer
+    IN_TURNS   one weight after the other, each in a call of its own         StepInBackward, OffloadModel, OffloadOptimizer
     APART      some weights in this process, the others in another           Pipeline
     IN_PARTS   some numbers of every weight here, the others elsewhere       Shard, TensorParallel, OffloadModel,
                one after the other, in chunks                                OffloadOptimizer
 
-An optimizer that divides by the norm of all gradients, counts its calls, or skips a step in which any gradient is NaN passes none of these
-tests, and one that divides by the norm of each weight fails the last. Coupling that begins later than LONG steps is not found.
+An optimizer that divides by the norm of all gradients, counts its calls, or skips a step with any NaN gradient passes
+none of these tests, and one that divides by each weight's norm fails the last. Coupling that begins after more than
+LONG steps is not found.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shoestring.core.job import Job
 from shoestring.core.optimizer import takes_names
 from shoestring.core.private import without_modes
 
-# These look at every number alone: known because their code was read. A subclass may do anything else, and is tried
+# Elementwise optimizers: known because their code was read. A subclass may do anything else, and is tried
 ELEMENTWISE = (
     optim.Adam,
     optim.AdamW,
@@ -41,13 +42,13 @@ ELEMENTWISE = (
     optim.ASGD,
     optim.Rprop,
 )
-BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)  # and these at every weight alone
-SIDE = 4  # a stand-in has at most so many numbers along each dimension,
+BY_WEIGHT = (optim.Adafactor, optim.Muon, optim.SparseAdam)  # and these treat every weight independently
+SIDE = 4  # largest size of a stand-in's dimensions,
 WHOLE = (
     1 << 20
-)  # or those of the weight itself, where groups depend on sizes and all weights together have no more than these
-TRIED = 200  # weights that get a gradient in a trial; of more, these many are chosen evenly
-LONG = 500  # steps of the trial for what begins late; of the first and the last weight only
+)  # or the weight's own sizes, where groups depend on sizes and all weights together have no more numbers than this
+TRIED = 200  # most weights that get a gradient in a trial; of more, these many are chosen evenly
+LONG = 500  # steps of the trial for late effects; with the first and the last weight only
 SCALES = (
     1.0,
     1e-3,
@@ -57,8 +58,10 @@ SCALES = (
     0.1,
     1e5,
     0.0,
-)  # of gradients, step by step: what is clipped or skipped depends on them
-ROUNDED = 1e-6  # of the way that a weight went: what another order of operations may change; of 16 bits, HALF
+)  # scales of gradients, step by step: clipping and skipping depend on them
+ROUNDED = (
+    1e-6  # tolerated difference, relative to a weight's movement, for another order of operations; HALF for 16 bits
+)
 HALF = 5e-2
 
 
@@ -70,7 +73,7 @@ class StepDivision(Enum):
 
 @dataclass(frozen=True)
 class Stepping:
-    """Why an optimizer's step can't be divided, for each way to divide it; nothing for a way that changes nothing."""
+    """Why an optimizer's step can't be divided, for each kind of division; kinds that change nothing are left out."""
 
     reasons: Mapping[StepDivision, str]
 
@@ -83,18 +86,19 @@ class Stepping:
         return frozenset(f"{division.value}: {reason}" for division, reason in self.reasons.items())
 
 
-UNDIVIDED = Stepping({})  # whatever the division, the same comes out
+UNDIVIDED = Stepping({})  # every division is possible
 
 
 def why_not_in(traits: Iterable[str], division: StepDivision) -> str:
-    """Why a step can't be divided so, by the traits of a job; empty if it can."""
+    """Why a step can't be divided this way, by the traits of a job; empty if it can."""
     begin = f"{division.value}: "
     return next((trait.removeprefix(begin) for trait in traits if trait.startswith(begin)), "")
 
 
 @contextmanager
 def only(optimizer: optim.Optimizer, parameters: Tensor | Sequence[Tensor], group: dict[str, object]) -> Iterator[None]:
-    """The optimizer knows of one parameter, or of a few of a group, for a while; settings that a schedule changes are still seen."""
+    """While inside, the optimizer knows only these parameters of a group; settings that a schedule changes still
+    apply."""
     groups, members = optimizer.param_groups, group["params"]
     group["params"] = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     optimizer.param_groups = [group]
@@ -109,13 +113,14 @@ class Untried(Exception):
     """The optimizer can't be tried on stand-ins; the text says why."""
 
 
-Gradients = list[list[Tensor | None]]  # for every step, that of every weight
-History = list[list[Tensor]]  # every weight before the first step and after every one
+Gradients = list[list[Tensor | None]]  # [step][weight]
+History = list[list[Tensor]]  # [step][weight]: every weight before the first step and after each
 
 
 def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> Stepping:
-    """How the step of the job's optimizer can be divided. `optimizer` is the one of the model; others like it are made for the trial."""
-    kind, own = type(optimizer).__name__, "step" not in vars(optimizer)  # nobody replaced its step
+    """How the job's optimizer step can be divided. `optimizer` is the model's; others like it are made for the
+    trial."""
+    kind, own = type(optimizer).__name__, "step" not in vars(optimizer)  # own: its step was not replaced
     whole = {
         StepDivision.IN_PARTS: f"{kind} looks at whole weights, as far as is known, and parts of them would be stepped"
     }
@@ -134,13 +139,15 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
                 f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
                 f"every weight by itself",
             )
-    if not isinstance(optimizer, ELEMENTWISE):  # what it keeps of a weight may not be a number for each of the weight's
+    if not isinstance(
+        optimizer, ELEMENTWISE
+    ):  # its state for a weight may not have one number for each of the weight's
         reasons = whole | reasons
     LAST[:] = [(job.optimizer, key, Stepping(reasons))]
     return LAST[0][2]
 
 
-# The job's optimizer that was tried last, for which weights, and what was found: plans are tried one after the other
+# The last tried optimizer, with its weights and the result: plans are tried one after the other
 LAST: list[tuple[object, object, Stepping]] = []
 
 
@@ -149,11 +156,11 @@ def told_of(error: Exception) -> str:
 
 
 class SteppingTrial:
-    """Optimizers of stand-ins, made by the job, and what comes of stepping them in several ways."""
+    """Optimizers of stand-ins, made by the job, and the results of stepping them in several ways."""
 
     def __init__(self, job: Job, optimizer: optim.Optimizer, model: nn.Module) -> None:
         self.job, self.kind, self.elementwise = job, type(optimizer).__name__, isinstance(optimizer, ELEMENTWISE)
-        self.sparse = False  # whether gradients must be
+        self.sparse = False  # whether gradients must be sparse
         self.weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
         names = {id(one): name for name, one in self.weights.items()}
         grouped = [[names[id(one)] for one in group["params"] if id(one) in names] for group in optimizer.param_groups]
@@ -166,7 +173,7 @@ class SteppingTrial:
                 raise Untried("made again, it has other groups of weights")
 
     def made(self) -> tuple[dict[str, nn.Parameter], optim.Optimizer]:
-        """New stand-ins, always the same, and an optimizer of them."""
+        """New stand-ins, always the same, and an optimizer for them."""
         chance = torch.Generator().manual_seed(0)
         stand_ins = {name: nn.Parameter(self.random(one, chance)) for name, one in self.weights.items()}
         random_state.seed(0)
@@ -177,7 +184,8 @@ class SteppingTrial:
         return stand_ins, made
 
     def random(self, weight: Tensor, chance: torch.Generator) -> Tensor:
-        """Numbers in the shape of a weight's stand-in; in 64 bits instead of 32, so that what is no rounding shows."""
+        """Random numbers in the shape of a weight's stand-in; in float64 instead of float32, so that differences beyond
+        rounding show."""
         dtype = torch.float64 if weight.dtype is torch.float32 else weight.dtype
         return torch.randn([min(side, self.side) for side in weight.shape], dtype=dtype, generator=chance)
 
@@ -186,7 +194,7 @@ class SteppingTrial:
         return [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
 
     def reasons(self) -> dict[StepDivision, str]:
-        """Why the step can't be divided; what is found first."""
+        """Why the step can't be divided; the first reason found for each kind."""
         found: dict[StepDivision, str] = {}
         for gradients, must in (
             (self.drawn(SCALES, self.chosen(TRIED)), True),
@@ -199,7 +207,7 @@ class SteppingTrial:
             except Exception:
                 if must and self.sparse:
                     raise
-                if must:  # its gradients may have to be sparse
+                if must:  # perhaps its gradients must be sparse
                     self.sparse = True
                     return self.reasons()
                 continue  # plain training would end there too
@@ -249,13 +257,13 @@ class SteppingTrial:
     # Gradients
 
     def chosen(self, count: int) -> list[str]:
-        """So many weights, evenly, the first and the last among them."""
+        """`count` names of weights, evenly chosen, including the first and the last."""
         names = list(self.weights)
         count = min(count, len(names))
         return [names[round(number * (len(names) - 1) / max(count - 1, 1))] for number in range(count)]
 
     def drawn(self, scales: Sequence[float], names: Sequence[str]) -> Gradients:
-        """Gradients of these weights on these scales, of each weight on another; none of the others."""
+        """Gradients for these weights, at a different scale for each; none for the others."""
         chance = torch.Generator().manual_seed(1)
         wanted = set(names)
         return [
@@ -267,20 +275,20 @@ class SteppingTrial:
         ]
 
     def broken(self) -> Gradients:
-        """In the second step, one gradient is not finite."""
+        """Gradients of which one is NaN in the second step."""
         found = self.drawn([1.0] * 4, self.chosen(TRIED))
         at = next(number for number, one in enumerate(found[1]) if one is not None)
         found[1][at] = torch.full_like(found[0][at], float("nan"))  # type: ignore[arg-type]
         return found
 
     def missing(self) -> Gradients:
-        """In the second step, one weight has no gradient."""
+        """Gradients of which one is missing in the second step."""
         found = self.drawn([1.0] * 4, self.chosen(TRIED))
         found[1][next(number for number, one in enumerate(found[1]) if one is not None)] = None
         return found
 
     def given(self, gradient: Tensor | None) -> Tensor | None:
-        """A gradient as it is given to a weight: a copy, for optimizers may change it."""
+        """A gradient as it is given to a weight: a copy, because optimizers may change it."""
         return (
             None if gradient is None else gradient.to_sparse(1) if self.sparse and gradient.dim() else gradient.clone()
         )
@@ -288,7 +296,7 @@ class SteppingTrial:
     # Ways to step
 
     def together(self, gradients: Gradients) -> tuple[History, bool]:
-        """All weights at once; and whether anything was drawn."""
+        """All weights at once; and whether random numbers were drawn."""
         stand_ins, optimizer = self.made()
         before = torch.get_rng_state()
         weights = list(stand_ins.values())
@@ -301,7 +309,8 @@ class SteppingTrial:
         return found, not torch.equal(before, torch.get_rng_state())
 
     def in_turns(self, gradients: Gradients, freed: bool) -> History:
-        """One weight after the other. `freed`: from the last to the first, and there is never another gradient; else all are there."""
+        """One weight after the other. `freed`: from last to first, with never more than one gradient; else all
+        gradients are there."""
         stand_ins, optimizer = self.made()
         group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
         weights = list(stand_ins.values())
@@ -321,7 +330,7 @@ class SteppingTrial:
         return found
 
     def apart(self, gradients: Gradients) -> History:
-        """Half of the weights by one optimizer, the others by another."""
+        """Half of the weights with one optimizer, the others with another."""
         middle, found = len(self.weights) // 2, []
         for begin, end in ((0, middle), (middle, len(self.weights))):
             stand_ins, optimizer = self.made()
@@ -340,7 +349,7 @@ class SteppingTrial:
         return [[*first, *second] for first, second in zip(*found, strict=True)]
 
     def in_parts(self, gradients: Gradients) -> History:
-        """The first half of every weight's numbers by one optimizer, the second half by another."""
+        """The first half of every weight's numbers with one optimizer, the second half with another."""
         found = []
         for half in (0, 1):
             stand_ins, optimizer = self.made()
@@ -372,7 +381,8 @@ def now(weights: Iterable[Tensor]) -> list[Tensor]:
 
 
 def apart_from(whole: History, other: History, exact: bool) -> int:
-    """The first step, from 1, after which weights are not the same bits, or not `exact`: not the same to rounding; 0 if there is none."""
+    """The first step, from 1, after which weights differ in bits (`exact`) or by more than rounding; 0 if there is
+    none."""
     for number, (before, after) in enumerate(zip(whole, other, strict=True)):
         for begun, one, two in zip(whole[0], before, after, strict=True):
             if not torch.allclose(one, two, 0.0, 0.0 if exact else rounding(begun, one), equal_nan=True):
@@ -381,7 +391,7 @@ def apart_from(whole: History, other: History, exact: bool) -> int:
 
 
 def rounding(begun: Tensor, weight: Tensor) -> float:
-    """How far a weight may be from where it came, if its operations were rounded in another order."""
+    """Tolerated difference of a weight for operations that are rounded in another order."""
     if not weight.numel():
         return 0.0
     way, largest = (float(one.abs().nan_to_num(0.0, 0.0, 0.0).amax()) for one in (weight - begun, weight))

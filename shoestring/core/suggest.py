@@ -1,4 +1,4 @@
-"""What somebody who mistyped a name may have meant. Nothing heavy is imported: what is misspelt is told of at once."""
+"""Suggest the name that a user may have meant. Imports nothing heavy, so that misspellings are reported at once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known name that is most like a word; empty if none is.
+    """The known name that is most similar to a word; empty if none is.
 
     >>> nearest("--widht", ["--width", "--depth"]), nearest("Train", ["plan", "train"]), nearest("xyz", ["plan"])
     ('--width', 'train', '')
@@ -21,7 +21,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of a sentence about a word that nobody knows; empty if nothing is like it.
+    """The end of a sentence about an unknown word; empty if nothing is similar.
 
     >>> did_you_mean("trian", ["plan", "train"])
     '; did you mean train?'

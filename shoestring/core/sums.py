@@ -1,4 +1,4 @@
-"""Ways in which w workers add up n bytes: who sends what to whom, what it takes, and which way to take.
+"""All-reduce algorithms for n bytes on w workers: who sends what to whom, how long it takes, and which to choose.
 
     way             seconds on the longest path, a a message and b a byte, c for a byte added        source
     naive           2 (w-1) (a + n b) + (w-1) n c                    all to one, and back
@@ -10,18 +10,19 @@
     library         2 ceil(log2 w) a + 2 (w-1)/w n b                 NCCL's: trees for little, rings for much [5]; gloo's is a ring
     shared memory   2 a + 2 (w-1)/w n b, where a is a wait for all and b copies (training/links/shared_memory_link.py)
 
-[1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk, Yuan: Bandwidth optimal
-all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large minibatch SGD, 2017, arXiv 1706.02677. [4] Cho,
-Finkler, Kung, Hunter: BlueConnect, 2019. [5] Sanders, Speck, Traeff: Two-tree algorithms for full bandwidth broadcast, reduction and scan,
-2009.
+[1] Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005. [2] Patarasuk,
+Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009. [3] Goyal et al.: Accurate, large
+minibatch SGD, 2017, arXiv 1706.02677. [4] Cho, Finkler, Kung, Hunter: BlueConnect, 2019. [5] Sanders, Speck, Traeff:
+Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009.
 
-`rounds` is the program of one worker as data. The real link sends by it (training/links/sums.py) and every link counts by it, so what is
-predicted is what is sent, worker by worker: in a tree or a naive sum they send different amounts.
+`rounds` is one worker's program as data. The real link sends by it (training/links/sums.py) and every link counts by
+it, so predicted bytes are exactly those sent, worker by worker: in the tree and naive algorithms workers send different
+amounts.
 
-Every way adds in an order that is fixed, and one worker's sum is copied to the others: all have the same bits, in every run. The naive way
-and shared memory add in the order of ranks and give the same bits. With two workers all ways do, because a + b = b + a. A tree of four
-gives the same bits as two levels of two and two. Otherwise ways differ from each other by rounding, so a run keeps to the speeds by which
-its plan chose.
+Every algorithm adds in a fixed order, and one worker's sum is copied to the others: all have the same bits, in every
+run. Naive and shared memory add in the order of ranks and give the same bits. With two workers all algorithms do,
+because a + b = b + a. A tree of four gives the same bits as two levels of two and two. Otherwise algorithms differ by
+rounding, so a run keeps the speeds by which its plan chose.
 
 Contract: What is counted is what is sent: imagined and real links share this table (tests/training/links/test_sums.py).
 """
@@ -38,19 +39,19 @@ from shoestring.core.units import bytes_text
 NAIVE, TREE, RING, TWO_LEVEL, LIBRARY, MEMORY = "naive", "tree", "ring", "two-level", "library", "shared memory"
 BY_MESSAGES = (NAIVE, TREE, RING, TWO_LEVEL)  # made of sends and receives
 WAYS = (*BY_MESSAGES, LIBRARY, MEMORY)
-WORTH = 0.05  # another way than the usual one is taken where it is predicted to save this share
+WORTH = 0.05  # another algorithm than the usual one must be predicted to save this fraction
 SIZES = tuple(
     1 << power for power in range(3, 33)
-)  # bytes for which a way is chosen; what lies between goes with the next
+)  # sizes in bytes for which an algorithm is chosen; sizes in between use the next larger one's
 
-Machines = tuple[int, ...]  # workers of each machine, in the order of ranks
+Machines = tuple[int, ...]  # number of workers on each machine, in the order of ranks
 
 
 @dataclass(frozen=True)
 class Send:
     to: int
-    begin: int  # of the numbers that are sent, the first
-    end: int  # and the one after the last
+    begin: int  # index of the first number that is sent
+    end: int  # and one after the last
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,12 @@ class Receive:
     source: int
     begin: int
     end: int
-    adds: bool  # to what is there; else it takes its place
+    adds: bool  # whether it is added to the present numbers; else it replaces them
 
 
 @dataclass(frozen=True)
 class SendRound:
-    """What a worker begins to send at once, and receives in this order; the next round begins when all of it is done."""
+    """Sends that a worker begins at once, and receives in this order; the next round begins when all are done."""
 
     sends: tuple[Send, ...] = ()
     receives: tuple[Receive, ...] = ()
@@ -71,7 +72,7 @@ class SendRound:
 
 @lru_cache(maxsize=64)
 def rounds(way: str, rank: int, machines: Machines, count: int) -> tuple[SendRound, ...]:
-    """What one worker does to add up so many numbers with the others. Parts without a number are not sent."""
+    """The rounds of one worker in an all-reduce of `count` numbers. Empty parts are not sent."""
     world = sum(machines)
     if world == 1:
         return ()
@@ -101,7 +102,8 @@ def naive(rank: int, world: int, count: int) -> list[SendRound]:
 
 
 def tree(rank: int, world: int, count: int) -> list[SendRound]:
-    """A worker gets the sums of those whose rank differs from its own in one bit below its lowest, gives its own on, and back."""
+    """Binomial tree: a worker receives the sums of its children, sends its own to its parent, and the result comes
+    back."""
     parent, children = family(rank, world)
     up = [SendRound((), (Receive(child, 0, count, adds=True),)) for child in children]
     down = [SendRound((Send(child, 0, count),)) for child in reversed(children)]
@@ -111,7 +113,7 @@ def tree(rank: int, world: int, count: int) -> list[SendRound]:
 
 
 def family(rank: int, world: int) -> tuple[int | None, list[int]]:
-    """A worker's parent in the tree, None of the root, and its children.
+    """A worker's parent in the tree (None for the root) and its children.
 
     >>> family(0, 6), family(4, 6), family(5, 6)
     ((None, [1, 2, 4]), (0, [5]), (4, []))
@@ -125,8 +127,9 @@ def family(rank: int, world: int) -> tuple[int | None, list[int]]:
 
 
 def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[SendRound]:
-    """The rounds of the member at a place of a ring that adds up some numbers: each part goes round once, and its sum once more."""
-    parts, size = cut(begin, end, len(members)), len(members)
+    """The rounds of the member at `place` in a ring that sums some numbers: each part goes round once, and its sum once
+    more."""
+    parts, size = cut_range(begin, end, len(members)), len(members)
     after, before = members[(place + 1) % size], members[place - 1]
 
     def turn(step: int, adds: bool) -> SendRound:
@@ -139,7 +142,8 @@ def ring(members: Sequence[int], place: int, begin: int, end: int) -> list[SendR
 
 
 def two_level(rank: int, machines: Machines, count: int) -> list[SendRound]:
-    """As many parts as the smallest machine has workers: the worker at a place of a machine adds up the part of that number."""
+    """As many parts as the smallest machine has workers: the worker at a place of a machine sums the part with that
+    number."""
     starts = list(accumulate(machines[:-1], initial=0))
     machine, place, parts = at_two_levels(rank, machines, count)
     here = range(starts[machine], starts[machine] + machines[machine])
@@ -163,27 +167,27 @@ def two_level(rank: int, machines: Machines, count: int) -> list[SendRound]:
 
 
 def at_two_levels(rank: int, machines: Machines, count: int) -> tuple[int, int, list[tuple[int, int]]]:
-    """A worker's machine, its place there, and the parts that some numbers are added up in."""
+    """A worker's machine, its place there, and the parts into which the numbers are cut."""
     for machine, size in enumerate(machines):
         if rank < size:
-            return machine, rank, cut(0, count, min(machines))
+            return machine, rank, cut_range(0, count, min(machines))
         rank -= size
-    raise AssertionError("a rank is that of a worker")
+    raise AssertionError("a rank belongs to a worker")
 
 
-def cut(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
-    """Numbers in so many parts, as even as they can be.
+def cut_range(begin: int, end: int, parts: int) -> list[tuple[int, int]]:
+    """A range cut into parts, as even as possible.
 
-    >>> cut(10, 17, 3)
+    >>> cut_range(10, 17, 3)
     [(10, 12), (12, 14), (14, 17)]
     """
     return list(pairwise(begin + (end - begin) * number // parts for number in range(parts + 1)))
 
 
 @lru_cache(maxsize=65536)
-def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
-    """Bytes that a worker sends to add up so many numbers: those of `rounds`, without making them. What others carry counts as a ring in
-    which each sends the same."""
+def sent_bytes(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> int:
+    """Bytes that a worker sends to all-reduce `count` numbers: those of `rounds`, without making them. Libraries and
+    shared memory count as a ring in which each worker sends the same."""
     world = sum(machines)
     if way not in BY_MESSAGES:
         return 2 * (world - 1) * count * itemsize // world
@@ -193,28 +197,31 @@ def sent(way: str, rank: int, machines: Machines, count: int, itemsize: int) -> 
         )
         return count * itemsize * (len(children) + (parent is not None))
     if way == RING:
-        return passed(0, count, world, rank) * itemsize
+        return ring_numbers(0, count, world, rank) * itemsize
     machine, place, parts = at_two_levels(rank, machines, count)
     if place >= len(parts):
         return count * itemsize
     begin, end = parts[place]
     return (
-        (count - (end - begin)) + passed(begin, end, len(machines), machine) + (machines[machine] - 1) * (end - begin)
+        (count - (end - begin))
+        + ring_numbers(begin, end, len(machines), machine)
+        + (machines[machine] - 1) * (end - begin)
     ) * itemsize
 
 
-def passed(begin: int, end: int, size: int, place: int) -> int:
-    """Numbers that the member at a place of a ring sends: all parts but the next one's, and then all but that of the one after it."""
+def ring_numbers(begin: int, end: int, size: int, place: int) -> int:
+    """Numbers that the member at `place` of a ring sends: all parts but the next one's, and then all but that of the
+    one after it."""
     if size == 1:
         return 0
-    parts = cut(begin, end, size)
+    parts = cut_range(begin, end, size)
     return 2 * (end - begin) - sum(
         last - first for first, last in (parts[(place + 1) % size], parts[(place + 2) % size])
     )
 
 
 def room(way: str, rank: int, machines: Machines, count: int) -> int:
-    """Numbers that a worker needs room for while it adds up so many: the largest part that comes in to be added, rounded up."""
+    """Numbers that a worker needs temporary memory for: the largest incoming part, rounded up."""
     world = sum(machines)
     if way == RING:
         return -(-count // world) if world > 1 else 0
@@ -227,51 +234,53 @@ def room(way: str, rank: int, machines: Machines, count: int) -> int:
     return own if machines[machine] > 1 else -(-own // len(machines)) if len(machines) > 1 else 0
 
 
-# What it takes
+# The cost
 
 
 @dataclass(frozen=True)
 class Rate:
-    """What messages take, in sums up to some size: what is quick while it fits into a cache, or is sent at once, is not for larger ones."""
+    """The cost of messages in sums up to some size: small ones may fit into a cache or be sent at once, so larger ones
+    cost more."""
 
     per_byte: float = 0.0  # seconds
     per_message: float = 0.0  # seconds
-    most: int = 0  # bytes that are added up; 0: any number
+    most: int = 0  # largest size in bytes of the sum; 0: any
 
 
 @dataclass(frozen=True)
 class Path:
-    """The longest path of a sum: messages one after the other, and bytes that pass in them as shares of those that are added up."""
+    """The longest path of an all-reduce: sequential messages, and the bytes in them as fractions of the bytes that are
+    summed."""
 
     inside: float = 0.0  # messages inside a machine
     inside_share: float = 0.0
     between: float = 0.0  # messages between machines
     between_share: float = 0.0
-    added: float = 0.0  # share of the bytes that one worker after the other adds
+    added: float = 0.0  # fraction of the bytes that workers add one after the other
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast workers can talk, as it was measured or described."""
+    """Communication speeds of workers, measured or described."""
 
-    here: int = 0  # workers of each machine; 0: all are on one
-    inside: Rate = Rate()  # sending and receiving inside a machine,
+    here: int = 0  # workers on each machine; 0: all are on one
+    inside: Rate = Rate()  # messages within a machine,
     between: Rate = Rate()  # and between machines
     adding: float = 0.0  # seconds per byte that is added
-    only: str = ""  # the one way that there is: GPUs have their library; empty: all that can be used
+    only: str = ""  # the only algorithm available: GPUs have their library; empty: any
     measured: Mapping[str, tuple[Rate, ...]] = field(
         default_factory=dict
-    )  # way -> what its messages take, by rising size, with adding
-    # and with waiting for a core, where processes share one
+    )  # algorithm -> rates of its messages, by rising size, including additions
+    # and, where processes share a core, waiting for it
 
     def machines(self, line: Iterable[int]) -> Machines:
-        """How many of some workers, in the order of ranks, each machine has."""
+        """The number of a line's workers on each machine, in the order of ranks."""
         return tuple(len(list(some)) for _, some in groupby(line, lambda rank: rank // self.here if self.here else 0))
 
 
 @lru_cache(maxsize=256)
 def path(way: str, machines: Machines) -> Path:
-    """The longest path of a way."""
+    """The longest path of an algorithm."""
     world, count, most, least = sum(machines), len(machines), max(machines), min(machines)
     if world == 1:
         return Path()
@@ -294,12 +303,12 @@ def path(way: str, machines: Machines) -> Path:
     messages, share = 2 * (world - 1), 2 * (world - 1) / world
     added = (world - 1) / world
     if way == LIBRARY:
-        messages, added = 2 * (world - 1).bit_length(), 0  # adding hides behind what comes in next
+        messages, added = 2 * (world - 1).bit_length(), 0  # additions overlap with the next message
     return Path(messages, share, added=added) if count == 1 else Path(0, 0, messages, share, added)
 
 
 def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
-    """What adding up so many bytes takes."""
+    """Seconds to all-reduce `size` bytes."""
     found = path(way, machines)
     if own := speeds.measured.get(way):
         rate = next((one for one in own if size <= one.most), own[-1])
@@ -314,13 +323,14 @@ def seconds(way: str, size: int, machines: Machines, speeds: Speeds) -> float:
     )
 
 
-def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
-    """The rates of a way of which sums of two or more rising sizes were timed, as (bytes, seconds): a line from each to the next."""
+def fit_rates(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> tuple[Rate, ...]:
+    """The rates of an algorithm from timed sums of two or more rising sizes, as (bytes, seconds): one line between each
+    two."""
     found = path(way, machines)
     messages, share = found.inside + found.between, found.inside_share + found.between_share
     rising = list(
         zip((size for size, _ in timed), accumulate((took for _, took in timed), max), strict=True)
-    )  # a busy moment aside
+    )  # ignoring a busy moment
     rates = []
     for (size, took), (larger, longer) in pairwise(rising):
         per_byte = (longer - took) / (share * (larger - size))
@@ -328,22 +338,23 @@ def fitted(way: str, machines: Machines, timed: Sequence[tuple[int, float]]) -> 
     return tuple(rates)
 
 
-# Which way
+# Choosing an algorithm
 
 
 def ways(machines: Machines, speeds: Speeds) -> list[str]:
-    """Those that there are, the usual one first: what was measured of them decides whether a library or shared memory can be used."""
+    """The available algorithms, the usual one first; measurements tell whether a library or shared memory can be
+    used."""
     if speeds.only:
         return [speeds.only]
     found = [MEMORY] * (MEMORY in speeds.measured and len(machines) == 1) + [LIBRARY] * (LIBRARY in speeds.measured)
     found += [RING, TREE, NAIVE, *[TWO_LEVEL] * (len(machines) > 1 and max(machines) > 1)]
     return [
         way for way in found if way in speeds.measured or speeds.inside != Rate() or not speeds.measured
-    ]  # something is known
+    ]  # those with known rates
 
 
-def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
-    """The way to add up so many bytes: the fastest, or the usual one where that would save next to nothing."""
+def choose_algorithm(size: int, machines: Machines, speeds: Speeds) -> str:
+    """The algorithm for `size` bytes: the fastest, or the usual one if that would save next to nothing."""
     times = {way: seconds(way, size, machines, speeds) for way in ways(machines, speeds)}
     usual, best = next(iter(times)), min(times, key=lambda way: times[way])
     return best if times[best] < (1 - WORTH) * times[usual] else usual
@@ -351,19 +362,19 @@ def chosen(size: int, machines: Machines, speeds: Speeds) -> str:
 
 @dataclass(frozen=True)
 class AllReduceTable:
-    """How the workers of one line add up: a way for every size."""
+    """The all-reduce algorithms of one line's workers, by size."""
 
     machines: Machines
     table: tuple[
         tuple[int, str], ...
-    ] = ()  # (bytes, the way up to so many); more goes with the last. Empty: the link's usual way
+    ] = ()  # (bytes, algorithm up to that size); larger sizes use the last. Empty: the link's usual algorithm
 
     def way(self, size: int) -> str:
         return next((way for most, way in self.table if size <= most), self.table[-1][1] if self.table else "")
 
     @property
     def alike(self) -> bool:
-        """Whether every worker sends as much, so that what one sends tells of all."""
+        """Whether every worker sends equally much, so that one of them tells for all."""
         return not any(way in BY_MESSAGES for _, way in self.table)
 
     def __str__(self) -> str:
@@ -381,11 +392,11 @@ class AllReduceTable:
 
 
 def sums_of(speeds: Speeds | None, line: Sequence[int]) -> AllReduceTable:
-    """How the workers of a line add up, by their ranks among all; without speeds as the link usually does."""
+    """The all-reduce algorithms of a line's workers, given their ranks; without speeds, the link's usual one."""
     if speeds is None or len(line) == 1:
         return AllReduceTable((len(line),))
     machines = speeds.machines(line)
-    each = [(size, chosen(size, machines, speeds)) for size in SIZES]
+    each = [(size, choose_algorithm(size, machines, speeds)) for size in SIZES]
     return AllReduceTable(
         machines, tuple(one for one, after in zip(each, [*each[1:], (0, "")], strict=True) if one[1] != after[1])
     )

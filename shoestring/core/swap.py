@@ -1,8 +1,10 @@
-"""Making a model that does not fit in memory: its tensors are swapped to a file while the user's own code makes them.
+"""Construct a model that does not fit in memory: its tensors are swapped to a file while the user's own code makes
+them.
 
-The factory runs as it is, with the same kernels and the same random draws, so the values are those of a normal construction. A tensor
-that was not touched for a while goes to the file and its memory is given back; an operation that touches it again finds it in memory.
-Only one tensor must fit.
+The factory runs unchanged, with the same kernels and random draws, so the values are those of a normal construction. A
+tensor that was not touched for a while is written to the file and its memory is freed; an operation that touches it
+again finds it in memory.
+Only one tensor at a time must fit.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, FakeTensor, storage_id, tree_leaves
 from shoestring.core.units import bytes_text
 
-SMALL = 1 << 16  # bytes: a smaller tensor stays in memory
-ROOM = 1 << 28  # bytes of tensors that stay in memory
+SMALL = 1 << 16  # bytes: smaller tensors stay in memory
+ROOM = 1 << 28  # bytes of large tensors that stay in memory
 
 
 class Large:
@@ -31,19 +33,20 @@ class Large:
     def __init__(self, storage: Any) -> None:
         self.storage = weakref.ref(storage)
         self.bytes = storage.nbytes()
-        self.offset: int | None = None  # in the file, once it was there
+        self.offset: int | None = None  # in the file, once it was written there
         self.away = False
 
 
 class Swap(DispatchMode):
-    """While active, about `room` bytes of large tensors are in memory; at its end all that still live are."""
+    """While active, about `room` bytes of large tensors are in memory; at the end all that still live are brought
+    back."""
 
     def __init__(self, directory: str | None = None, room: int = ROOM) -> None:
         super().__init__()
         self.room, self.held, self.end = room, 0, 0
         self.directory = directory or tempfile.gettempdir()
-        self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as we do)
-        self.known: OrderedDict[int, Large] = OrderedDict()  # by address of the storage, longest untouched first
+        self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as this object)
+        self.known: OrderedDict[int, Large] = OrderedDict()  # by storage address, least recently touched first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
@@ -58,7 +61,7 @@ class Swap(DispatchMode):
         return out
 
     def touched(self, tensor: Tensor) -> int:
-        """Bring a tensor to memory if it is away; gives the address of its storage."""
+        """Bring a swapped-out tensor back into memory; returns the address of its storage."""
         storage = tensor.untyped_storage()
         key = storage_id(storage)
         if key in self.known:
@@ -72,7 +75,7 @@ class Swap(DispatchMode):
         return key
 
     def forget(self, key: int) -> None:
-        """A storage died."""
+        """A storage was freed."""
         large = self.known.pop(key)
         self.held -= 0 if large.away else large.bytes
 
@@ -95,7 +98,7 @@ class Swap(DispatchMode):
         self.held -= large.bytes
 
     def bring(self, large: Large, storage: torch.UntypedStorage) -> None:
-        assert large.offset is not None, "what is away was written"
+        assert large.offset is not None, "a storage outside of memory was written to the file"
         storage.resize_(large.bytes)
         view, done = as_bytes(storage), 0
         while done < large.bytes:
@@ -122,5 +125,5 @@ def is_real(leaf: Any) -> bool:
 
 
 def as_bytes(storage: Any) -> memoryview:
-    """The memory of a storage. An array of NumPy would do as well, but forbids that the storage is ever resized."""
+    """The memory of a storage. A NumPy array would do too, but would make the storage non-resizable."""
     return memoryview((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr())).cast("B")

@@ -1,8 +1,9 @@
 """A technique: a small frozen value with two pure functions, `cost` and `apply`.
 
-It is generic over what it changes, the *subject* (a training run, a federated round, a model to compress), and over what that costs.
-A room has a base class of its own for both, such as `core.training.TrainingTechnique`; a technique inherits from that, is a frozen
-dataclass whose fields are its knobs, and overrides what is other than the defaults here.
+It is generic over its *subject*, which it changes (a training run, a federated round, a model to compress), and over
+the subject's cost.
+A room has a base class for both, such as `training.technique.TrainingTechnique`; a technique inherits from that, is a
+frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
 
 Contract: `apply` changes no field of the subject, the job or the links that it is given
 (tests/training/test_apply_is_pure.py). One number, `order`, sorts techniques for `cost` and `apply` alike
@@ -17,7 +18,7 @@ from dataclasses import asdict, fields, is_dataclass
 from functools import reduce
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from shoestring.core.codec import Unreadable, hints_of, made
+from shoestring.core.codec import Unreadable, hints_of, make_value
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
@@ -29,20 +30,20 @@ LARGEST = 1 << 62  # no knob is as large
 
 class Technique(ABC, Generic[S, C]):
     why: ClassVar[str]  # what it is good for, in a few words
-    order: ClassVar[int] = 100  # where it stands among the techniques of a plan, for `cost` and `apply` alike
-    exact: ClassVar[bool] = True  # whether it leaves the result alone, where `exactness` does not say more
+    order: ClassVar[int] = 100  # its position among a plan's techniques, for `cost` and `apply` alike
+    exact: ClassVar[bool] = True  # whether the result is unchanged, unless `exactness` is more precise
 
     @abstractmethod
     def cost(self, cost: C, /) -> C:
-        """What the subject costs with it."""
+        """The cost of the subject with this technique."""
 
     @abstractmethod
     def apply(self, subject: S, /) -> S:
-        """The subject with it."""
+        """The subject with this technique."""
 
     @classmethod
     def choices(cls, cost: C, /) -> tuple[Self, ...]:
-        """The settings worth trying; none if it is only for who asks."""
+        """The settings worth trying; empty if it is only used on request."""
         return (cls(),)
 
     def refusal(self, cost: C, /) -> str:
@@ -50,36 +51,38 @@ class Technique(ABC, Generic[S, C]):
         return ""
 
     def exactness(self, cost: C, /) -> Exactness:
-        """How close the result stays to that without it."""
+        """How close the result stays to the result without it."""
         return Exactness.BITS if self.exact else Exactness.CHANGED
 
     def drift(self, cost: C, /) -> float:
-        """Of one that is `changed`: how far it may lead. Infinitely far: it states nothing. What it is a share of, the room says."""
+        """For level `changed`: how far the result may drift, in the room's measure. Infinite: it states no bound."""
         return float("inf")
 
     @classmethod
     def explained(cls, cost: C, /) -> tuple[Self, ...]:
-        """The settings of which the user is told why they can't be used, where no setting can."""
+        """If no setting can be used: the settings for which the user is told why."""
         return cls.choices(cost)
 
     @property
     def label(self) -> str:
-        """What the table of conflicts calls this setting; its name stands for all settings."""
+        """This setting's name in the table of conflicts; the technique's own name stands for all settings."""
         return text(self)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """All that the table of conflicts calls it: its name first, and what a room has for several techniques at once."""
+        """All its names in the table of conflicts: its own first, and names that a room gives to several techniques at
+        once."""
         return (type(self).__name__, self.label)
 
     @property
     def family(self) -> str:
-        """Settings of one family differ by a knob: they fail for the same reason, and one of them is enough in a list of plans."""
+        """Settings of one family differ by a knob: they fail for the same reason, and a list of plans shows only one of
+        them."""
         return type(self).__name__
 
 
 def drift(technique: Technique[Any, C], cost: C) -> float:
-    """How far a technique may lead, stated; 0 for one that changes nothing."""
+    """The stated drift of a technique; 0 if it changes nothing."""
     return technique.drift(cost) if technique.exactness(cost) is Exactness.CHANGED else 0.0
 
 
@@ -105,7 +108,8 @@ def described(technique: Technique[Any, Any]) -> dict[str, Any]:
 
 
 def text(technique: Technique[Any, Any]) -> str:
-    """How a technique is written everywhere, `--use` included: its name and the knobs that are not at their default."""
+    """A technique as it is written everywhere, `--use` included: its name and the knobs that differ from their
+    defaults."""
     defaults: dict[str, Any] = (
         {field.name: field.default for field in fields(technique)} if is_dataclass(technique) else {}
     )
@@ -127,14 +131,14 @@ def built(name: str, knobs: Mapping[str, Any], catalogue: Iterable[type[T]]) -> 
 
 
 def check_types(kind: type, knobs: Mapping[str, Any]) -> None:
-    """Refuse knobs of another type than a technique says, and numbers that are none or that nothing can be as large as."""
+    """Refuse knobs of another type than declared, and numbers that are NaN or impossibly large."""
     hints = hints_of(kind) if is_dataclass(kind) else {}
     for name, value in knobs.items():
         several = (
             hints.get(name) is str and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
         )
-        if not several:  # names, which the technique joins, or refuses itself
-            made(hints.get(name, Any), value, False, name)
+        if not several:  # a single name where several are allowed: the technique handles it
+            make_value(hints.get(name, Any), value, False, name)
         if isinstance(value, (int, float)) and not -LARGEST < value < LARGEST:
             raise Unreadable(f"{name} is {str(value)[:40]}")
 

@@ -1,4 +1,5 @@
-"""Techniques as a user writes them, such as Checkpoint(every=2). Nothing heavy is imported: what is misspelt is told of at once."""
+"""Parse techniques as users write them, such as Checkpoint(every=2). Imports nothing heavy, so that misspellings are
+reported at once."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def call_of(written: str) -> tuple[str, dict[str, Any]]:
-    """The name and the knobs that were written.
+    """The name and the knobs in a text.
 
     >>> call_of("Checkpoint(every=2)"), call_of("FusedOptimizer")
     (('Checkpoint', {'every': 2}), ('FusedOptimizer', {}))

@@ -34,11 +34,11 @@ def parse_bytes(text: str | int) -> int:
     return size
 
 
-LEAST = 1 << 20  # bytes: no process of Python is as small, so a budget below it is a number whose unit was forgotten
+LEAST = 1 << 20  # bytes: every Python process is larger, so a smaller budget is a number whose unit was forgotten
 
 
 def budget_bytes(written: str | int) -> int:
-    """Bytes of a memory budget. One that is meant in another unit is told of before anything is planned.
+    """Bytes of a memory budget. One that lacks its unit is refused before anything is planned.
 
     >>> budget_bytes("600MiB")
     629145600
@@ -95,7 +95,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """A time as one says it when it is not exact.
+    """An approximate time, as one would say it.
 
     >>> about(0.2), about(47.3), about(200), about(5000)
     ('1 s', '48 s', '3 min', '1 h 23 min')
@@ -113,7 +113,7 @@ def about(seconds: float) -> str:
 
 
 def unit_text(value: float, unit: str) -> str:
-    """A number of any unit for people.
+    """A number with its unit, for people.
 
     >>> unit_text(2048, "bytes"), unit_text(0.5, "seconds"), unit_text(0.998, "share"), unit_text(1200, "requests/s"), unit_text(3, "")
     ('2.00 KiB', '500 ms', '99.8 %', '1,200 requests/s', '3')

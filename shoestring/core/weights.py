@@ -1,4 +1,4 @@
-"""What a model begins from: the weights of safetensors files, or of a part of them, under the names that they have in the model."""
+"""A model's initial weights: from safetensors files, all or part of them, under the model's names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any
 from shoestring.core.errors import Mistake
 
 SAFE = (".safetensors", ".safetensors.index.json")
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # what torch.save writes
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")  # files written by torch.save
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights that a model begins from, where its names and those in the files are not all the same.
+    """Initial weights of a model, if its names and those in the files are not all the same.
 
         Job(model=..., weights="model.safetensors")                                   every weight is in the file, under its own name
-        Weights("model.safetensors", new=("classifier.*",))                           the file has no classifier: it stays as it was made
+        Weights("model.safetensors", new=("classifier.*",))                           the file has no classifier: it keeps its own values
         Weights("base/", remove_prefix="bert.", new="head.*")                         bert.encoder.0.weight -> encoder.0.weight
         Weights(["a.safetensors", "b.safetensors"], add_prefix="encoder.")            layer.0.weight -> encoder.layer.0.weight
 
-    `files`: a safetensors file, several of them, an index (model.safetensors.index.json), or a folder of `from_pretrained`.
+    `files`: a safetensors file, several of them, an index (model.safetensors.index.json), or a folder of
+    `from_pretrained`.
     Names in the files that begin with `remove_prefix` lose it and get `add_prefix`; others stay as they are.
     `new`: names, or patterns of names, of the model's weights that are not taken from the files.
     """
@@ -50,7 +51,7 @@ class Weights:
         object.__setattr__(self, "new", new)
 
     def renamed(self, name: str) -> str:
-        """The model's name of what is called so in a file.
+        """The model's name for a name in a file.
 
         >>> Weights("a", "bert.", "encoder.").renamed("bert.layer.0"), Weights("a", "bert.").renamed("head.bias")
         ('encoder.layer.0', 'head.bias')
@@ -76,14 +77,14 @@ class Weights:
 
 
 def as_weights(given: Any) -> Weights | None:
-    """What a job gives as its `weights`; None if it gives none."""
+    """A job's `weights` argument as Weights; None if it is empty."""
     if isinstance(given, Weights):
         return given
     return Weights(given) if given else None
 
 
 def patterns(some: Sequence[str], every: Sequence[str]) -> tuple[str, ...]:
-    """The fewest patterns that match these of all names and no others.
+    """The fewest patterns that match `some` of all names and no others.
 
     >>> patterns(["head.weight", "head.bias", "body.0.bias"], ["head.weight", "head.bias", "body.0.weight", "body.0.bias"])
     ('head.*', 'body.0.bias')

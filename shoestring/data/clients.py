@@ -1,4 +1,4 @@
-"""The clients of a job: those that it has, or that its rule makes of its data."""
+"""The clients of a job: its own mapping, or made from its data by a partition rule."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shoestring.core.job import Job
 from shoestring.data.kinds import is_mapped
 from shoestring.data.partition import shuffled
 
-USUAL_COUNT = 100  # clients, where neither the user nor the data say how many
+USUAL_COUNT = 100  # number of clients, if neither the user nor the data say
 
 
 def clients_of(job: Job, count: int | None, seed: int) -> Clients:
-    """The clients of a job: those that it has, or that its rule makes of its data; `count` of them, or as many as it says.
+    """The clients of a job: its own, or those that its rule makes from its data; `count` of them, or as many as it has.
 
-    Of more than were asked for, those are taken that come first in an order drawn from the seed.
+    If it has more than `count`, the first ones in a random order from the seed are taken.
     """
     if count is not None and count < 1:
         raise Mistake(f"--clients {count}: give 1 or more")
@@ -39,7 +39,7 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
             f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
             f"write clients=lambda: {{name: records, ...}}"
         )
-    found = ruled(job, rule, count, seed) if hasattr(rule, "clients") else rule()
+    found = clients_by_rule(job, rule, count, seed) if hasattr(rule, "clients") else rule()
     if not isinstance(found, Mapping):
         raise Mistake(
             f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
@@ -47,11 +47,11 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
         )
     if not len(found):
         raise Mistake("the job's clients are none: a federated job needs at least one device with records")
-    everybody = found if isinstance(found, Clients) else listed(found)
+    everybody = found if isinstance(found, Clients) else clients_from_mapping(found)
     return everybody if count is None or count == len(everybody) else some(everybody, count, seed)
 
 
-def ruled(job: Job, rule: Any, count: int | None, seed: int) -> Any:
+def clients_by_rule(job: Job, rule: Any, count: int | None, seed: int) -> Any:
     data = job.data()
     if not is_mapped(data) or isinstance(data, IterableDataset):
         raise Mistake(
@@ -63,8 +63,8 @@ def ruled(job: Job, rule: Any, count: int | None, seed: int) -> Any:
     return rule.clients(data, count or min(USUAL_COUNT, len(data)), seed)
 
 
-def listed(found: Mapping[Any, Any]) -> Clients:
-    """Clients of a mapping of the user's, whose names are texts from here on."""
+def clients_from_mapping(found: Mapping[Any, Any]) -> Clients:
+    """Clients from a user's mapping; names are converted to text."""
     keys = tuple(found)
     names = tuple(map(str, keys))
     if len(set(names)) < len(names):

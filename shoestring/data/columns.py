@@ -11,31 +11,32 @@ from torch.utils.data import Subset, TensorDataset
 
 from shoestring.core.errors import Mistake
 
-TARGETS = 1  # the column that torchvision's data sets have as `targets`
+TARGETS = 1  # the column that torchvision's data sets provide as `targets`
 
 
 def column_of(data: Any, column: int | str) -> Sequence[Any]:
-    """The values of a column, one a sample. They are taken from where a data set has them all; else every sample is fetched.
+    """The values of a column, one per sample. Taken from these places if a data set has one; else every sample is
+    fetched.
 
-    columns     a mapping of names to values that a data set of one's own may have
+    columns     a mapping of names to values that a user's data set may have
     tensors     of a TensorDataset
     targets     of torchvision's data sets: column 1
     Subset      of any of these
     """
     if isinstance(getattr(data, "columns", None), Mapping) and column in data.columns:
-        return checked(plain(data.columns[column]), len(data), column)
+        return check_length(plain(data.columns[column]), len(data), column)
     if type(data) is Subset:
         inside = column_of(data.dataset, column)
         return [inside[number] for number in data.indices]
     if type(data) is TensorDataset and isinstance(column, int) and -len(data.tensors) <= column < len(data.tensors):
         return plain(data.tensors[column])
     if column == TARGETS and isinstance(targets := getattr(data, "targets", None), (Tensor, list, tuple)):
-        return checked(plain(targets), len(data), column)
-    return plain([fetched(data, number, column) for number in range(len(data))])
+        return check_length(plain(targets), len(data), column)
+    return plain([fetch_value(data, number, column) for number in range(len(data))])
 
 
 def plain(values: Any) -> Sequence[Any]:
-    """Values as plain numbers and texts; a tensor of which each is one, too, is refused."""
+    """Values as plain numbers and texts; a tensor with more than one value per sample is refused."""
     if isinstance(values, Tensor):
         if values.dim() != 1:
             raise Mistake(
@@ -46,7 +47,7 @@ def plain(values: Any) -> Sequence[Any]:
     return [one.item() if isinstance(one, Tensor) and one.numel() == 1 else one for one in values]
 
 
-def checked(values: Sequence[Any], count: int, column: int | str) -> Sequence[Any]:
+def check_length(values: Sequence[Any], count: int, column: int | str) -> Sequence[Any]:
     if len(values) != count:
         raise Mistake(
             f"the data set says {len(values)} values of its column {column!r} and has {count} samples: give one a sample"
@@ -54,7 +55,7 @@ def checked(values: Sequence[Any], count: int, column: int | str) -> Sequence[An
     return values
 
 
-def fetched(data: Any, number: int, column: int | str) -> Any:
+def fetch_value(data: Any, number: int, column: int | str) -> Any:
     sample = data[number]
     try:
         return sample[column]
@@ -73,7 +74,7 @@ def fetched(data: Any, number: int, column: int | str) -> Any:
 
 
 def classes_of(data: Any, column: int | str) -> Tensor:
-    """The number of the class of every sample, from 0, by the values of a column; classes are in the order of their values."""
+    """Every sample's class number, from 0, by the values of a column; classes are in the order of their values."""
     values = column_of(data, column)
     kinds = sorted(set(map(label, values)), key=lambda one: (isinstance(one, str), one))
     number = {kind: place for place, kind in enumerate(kinds)}

@@ -1,7 +1,8 @@
-"""Whether a list of held-out data is one of samples or one of ready batches, told by what the job trains on.
+"""Whether a list of held-out data contains samples or ready batches, found by comparing with the training data.
 
-A list beside `collate` is one of samples, and without it one of batches. Held-out data often are the other kind: batches that were made
-beforehand, beside a data set of samples. The form of an element tells them apart: its structure, and how many dimensions each tensor has.
+A list beside `collate` contains samples, and without it batches. Held-out data often are the other kind: prepared
+batches beside a data set of samples. The form of an element tells them apart: its structure, and the number of
+dimensions of each tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Collate = Callable[[list[Any]], Batch]
 
 
 class ByIdentity:
-    """An object of the user's, as a key: equal to itself alone, because its own `__eq__` and `__hash__` may do anything."""
+    """A user's object as a dictionary key: equal to itself only, because its own `__eq__` and `__hash__` may do
+    anything."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -40,8 +42,8 @@ class ByIdentity:
 
 
 def form(element: Any) -> str:
-    """The structure of a sample or a batch, and the dimensions of its tensors. A list is as good as a tuple: torch makes the one of the
-    other. Of items that are alike it does not matter how many there are.
+    """The structure of a sample or a batch, and the dimensions of its tensors. Lists and tuples are treated alike,
+    because torch turns one into the other. The number of similar items does not matter.
 
     >>> import torch
     >>> form({"x": torch.zeros(4, 3), "y": [1, 2]})
@@ -60,9 +62,9 @@ def form(element: Any) -> str:
 
 @lru_cache(4)
 def training_forms(data: ByIdentity, collate: ByIdentity) -> tuple[str, str]:
-    """The form of a sample, of which the job makes batches, and of a batch; empty where there is none that can be seen at once."""
+    """The forms of a sample and of a batch that the job trains on; empty where they can't be seen without work."""
     sample = batch = ""
-    with RandomStream(0).drawing(), suppress(Exception):  # what fails here fails in training, which tells of it
+    with RandomStream(0).drawing(), suppress(Exception):  # training will report the failure
         made = data.value()
         if is_mapped(made) or (is_listed(made) and collate.value is not None):
             first = made[0]
@@ -72,13 +74,13 @@ def training_forms(data: ByIdentity, collate: ByIdentity) -> tuple[str, str]:
             batch = form(made[0])
         elif isinstance(made, DataLoader) and (is_mapped(made.dataset) or is_listed(made.dataset)):
             batch = form(made.collate_fn([made.dataset[0]]))
-        elif isinstance(made, Iterator):  # a new one, which nobody else goes through
+        elif isinstance(made, Iterator):  # a new one, which nobody else reads
             batch = form(next(made))
     return sample, batch
 
 
 def held_out_collate(job: Job, made: Any) -> Collate | None:
-    """What makes batches of the job's held-out data; None where a list of them has batches already."""
+    """The collate function for the job's held-out data; None if a list of them contains batches already."""
     if not is_listed(made) or not made:
         return job.collate
     found, (sample, batch) = form(made[0]), training_forms(ByIdentity(job.data), ByIdentity(job.collate))
@@ -95,7 +97,7 @@ def held_out_collate(job: Job, made: Any) -> Collate | None:
 
 
 def form_of_one(sample: Any) -> str:
-    """The form of a batch of this sample alone, as torch makes it; empty if torch can't."""
+    """The form of a batch with this sample alone, as torch makes it; empty if torch can't."""
     with suppress(Exception):
         return form(default_collate([sample]))
     return ""
@@ -110,7 +112,7 @@ def held_out_feed(job: Job, assignment: Assignment | None = None) -> Feed:
 
 
 def check_held_out(job: Job) -> None:
-    """Refuse a list of held-out data of which no batch can be made, before the job is trained."""
+    """Refuse a list of held-out data that can't be made into batches, before training."""
     if job.held_out is None:
         return
     alone = replace(job, mesh=on_one_axis(), sampler=None, workers=0)

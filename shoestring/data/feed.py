@@ -1,18 +1,18 @@
 """The feed: a job's batches, from any position on.
 
-Data draw from a random stream of their own, so going through them again gives the same batches whatever the model has drawn in
-between (dropout), and a run that was stopped can go on where it was:
+Data draw from a random stream of their own, so another pass over them gives the same batches whatever the model has
+drawn in between (dropout), and a stopped run can resume where it was:
 
     data with state_dict and load_state_dict    from that state, at once
     a map-style data set                        from the position, at once: its order follows from the seed
     a list or tuple of batches                  from the position, at once
     any other iterable                          fast-forwarded: its first batches are fetched and dropped
 
-Data that can be gone through again go round, and an epoch is one round of them (rounds.py). Batches of a data set are made of its samples
-(fetch.py); which samples, the job's sampler says.
+Data that can be iterated again start over, and an epoch is one round of them (rounds.py). Batches of a data set are
+made from its samples (fetch.py); the job's sampler says from which.
 
-In a group every worker gets its own samples of each batch, and all samples of it are somebody's. Of a data set only those are fetched.
-Which part is a worker's next, its run's assignment says.
+In a group every worker gets its own samples of each batch, and every sample goes to one worker. From a data set only a
+worker's own are fetched. The run's assignment says which part is a worker's next.
 
 Contract: The n-th batch depends on the seed alone (tests/data/test_feed.py, decisions/006). An iterator that ends is a
 state of its own, and data that can be gone through again go round (tests/data/test_whole_runs.py).
@@ -42,48 +42,50 @@ APART = 0x9E3779B9  # added to the seed, so that data and model do not draw the 
 
 
 class Feed:
-    """An iterator over a job's batches that knows its position. Whoever trains a run gives that run's assignment."""
+    """An iterator over a job's batches that knows its position. Training passes the run's assignment."""
 
     def __init__(self, job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> None:
-        """`data` are others than those that the job trains on, such as held-out ones: a data set of them is gone through in order."""
+        """`data` replaces the data that the job trains on, such as held-out data; a data set in it is read in order."""
         self.job, self.assignment, factory = job, assignment or own_part(job.mesh), job.data if data is None else data
-        self.grouped = job.mesh.along("data").world > 1  # batches are divided between workers
+        self.grouped = job.mesh.along("data").world > 1  # whether batches are divided between workers
         self.sampler = job.sampler if job.sampler is not None else Shuffled() if data is None else InOrder()
-        self.taken = 0  # batches that were given so far
+        self.taken = 0  # batches consumed so far
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
             self.data = factory() if callable(factory) else factory
-        samples = is_listed(self.data) and job.collate is not None  # a list of samples, of which batches are to be made
+        samples = (
+            is_listed(self.data) and job.collate is not None
+        )  # whether it is a list of samples to make batches from
         self.mapped, self.listed = samples or is_mapped(self.data), is_listed(self.data) and not samples
         for name in ("sampler", "collate", "workers") if data is None and not self.mapped else ():
             given = getattr(job, name)
             if given is not None and not (name == "workers" and given == 0):
                 raise Mistake(
-                    f"the job has {name}= and its data are a {type(self.data).__name__}, which is gone through as it is: give a "
+                    f"the job has {name}= and its data are a {type(self.data).__name__}, which yields ready batches: give a "
                     f"map-style data set (an object with __len__ and __getitem__), or leave {name} out"
                 )
         self.rounds = None if self.mapped or self.listed else Rounds(self.data, factory, job.epochs, job.counts_epochs)
         self.samples = SampleDataset(self.data, job.collate, job.seed)
-        self.chosen: Iterator[list[int]] | None = None  # of a data set: the samples of every batch from here on
-        self.whole: Any = None  # the last batch; of a data set, the numbers of its samples
+        self.chosen: Iterator[list[int]] | None = None  # for a data set: the samples of every batch from here on
+        self.whole: Any = None  # the last batch; for a data set, the numbers of its samples
         self.fetchers: Fetchers | None = None
         self.next_fetched: tuple[int, int] | None = (
-            None  # batch and part that they give next; None: they have not begun
+            None  # (batch, part) that the fetching processes return next; None: they have not begun
         )
 
     @cached_property
     def length(self) -> int:
-        """Batches in a round of a data set or a list."""
+        """Batches per round of a data set or a list."""
         return self.sampler.per_epoch(len(self.data), self.job.batch) if self.mapped else len(self.data)
 
     @property
     def per_epoch(self) -> int:
-        """Batches in a round; 0: the data do not say."""
+        """Batches per round; 0: the data do not say."""
         return self.length if self.rounds is None else self.rounds.length
 
     @property
     def place(self) -> tuple[int, int]:
-        """Rounds that were over when the last batch was given, and batches given in this one."""
+        """Rounds that were over when the last batch was returned, and batches returned in this one."""
         if self.rounds is not None:
             return self.rounds.epoch, self.rounds.in_round
         epoch, place = divmod(max(self.taken - 1, 0), max(self.length, 1))
@@ -104,7 +106,7 @@ class Feed:
 
     @property
     def epochs(self) -> int:
-        """Rounds that are over."""
+        """Number of rounds that are over."""
         return self.epoch + self.round_over
 
     @property
@@ -114,7 +116,7 @@ class Feed:
 
     @property
     def steps_in_all(self) -> int:
-        """Steps that the job takes; 0: nobody knows before its data end."""
+        """Steps that the job takes; 0: unknown until its data end."""
         rounds = self.job.epochs * self.per_epoch
         return (
             min(filter(None, (self.job.steps, rounds)), default=0)
@@ -129,7 +131,7 @@ class Feed:
         return self.part(*self.assignment.next(self))
 
     def part(self, number: int, part: int | None) -> Batch:
-        """A part of the batch with this number, which is not before the last one; None: of nothing, only to stand there."""
+        """A part of the batch with this number, which is not before the last one; for None only the position moves."""
         with self.random_stream.drawing():
             while self.taken <= number:
                 self.whole = self.next_whole()
@@ -141,7 +143,7 @@ class Feed:
         return self.own(self.whole, part) if self.grouped else self.whole
 
     def next_whole(self) -> Any:
-        """The next batch; of a data set, which always has another, the numbers of its samples."""
+        """The next batch; for a data set, which always has another, the numbers of its samples."""
         if self.rounds is not None:
             return self.rounds.next()
         if self.listed:
@@ -164,7 +166,7 @@ class Feed:
         return self.samples.fetched(self.wanted(number, part, self.whole))
 
     def wanted(self, number: int, part: int, chosen: list[int]) -> Wanted:
-        """A part of a batch by its samples. A worker that gets none takes part with one that does not count."""
+        """A part of a batch by its samples. A worker without any takes a sample that does not count."""
         begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[
             part if part < len(chosen) else 0
         ]
@@ -175,31 +177,32 @@ class Feed:
             yield self.wanted(number, part, chosen)
 
     def held(self) -> tuple[object, ...]:
-        """What it keeps beside the batch that it gave last: the data, an iterator over them, a batch that was fetched ahead, and of a
-        batch that workers share, all of it."""
+        """Everything it keeps besides the last returned part: the data, an iterator over them, a batch fetched ahead,
+        and the whole of a batch that workers share."""
         rounds = self.rounds
         iterator = (rounds.source, rounds.data, rounds.ahead and rounds.ahead.batch) if rounds is not None else ()
         return self.data, self.whole if self.grouped else None, *iterator
 
     def start(self) -> None:
-        """Start the processes that fetch ahead, if the job wants some: before a model is made, of which they would share the memory."""
+        """Start the processes that fetch ahead, if the job has any: before a model is made, whose memory they would
+        share."""
         if self.mapped and self.job.workers and self.fetchers is None:
             self.fetchers = Fetchers(self.samples, self.job.workers)
 
     @property
     def loading_processes(self) -> tuple[int, int]:
-        """Processes that load data for this one when the job is trained, and batches that they load ahead of need."""
+        """Processes that load data for this one in training, and batches that they load ahead."""
         count = self.job.workers if self.mapped else 0
         return (count, AHEAD * count) if count else loading_processes(self.data)
 
     def close(self) -> None:
-        """End them."""
+        """End the fetching processes."""
         if self.fetchers is not None:
             self.fetchers.close()
             self.fetchers = self.next_fetched = None
 
     def own(self, batch: Batch, part: int) -> Batch:
-        """A part of a batch. A worker that gets no sample takes part with one that does not count."""
+        """A part of a batch. A worker without samples takes a sample that does not count."""
         count = self.job.count(batch)
         if not count:
             raise Mistake(
@@ -210,7 +213,7 @@ class Feed:
         return self.job.pieces(batch, min(self.assignment.parts, count))[0 if self.assignment.idle else part]
 
     def chosen_samples(self, begin: int) -> Iterator[list[int]]:
-        """Of every batch of a data set, from number `begin` on, its samples' numbers."""
+        """The sample numbers of every batch of a data set, from batch number `begin` on."""
         count, size, parts = len(self.data), self.job.batch, self.assignment.parts
         if reason := self.sampler.refusal(count, size):
             raise Mistake(reason + (f"; {OF_SAMPLES}" if is_listed(self.data) else ""))
@@ -223,7 +226,7 @@ class Feed:
 
     @property
     def how(self) -> str:
-        """How it goes to a position, for the user."""
+        """How it moves to a position, in words."""
         if self.rounds is None:
             return (
                 "the data set resumes at its position" if self.mapped else "the list of batches resumes at its position"
@@ -235,7 +238,7 @@ class Feed:
         )
 
     def go_to(self, number: int) -> None:
-        """Stand before the batch with this number, as if all before it had been given."""
+        """Move to just before the batch with this number, as if all earlier ones had been returned."""
         if self.rounds is not None and number:
             try:
                 self.part(number - 1, None)
@@ -264,13 +267,13 @@ class Feed:
             self.go_to(state["taken"])
         if (
             self.rounds is None or self.rounds.ahead is None
-        ):  # else the stream stands behind the batch that was fetched ahead, as then
+        ):  # else the stream was saved after a batch was fetched ahead, as it was then
             self.random_stream.state = state["chance"]
 
 
 @contextmanager
 def looking(job: Job, assignment: Assignment | None = None, data: Callable[[], Any] | None = None) -> Iterator[Feed]:
-    """A feed to look at some batches: what they are drawn from stands afterwards as it stood, and no process is started for it."""
+    """A feed for looking at some batches: random streams are restored afterwards, and no process is started."""
     feed = Feed(replace(job, workers=0), assignment, data)
     before = [(one, one.get_state()) for one in generators_in(feed.data)]
     try:
@@ -280,18 +283,18 @@ def looking(job: Job, assignment: Assignment | None = None, data: Callable[[], A
             one.set_state(state)
 
 
-def counted(job: Job) -> Job:
-    """The job with its steps in all, as far as its data tell how many make an epoch."""
+def with_step_count(job: Job) -> Job:
+    """The job with its total steps, if its data tell how many make an epoch."""
     steps = Feed(job).steps_in_all if job.epochs else 0
     if job.epochs and not steps and takes_steps(job):
         raise Mistake(UNKNOWN_STEPS)
     return replace(job, steps=steps) if steps else job
 
 
-def shortened(job: Job, steps: int) -> Job:
-    """The job's first steps, to try something: its schedule is what it is in the whole of it."""
+def first_steps(job: Job, steps: int) -> Job:
+    """The job's first steps, for a trial: its schedule is still that of the whole job."""
     made = job.schedule
     if made is not None and takes_steps(job):
-        whole = counted(job).steps
+        whole = with_step_count(job).steps
         job = replace(job, schedule=lambda optimizer: made(optimizer, whole))
     return replace(job, steps=steps, epochs=0)

@@ -1,7 +1,8 @@
-"""Batches of a map-style data set: its samples, fetched and put together, here or ahead by processes of torch's DataLoader.
+"""Batches of a map-style data set: its samples, fetched and collated, here or ahead of time by processes of torch's
+DataLoader.
 
-What is drawn on the way (augmentation, by torch, NumPy or Python) follows from the seed, the number of the batch and the part of it, so a
-batch is the same bits whoever fetches it, and whatever was fetched before.
+Random numbers drawn on the way (augmentation, by torch, NumPy or Python) are determined by the seed, the batch's number
+and the part of it, so a batch has the same bits whoever fetches it, and whatever was fetched before.
 
     processes    are forked, so that a data set may be anything (lambdas too); before the model is made, so that they share none of it.
                  They end with the feed, and with the process that they belong to.
@@ -27,7 +28,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
-AHEAD = 2  # batches that every process fetches ahead of need
+AHEAD = 2  # batches that every process fetches ahead
 OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"
 
 
@@ -42,20 +43,20 @@ class Wanted(NamedTuple):
 
 @dataclass(frozen=True)
 class Trouble:
-    """What went wrong in a process that fetches, in words: an exception would come without its line."""
+    """An error in a fetching process, as text: an exception would arrive without its line."""
 
     text: str
 
 
 class SampleDataset(Dataset[Any]):
-    """A data set by parts of batches."""
+    """A data set whose items are parts of batches."""
 
     def __init__(self, data: Any, collate: Callable[[list[Any]], Batch] | None, seed: int) -> None:
         self.data, self.collate, self.seed = data, default_collate if collate is None else collate, seed
-        self.epoch: int | None = None  # that the data were told of last
+        self.epoch: int | None = None  # the last epoch that the data were told
 
     def __getitem__(self, wanted: Wanted) -> Batch | Trouble:
-        """In a process that fetches."""
+        """Called in a fetching process."""
         try:
             random_state.seed(self.seed_of(wanted))
             return self.made(wanted)
@@ -69,7 +70,7 @@ class SampleDataset(Dataset[Any]):
             )
 
     def fetched(self, wanted: Wanted) -> Batch:
-        """In this process."""
+        """Called in this process."""
         with RandomStream(self.seed_of(wanted)).drawing():
             return self.made(wanted)
 
@@ -79,7 +80,7 @@ class SampleDataset(Dataset[Any]):
             self.epoch = wanted.epoch
         at_once = getattr(
             self.data, "__getitems__", None
-        )  # as torch's own loader does: some data sets are faster with all at once
+        )  # as torch's own loader does: some data sets are faster when all samples are requested at once
         try:
             return self.collate(
                 at_once(wanted.samples) if at_once else [self.data[sample] for sample in wanted.samples]
@@ -96,7 +97,7 @@ class SampleDataset(Dataset[Any]):
             kind = type(self.data[wanted.samples[0]]).__name__
             raise Mistake(
                 f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
-                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, mend collate"
+                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, correct collate"
             ) from error
 
     def seed_of(self, wanted: Wanted) -> int:
@@ -104,7 +105,7 @@ class SampleDataset(Dataset[Any]):
 
 
 class Fetchers:
-    """Processes that fetch parts of batches ahead, in the order in which they will be wanted."""
+    """Processes that fetch parts of batches ahead, in the order in which they will be needed."""
 
     def __init__(self, samples: SampleDataset, count: int) -> None:
         self.order: Iterator[Wanted] = iter(())
@@ -120,7 +121,7 @@ class Fetchers:
             generator=torch.Generator(),
             worker_init_fn=end_with_parent,
         )
-        for _ in self.loader:  # nothing is wanted yet: the processes start
+        for _ in self.loader:  # nothing is requested yet: this starts the processes
             pass
         self.batches: Iterator[Any] = iter(())
 
@@ -149,14 +150,14 @@ def as_it_is(batch: Any) -> Any:
 
 
 def end_with_parent(number: int) -> None:
-    """Of a process that fetches: end when the process that it fetches for does, however that ends."""
-    assert get_worker_info() is not None, "called in such a process"
+    """In a fetching process: end when its parent process does, however that ends."""
+    assert get_worker_info() is not None, "called in a fetching process"
     bind_to_parent()
 
 
 def bind_to_parent() -> None:
-    """End when the process that this one was forked from does. It is nobody's to stop: what a terminal or a launcher sends is for that
-    process."""
+    """End when the parent process does. Stop signals from a terminal or a launcher are for the parent, so they are
+    ignored here."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""What can be told of a job's data by looking at the object alone: nothing is fetched and nothing is drawn."""
+"""What can be told about a job's data from the object alone: nothing is fetched and nothing is drawn."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from shoestring.core.errors import Mistake
 from shoestring.core.given import generators_in, has_state
 
-EXACT_SAMPLERS = (RandomSampler, SequentialSampler)  # torch's own: they know how many samples they give
+EXACT_SAMPLERS = (RandomSampler, SequentialSampler)  # torch's own: their length is reliable
 
 
 def is_listed(data: Any) -> bool:
-    """Whether data are batches that lie there, so that any of them can be taken at once."""
+    """Whether data are a list of batches, so that any of them can be taken at once."""
     return isinstance(data, (list, tuple))
 
 
 def is_mapped(data: Any) -> bool:
-    """Whether data are a map-style data set: samples by number, of which batches are to be made."""
+    """Whether data are a map-style data set: samples by number, to make batches from."""
     if isinstance(data, Mapping):
         names = ", ".join(map(repr, list(data)[:5]))
         raise Mistake(
@@ -30,7 +30,7 @@ def is_mapped(data: Any) -> bool:
 
 
 def said_length(data: Any) -> int:
-    """Batches that data say they have in a round; 0: they do not say."""
+    """Batches per round, by the data's own length; 0: they do not say."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -38,21 +38,21 @@ def said_length(data: Any) -> int:
 
 
 def counts_right(data: Any) -> bool:
-    """Whether the length that data say can be relied on: that of a DataLoader with torch's own samplers. Anybody else may be wrong."""
+    """Whether the data's length is reliable: that of a DataLoader with torch's own samplers. Others may be wrong."""
     if not isinstance(data, DataLoader) or isinstance(data.dataset, IterableDataset):
         return False
     return type(data.batch_sampler) in (BatchSampler, type(None)) and type(data.sampler) in EXACT_SAMPLERS
 
 
 def loading_processes(data: Any) -> tuple[int, int]:
-    """Processes that a DataLoader of the job's own starts, and batches that they load ahead of need."""
+    """Processes that the job's own DataLoader starts, and batches that they load ahead."""
     return (
         (data.num_workers, data.num_workers * (data.prefetch_factor or 0)) if isinstance(data, DataLoader) else (0, 0)
     )
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
-    """Tell data, and what they draw from, which round begins, if they want to know (`set_epoch`)."""
+    """Tell data, and the samplers that they use, which epoch begins, if they have `set_epoch`."""
     told: list[int] = []
     one: Any
     for one in (
@@ -67,8 +67,9 @@ def begin_epoch(data: Any, epoch: int) -> None:
 
 
 def can_be_shared(data: Any) -> bool:
-    """Whether going through data leaves nothing behind in them, so that several feeds can use one object: not so of an iterator, nor of
-    data with a state, an epoch or a generator of their own, nor where an object of the user's is iterated, which may count anything."""
+    """Whether iterating over data changes nothing in them, so that several feeds can use one object: false for
+    iterators, for data with a state, an epoch or a generator of their own, and for objects of user classes, which may
+    do anything."""
     if isinstance(data, Iterator) or has_state(data) or generators_in(data):
         return False
     parts = (data, getattr(data, "dataset", None), getattr(data, "sampler", None), getattr(data, "batch_sampler", None))

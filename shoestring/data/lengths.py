@@ -1,9 +1,10 @@
-"""Sizes of batches: which is the largest that a job's data give. Where they vary, a plan for the first ones is too small for others.
+"""Batch sizes: find the largest batch of a job's data. If sizes vary, a plan for the first batches would be too small
+for others.
 
     stated        by the job (`largest=`)
-    looked for    in a pass over the batches as training will have them: all of the run where that is quick, else as many as fit into some
-                  seconds. What one is larger than another by is told by the shapes of its tensors. Of sizes that can't be compared (one is
-                  wider, another higher) a few are kept, and all of them are planned for
+    searched      in a pass over the batches as training will have them: the whole run if that is quick, else as many as fit into some
+                  seconds. Batches are compared by the shapes of their tensors. If sizes can't be compared (one is wider, another
+                  higher), a few are kept, and all of them are planned for
 
 Data whose batches are all alike are planned for by their first ones.
 
@@ -41,24 +42,24 @@ from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
-MOST = 2000  # batches that are looked at,
-ALIKE = 1.0  # for so many seconds while all are of one size,
-VARYING = 6.0  # and for so many if they are not
-FEW = 3  # sizes that are planned for, if they can't be compared
-DIMENSIONS = 24  # of a batch with more, such as a list of images that all differ, only the bytes are compared
-STATED = -1  # in place of the number of a batch
+MOST = 2000  # most batches to look at,
+ALIKE = 1.0  # for at most so many seconds while all have one size,
+VARYING = 6.0  # and so many if sizes vary
+FEW = 3  # most incomparable sizes to plan for
+DIMENSIONS = 24  # with more, such as a list of images that all differ, only the bytes are compared
+STATED = -1  # in place of a batch's number: the job states it
 
 
 @dataclass(frozen=True)
 class BatchSize:
-    """How large a batch is."""
+    """The size of a batch."""
 
     shapes: tuple[tuple[int, ...], ...] = ()  # of its tensors, in order
-    bytes: int = 0  # of all of them
-    number: int = STATED  # of the batch among the data, from 0
+    bytes: int = 0  # of all its tensors
+    number: int = STATED  # of the batch in the data, from 0
 
     def covers(self, other: BatchSize) -> bool:
-        """Whether another is nowhere larger than this."""
+        """Whether another batch is nowhere larger than this one."""
         ours, theirs = ([size for shape in one.shapes for size in shape] for one in (self, other))
         comparable = list(map(len, self.shapes)) == list(map(len, other.shapes)) and len(ours) <= DIMENSIONS
         return other.bytes <= self.bytes and (not comparable or all(a >= b for a, b in zip(ours, theirs, strict=True)))
@@ -75,22 +76,22 @@ class BatchSize:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What is known of the sizes of a job's batches."""
+    """What is known about the sizes of a job's batches."""
 
     largest: tuple[
         BatchSize, ...
-    ] = ()  # those that no other covers, the one with most bytes first; empty: nobody has looked
+    ] = ()  # sizes that no other covers, the one with most bytes first; empty: not searched yet
     looked: int = 0  # batches that were looked at; 0: the job states the largest
-    all_of: str = ""  # what these were all of: "the run", "an epoch"; empty: there are more
-    typical: int = 0  # number of the batch in the middle, by its bytes
-    varies: bool = False  # not all batches are of one size
-    first: bool = True  # the first ones are the largest: nothing else has to be planned for
-    loaders: int = 0  # processes that load batches for the one that trains,
-    ahead: int = 0  # and batches that they have loaded ahead, in shared memory
+    all_of: str = ""  # if these were all: "the run" or "an epoch"; empty: there are more
+    typical: int = 0  # number of the batch with the median bytes
+    varies: bool = False  # whether sizes differ
+    first: bool = True  # whether the first ones are the largest: nothing else has to be planned for
+    loaders: int = 0  # processes that load batches for the training process,
+    ahead: int = 0  # and batches that they load ahead, in shared memory
 
     @property
     def beside(self) -> str:
-        """What is loaded beside the process that trains, and not counted in it, for the user; empty where nothing is."""
+        """A remark on loading processes, whose memory is not counted; empty if there are none."""
         if not self.loaders:
             return ""
         size = self.largest[0].bytes if self.largest else 0
@@ -99,24 +100,26 @@ class Lengths:
 
     @property
     def planned_for(self) -> str:
-        """What a plan rests on, for the user; empty where all batches are alike."""
+        """A remark on the batches that a plan is based on; empty if all batches are alike."""
         if not self.largest or (not self.varies and self.looked):
             return ""
         if not self.looked:
             return f"memory for the largest batch that the job states, {self.largest[0]}; times for its first batches"
         which = ", ".join(f"batch {one.number}: {one}" for one in self.largest)
         scope = (
-            f", all of {self.all_of}" if self.all_of else "; there are more, and a larger one is told of when it comes"
+            f", all of {self.all_of}"
+            if self.all_of
+            else "; there are more, and you will be warned if a larger one comes"
         )
         return f"memory for the largest of {self.looked} batches looked at ({which}{scope})"
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a look at the data found, with the batches that it is about."""
+    """The result of looking at the data, with the batches it is about."""
 
     lengths: Lengths
-    batches: tuple[Batch, ...] = ()  # those to plan for; none: the first ones
+    batches: tuple[Batch, ...] = ()  # the batches to plan for; empty: the first ones
 
 
 def size_of(batch: Batch, number: int = STATED) -> BatchSize:
@@ -130,7 +133,7 @@ def size_of(batch: Batch, number: int = STATED) -> BatchSize:
 
 
 def tensors_in(batch: Batch) -> Iterator[Tensor]:
-    """Tensors of a batch, and those that are attributes of objects in it (graphs)."""
+    """Tensors of a batch, including those in attributes of objects (graphs)."""
     for leaf in leaves(batch):
         if isinstance(leaf, Tensor):
             yield leaf
@@ -140,7 +143,7 @@ def tensors_in(batch: Batch) -> Iterator[Tensor]:
 
 
 def largest_of(sizes: Iterable[BatchSize]) -> list[BatchSize]:
-    """Those that no other covers, the one with most bytes first; of one size, the first."""
+    """The sizes that no other covers, the one with most bytes first; of equal sizes, the first."""
     kept: list[BatchSize] = []
     for one in sizes:
         if not any(other.covers(one) for other in kept):
@@ -149,13 +152,13 @@ def largest_of(sizes: Iterable[BatchSize]) -> list[BatchSize]:
 
 
 def look(job: Job) -> Look:
-    """Which batches to plan for."""
+    """Find the batches to plan for."""
     if job.largest is not None:
         batch = job.largest()
         loaders, ahead = Feed(job).loading_processes
         return Look(Lengths((size_of(batch),), varies=True, first=False, loaders=loaders, ahead=ahead), (batch,))
     job = replace(job, mesh=on_one_axis())
-    kept: dict[int, Batch] = {}  # batches by their number, of those sizes
+    kept: dict[int, Batch] = {}  # number -> batch, for those sizes
     largest: list[BatchSize] = []
     sizes: list[BatchSize] = []
     begun = time.monotonic()
@@ -178,7 +181,7 @@ def look(job: Job) -> Look:
         rounds, steps = feed.epochs, feed.steps_in_all
         loaders, ahead = (
             (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes
-        )  # a look starts none
+        )  # a look starts no processes
     if not sizes:
         raise Mistake("the job's data yields no batch: nothing to train on")
     all_of = "the run" if len(sizes) == steps or feed.ended else "an epoch" if rounds else ""
@@ -200,14 +203,14 @@ def batches_at(job: Job, numbers: Iterable[int]) -> list[Batch]:
 
 
 def planned_for(job: Job, batch: Batch) -> Job:
-    """The job that is planned for this batch."""
+    """The job, planned for this batch."""
     return replace(job, largest=lambda: batch)
 
 
 @contextmanager
 def planned_feed(job: Job, assignment: Assignment | None = None) -> Iterator[Feed]:
-    """A feed of the batches that a plan rests on, a worker's part of them: the largest again and again, or those of the data if none is
-    known."""
+    """A feed of the batches that a plan is based on, a worker's part of each: the largest repeatedly, or those of the
+    data if none is known."""
     if job.largest is None:
         with looking(job, assignment) as feed:
             yield feed
@@ -225,18 +228,18 @@ def planned_batches(job: Job, assignment: Assignment | None = None) -> Iterator[
 
 @contextmanager
 def data_begun(job: Job) -> Iterator[Feed]:
-    """A feed of the job's data as it stands after its first batch, for what it keeps in memory then."""
+    """A feed of the job's data after its first batch, to see what it keeps in memory then."""
     with looking(job) as feed:
-        if not isinstance(feed.data, DataLoader):  # it keeps its data set, and processes would be started for nothing
+        if not isinstance(feed.data, DataLoader):  # it keeps only its data set, and would start processes for nothing
             with suppress(StopIteration):
                 feed.part(0, None)
-            feed.whole = None  # which in training is the batch of the step
+            feed.whole = None  # in training this is the step's batch, which is counted elsewhere
         yield feed
 
 
 def check_given(job: Job) -> None:
-    """Refuse data, given to the Job as an object, whose first batch is another one when it is gone through again; and held-out data of
-    which no batch can be made."""
+    """Refuse data, given to the Job as an object, whose first batch differs in a second pass; and held-out data that
+    can't be made into batches."""
     check_held_out(job)
     for name, given in (("data", job.data), ("held_out", job.held_out)):
         if not isinstance(given, GivenData) or given.checked or given.state is not None or can_be_shared(given.value):
@@ -246,8 +249,8 @@ def check_given(job: Job) -> None:
         )
         if len(first) != len(again) or not all(map(same_bits, first, again)):
             raise Mistake(
-                f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is gone through again, so "
-                f"a run that stops could not go on with the same bits: give a function that makes it, {name}=lambda: ..."
+                f"{name} in the Job is a {type(given.value).__name__} that gives other batches when it is read again, so "
+                f"a run that stops could not resume with the same bits: give a function that makes it, {name}=lambda: ..."
             )
         given.checked = True
 
@@ -258,7 +261,7 @@ def held_feed(job: Job, given: GivenData) -> Iterator[Batch]:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a batch are the same, whatever their layout, NaN included."""
+    """Whether two tensors have the same bits, whatever their layout, NaN included."""
     return (
         one.shape == other.shape
         and one.dtype == other.dtype
@@ -270,11 +273,12 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def shared_data(job: Job) -> Job:
-    """The job whose data are made once in this process, where several feeds can use one object; each draws as if it had made them."""
+    """The job with data made once in this process, where several feeds can share one object; each draws as if it had
+    made them."""
     check_given(job)
     made: dict[
         int, tuple[Any, Callable[[], None]]
-    ] = {}  # by the seed that they were drawn from; with what draws as making them did
+    ] = {}  # by the seed that they were drawn from; with the random state after making them
 
     def data() -> Any:
         seed = torch.initial_seed()
@@ -291,5 +295,5 @@ def shared_data(job: Job) -> Job:
 
 
 def once(make: Callable[[], Batch]) -> Callable[[], Batch]:
-    """A factory that makes its batch when it is first asked, and keeps it."""
+    """A factory that makes its batch on first use, and keeps it."""
     return cache(make)

@@ -1,9 +1,10 @@
-"""Partition rules: how a job's data set is divided among devices. Every sample is one device's, and all follows from the seed.
+"""Partition rules: how a job's data set is divided among devices. Every sample goes to one device, determined by the
+seed.
 
-Iid()                     everybody has the same mix and equally many
-Dirichlet(alpha)          everybody has another mix of classes; the lower alpha, the fewer classes a device has
-QuantitySkew(alpha)       everybody has the same mix, and another number of samples; the lower alpha, the more unequal
-ByColumn("author")        everybody has the samples with one value of a column
+Iid()                     all devices have the same mix and equally many samples
+Dirichlet(alpha)          every device has its own mix of classes; the lower alpha, the fewer classes per device
+QuantitySkew(alpha)       all have the same mix, but different numbers of samples; the lower alpha, the more unequal
+ByColumn("author")        every device has the samples with one value of a column
 
 Job(..., data=lambda: data_set, clients=Dirichlet(0.3))
 """
@@ -24,26 +25,26 @@ from shoestring.core.clients import Clients, Named, Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.columns import classes_of, column_of
 
-DRAWS = 100  # times that a rule draws again for clients that were left with too little
+DRAWS = 100  # attempts of a rule to leave no client with too few samples
 
 
 @dataclass(frozen=True)
 class Iid:
-    """Samples in a drawn order, dealt in equal parts: everybody's records look alike."""
+    """Samples in random order, dealt in equal parts: all devices' records look alike."""
 
     def clients(self, data: Any, count: int, seed: int) -> Clients:
         check_count(data, count, 1, "Iid()")
-        return dealt(data, even_sizes(len(data), count), shuffled(len(data), seed))
+        return deal_samples(data, even_sizes(len(data), count), shuffled(len(data), seed))
 
 
 @dataclass(frozen=True)
 class QuantitySkew:
-    """Devices with unequally many samples of the same mix.
+    """Devices with different numbers of samples of the same mix.
 
         n_i  =  least + (N - least K) q_i        q ~ Dirichlet(alpha) over the K devices
 
-    Li, Diao, Chen, He 2022, Federated Learning on Non-IID Data Silos, arXiv 2102.02079, who draw again until everybody has enough; here
-    everybody has `least` first, and what is left is divided by q.
+    Li, Diao, Chen, He 2022, Federated Learning on Non-IID Data Silos, arXiv 2102.02079, who draw again until every
+    device has enough; here every device gets `least` first, and the rest is divided by q.
     """
 
     alpha: float = 1.0
@@ -56,20 +57,23 @@ class QuantitySkew:
         check_count(data, count, self.least, f"QuantitySkew({self.alpha:g})")
         left = len(data) - self.least * count
         sizes = parts(left, mix([self.alpha] * count, random.Random(seed))) + self.least
-        return dealt(data, sizes, shuffled(len(data), seed))
+        return deal_samples(data, sizes, shuffled(len(data), seed))
 
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Devices with unequal mixes of classes. `label` is the part of a sample that says its class: sample[1], sample["label"].
+    """Devices with different mixes of classes. `label` is the part of a sample with its class: sample[1],
+    sample["label"].
 
-    by="client" (Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335): everybody has equally
-    many samples, drawn without replacement by a mix of its own; a class that is used up is left out of the mixes that follow.
+    by="client" (Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution, arXiv 1909.06335): every
+    device has equally many samples, drawn without replacement by its own mix; a class that is used up is left out of
+    later mixes.
 
-        q_i ~ Dirichlet(alpha p)        p: shares of the classes in the data, times their number
+        q_i ~ Dirichlet(alpha p)        p: frequencies of the classes in the data, times their number
 
-    by="class" (Yurochkin et al. 2019, arXiv 1905.12022; Li et al. 2022, arXiv 2102.02079): each class is divided among all devices by a mix
-    of its own, so that devices have unequally many samples, too. It is drawn again until everybody has `least`.
+    by="class" (Yurochkin et al. 2019, arXiv 1905.12022; Li et al. 2022, arXiv 2102.02079): each class is divided among
+    all devices by its own mix, so that devices also have different numbers of samples. Drawn again until every device
+    has `least`.
 
         q_c ~ Dirichlet(alpha) over devices
     """
@@ -94,14 +98,14 @@ class Dirichlet:
             )
         else:
             table = self.divided_classes(torch.bincount(classes).tolist(), count, drawn)
-        # Samples in the order of their classes, within a class in a drawn one: device i takes the next table[i, c] of class c
+        # Samples sorted by class, in random order within a class: device i takes the next table[i, c] of class c
         order = shuffled(len(data), seed)
         order = order[classes[order].argsort(stable=True)]
         owners = torch.arange(count).repeat(table.shape[1]).repeat_interleave(table.T.flatten())
-        return dealt(data, table.sum(1), order[owners.argsort(stable=True)])
+        return deal_samples(data, table.sum(1), order[owners.argsort(stable=True)])
 
     def divided_classes(self, sizes: list[int], count: int, drawn: random.Random) -> Tensor:
-        """How many samples of every class (columns) every device (rows) has."""
+        """Samples of every class (columns) for every device (rows)."""
         left = count
         for _ in range(DRAWS):
             table = torch.stack([parts(size, mix([self.alpha] * count, drawn)) for size in sizes], dim=1)
@@ -117,8 +121,9 @@ class Dirichlet:
 
 @dataclass(frozen=True)
 class ByColumn:
-    """A device for every value of a column (`sample["author"]`, `sample[2]`, or `columns` of the data set), named after it, in the order
-    in which the values come. How many there are, the data say: the number that a rule is asked for is taken of them by `clients_of`."""
+    """A device for every value of a column (`sample["author"]`, `sample[2]`, or `columns` of the data set), named after
+    it, in order of first appearance. The data determine their number; `clients_of` takes as many of them as were asked
+    for."""
 
     column: int | str
 
@@ -135,11 +140,12 @@ class ByColumn:
             raise Mistake(f"ByColumn({self.column!r}) of a data set without samples: nobody would have any")
         number = {name: place for place, name in enumerate(names)}
         owners = torch.tensor([number[str(value)] for value in values])
-        return dealt(data, torch.bincount(owners), owners.argsort(stable=True), tuple(names))
+        return deal_samples(data, torch.bincount(owners), owners.argsort(stable=True), tuple(names))
 
 
-def dealt(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...] = ()) -> Clients:
-    """Clients of whom the i-th has the next sizes[i] samples in an order; a client's own are as they stand in the data."""
+def deal_samples(data: Any, sizes: Tensor, order: Tensor, names: tuple[str, ...] = ()) -> Clients:
+    """Clients of whom the i-th gets the next sizes[i] samples of an order; a client's own samples are in the data's
+    order."""
     stops = sizes.cumsum(0)
 
     def records(number: int) -> Subset[Any]:
@@ -162,7 +168,7 @@ def even_sizes(total: int, count: int) -> Tensor:
 
 
 def parts(total: int, shares: Sequence[float]) -> Tensor:
-    """A whole number divided by shares, into whole numbers that add up to it.
+    """A whole number divided in proportion to shares, into whole numbers that add up to it.
 
     >>> parts(10, [0.5, 0.25, 0.25]).tolist()
     [5, 2, 3]
@@ -173,9 +179,10 @@ def parts(total: int, shares: Sequence[float]) -> Tensor:
 
 
 def mix(alphas: Sequence[float], drawn: random.Random) -> list[float]:
-    """Shares drawn from a Dirichlet distribution: gamma variables divided by their sum.
+    """A draw from a Dirichlet distribution: gamma variables divided by their sum.
 
-    In logarithms, log Gamma(a) = log Gamma(a + 1) + log(u) / a, because for a small `a` the variables are all 0 in floating point.
+    In logarithms, log Gamma(a) = log Gamma(a + 1) + log(u) / a, because for small `a` all variables would be 0 in
+    floating point.
     """
     logs = [math.log(drawn.gammavariate(alpha + 1, 1)) + math.log(1 - drawn.random()) / alpha for alpha in alphas]
     most = max(logs)
@@ -185,7 +192,8 @@ def mix(alphas: Sequence[float], drawn: random.Random) -> list[float]:
 
 
 def mixed_clients(classes: list[int], sizes: list[int], alpha: float, drawn: random.Random) -> Tensor:
-    """How many samples of every class (columns) every device (rows) has, if each draws its own by a mix, without replacement."""
+    """Samples of every class (columns) for every device (rows), if each device draws by its own mix, without
+    replacement."""
     generator = torch.Generator().manual_seed(drawn.getrandbits(62))
     left = torch.tensor(classes)
     table = torch.zeros(len(sizes), len(classes), dtype=torch.long)
@@ -194,9 +202,7 @@ def mixed_clients(classes: list[int], sizes: list[int], alpha: float, drawn: ran
         shares = torch.tensor(mix(prior, drawn), dtype=torch.float64)
         while (wanted := size - int(row.sum())) > 0:
             possible = shares * (left > 0)
-            if (
-                not float(possible.sum()) > 0
-            ):  # a mix of classes that are all used up: the rest is drawn from what is left
+            if not float(possible.sum()) > 0:  # all classes of the mix are used up: the rest is drawn from what is left
                 possible = left.double()
             draws = torch.multinomial(possible, wanted, replacement=True, generator=generator)
             taken = torch.minimum(torch.bincount(draws, minlength=len(classes)), left)

@@ -1,10 +1,10 @@
-"""Data that are gone through batch by batch, again and again: an epoch is one round of them.
+"""Data that are read batch by batch in rounds: an epoch is one round.
 
-    can be gone through again    they go round. One that wants to know which round it is (`set_epoch`) is told
-    an iterator                  ends, unless the job asks for several epochs: then its factory is called again
+    can be iterated again    starts over. Data that have `set_epoch` are told the epoch
+    an iterator              ends, unless the job asks for several epochs: then its factory is called again
 
-Where somebody counts epochs, and the data do not say how many batches they have, or are not sure to be right, the batch after the last
-one is fetched to know whether there is one.
+If epochs are counted, and the data's length is unknown or unreliable, the batch after the last one is fetched to know
+whether there is one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shoestring.core.batch import Batch
 from shoestring.core.given import has_state
 from shoestring.data.kinds import begin_epoch, counts_right, said_length
 
-END = object()  # where a round has no more
+END = object()  # marks the end of a round
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """A batch that was fetched before it is wanted, and how the data stood before that."""
+    """A batch that was fetched early, and the states before that."""
 
     batch: Any  # END: there is none
     chance: Any  # state of the random stream
@@ -31,24 +31,24 @@ class Ahead:
 
 
 class Rounds:
-    """Batches, round after round. Whoever calls has the random stream of the data drawing."""
+    """Batches, round after round. The caller activates the data's random stream."""
 
     def __init__(self, data: Any, factory: Callable[[], Any], epochs: int, counted: bool) -> None:
-        """`epochs`: the job asks for so many; `counted`: somebody must know where a round ends."""
+        """`epochs`: how many the job asks for; `counted`: whether the end of a round must be known."""
         self.data, self.factory, self.epochs_asked = data, factory, epochs
         self.stateful = has_state(data)
         self.length = said_length(
             data
-        )  # batches of a round, as far as the data say and it was never wrong; 0: nobody knows
+        )  # batches per round, by the data's length while that was never wrong; 0: unknown
         self.looks_ahead = counted and not counts_right(data) and not (self.stateful and self.length)
         self.source: Iterator[Any] | None = None
         self.ahead: Ahead | None = None
-        self.epoch = self.in_round = 0  # rounds that were over when the last batch was given; batches given in this one
-        self.round_over = False  # that batch was the last of its round
-        self.ended = False  # there are no more
+        self.epoch = self.in_round = 0  # rounds over when the last batch was returned; batches returned in this round
+        self.round_over = False  # whether that batch was the last of its round
+        self.ended = False  # whether there are no more
 
     def next(self) -> Batch:
-        """The next batch, of this round or of the next one. Raises StopIteration where there are no more."""
+        """The next batch, of this round or the next. Raises StopIteration if there are no more."""
         if self.source is None:
             self.begin()
         batch = self.taken()
@@ -61,7 +61,7 @@ class Rounds:
             self.ahead = Ahead(next(self.source, END), *before)
             self.round_over = self.ahead.batch is END
         else:
-            self.length = self.length if self.in_round <= self.length else 0  # there are more than they said
+            self.length = self.length if self.in_round <= self.length else 0  # longer than the data said
             self.round_over = self.in_round == self.length
         return batch
 
@@ -77,12 +77,12 @@ class Rounds:
         self.source = iter(self.data)
 
     def first_of_next(self) -> Batch:
-        """The first batch of the next round. Raises StopIteration if there is no such round, or nothing in it."""
+        """The first batch of the next round. Raises StopIteration if there is no such round, or it is empty."""
         batch: Any = END
         if self.in_round and (self.source is not self.data or self.epoch + 1 < self.epochs_asked):
             if self.source is self.data:  # an iterator
                 self.data = self.factory()
-            if self.in_round != self.length and not self.looks_ahead:  # fewer than they said
+            if self.in_round != self.length and not self.looks_ahead:  # shorter than the data said
                 self.length = 0
             begin_epoch(self.data, self.epoch + 1)
             self.source = iter(self.data)
@@ -94,13 +94,14 @@ class Rounds:
         return batch
 
     def state(self) -> Any:
-        """Of data that have one: as it is after the last batch that was given."""
+        """The state of data that have one, after the last batch that was returned."""
         return None if not self.stateful else self.data.state_dict() if self.ahead is None else self.ahead.data
 
     def load(self, state: Any, round: tuple[int, int, bool]) -> None:
-        """Go on from a state of the data, in this round: (its number, batches given in it, whether that was its last)."""
+        """Resume from a state of the data, in this round: (its number, batches returned in it, whether that was its
+        last)."""
         self.epoch, self.in_round, self.round_over = round
         begin_epoch(self.data, self.epoch)
         self.data.load_state_dict(state)
-        if self.epoch or self.in_round:  # what beginning draws was drawn before the state was taken
+        if self.epoch or self.in_round:  # numbers drawn at its begin were drawn before the state was saved
             self.source = iter(self.data)

@@ -1,11 +1,11 @@
 """Samplers: which samples of a map-style Dataset make a batch.
 
-    Shuffled()          every sample once each time round, in an order that follows from the seed; what does not fill a batch is left out
-    Poisson(rate)       each sample independently with the probability `rate`; a batch has rate x count samples on average
-    Subset(indices)     another sampler's batches, of these samples only
-    InOrder()           every sample once each time round, as they stand; the last batch has what is left
+    Shuffled()          every sample once per epoch, in an order determined by the seed; an incomplete last batch is left out
+    Poisson(rate)       each sample independently with probability `rate`; a batch has rate x count samples on average
+    Subset(indices)     another sampler's batches, from these samples only
+    InOrder()           every sample once per epoch, in the data's order; the last batch may be smaller
 
-Every batch follows from the seed and its number alone, so a run goes on at any position with the batches that it would have had.
+Every batch is determined by the seed and its number, so a run can resume at any position with the same batches.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Shuffled:
 
 @dataclass(frozen=True)
 class InOrder:
-    """What held-out data are gone through by."""
+    """The sampler for held-out data."""
 
     fills_batches = False
 
@@ -64,12 +64,13 @@ class InOrder:
 
 @dataclass(frozen=True)
 class Poisson:
-    """What privacy accounting by subsampling assumes (Abadi et al.: Deep Learning with Differential Privacy, 2016, arXiv 1607.00133).
+    """The sampling that privacy accounting assumes (Abadi et al.: Deep Learning with Differential Privacy, 2016, arXiv
+    1607.00133).
 
-    A draw without any sample is drawn again, which is the same as leaving empty batches out.
+    An empty batch is drawn again, which is the same as leaving empty batches out.
     """
 
-    rate: float  # probability of a sample to be in a batch
+    rate: float  # probability that a sample is in a batch
     fills_batches = False
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Subset:
-    """Some of the samples, such as those of one client of a federation."""
+    """Some of the samples, such as those of one client in a federation."""
 
     indices: tuple[int, ...]
     of: Sampler = field(default_factory=Shuffled)

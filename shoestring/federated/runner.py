@@ -48,7 +48,7 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.report import report_of
 from shoestring.runs.saver import Saver, Snapshot
 from shoestring.runs.tensors import TensorFile
-from shoestring.training.validation import check_goal, validated
+from shoestring.training.validation import check_goal, run_validation
 
 PARTS = ("step", "server", "devices", "parts", "best")  # what a checkpoint's state must have to be gone on from
 FAILED = 3  # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
@@ -317,7 +317,7 @@ class Runner:
         """Try the global model on the job's held-out data."""
         begun, job = time.perf_counter(), self.given.job
         self.given.layout.load(self.model, self.server.row)
-        found = validated(plain_run(job, self.model, {}), job)
+        found = run_validation(plain_run(job, self.model, {}), job)
         check_goal(job, found)
         goal = target(job.goal)
         best = goal.better(found[goal.metric], self.best[0] if self.best else None)

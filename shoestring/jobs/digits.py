@@ -1,8 +1,9 @@
 """A small conv net with batch norm on scikit-learn's 1,797 handwritten digits of 8x8 pixels.
 
-`shoestring federate digits` divides them among devices that have unequal mixes of digits: the lower --alpha, the fewer digits a device has.
-A fifth of its records is what a device is judged by. With 100 devices of 18 digits each and 10 in a round, 20 rounds end at an accuracy of
-0.94 to 0.96 on them (four seeds).
+`shoestring federate digits` divides them among devices with different mixes of digits: the lower --alpha, the fewer
+digits per device.
+A fifth of a device's records is held out to evaluate it. With 100 devices of 18 digits each and 10 in a round, 20
+rounds reach an accuracy of 0.94 to 0.96 on them (four seeds).
 """
 
 from __future__ import annotations

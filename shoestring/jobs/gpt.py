@@ -17,7 +17,7 @@ from shoestring.core.errors import Mistake
 class TransformerLayer(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.part = heads, width // heads  # numbers of a head
+        self.heads, self.part = heads, width // heads  # part: width of a head
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -42,7 +42,7 @@ class Gpt(nn.Module):
 
     def forward(
         self, text: Tensor, start: int = 0
-    ) -> Tensor:  # `start`: where the text's first byte stands, if others come before it
+    ) -> Tensor:  # `start`: the position of the text's first byte, if others come before it
         x = self.bytes(text) + self.places(torch.arange(start, start + text.shape[1], device=text.device))
         for layer in self.layers:
             x = layer(x)
@@ -51,7 +51,7 @@ class Gpt(nn.Module):
 
 
 @torch.no_grad()
-def continued(model: nn.Module, prompt: bytes, count: int, context: int) -> str:
+def continue_text(model: nn.Module, prompt: bytes, count: int, context: int) -> str:
     """Text that the model writes after a prompt."""
     text = torch.tensor([list(prompt)], device=next(model.parameters()).device)
     draw = torch.Generator(text.device).manual_seed(0)
@@ -99,5 +99,5 @@ def job(
         batch=batch,
         steps=steps,
         seed=seed,
-        show=lambda model: continued(model, b"def main(", 160, context),
+        show=lambda model: continue_text(model, b"def main(", 160, context),
     )

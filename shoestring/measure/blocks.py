@@ -1,10 +1,11 @@
 """The blocks of any nn.Module: its repeated parts, found in the module tree, by name.
 
-A block is an element of a ModuleList or Sequential in which classes repeat; where there is none, the children of the
-model (or of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the
-elements of the outer one differ much in size: those are stages, as in a ResNet, and the blocks are inside them.
-
-A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those are the blocks.
+A block is an element of a ModuleList or Sequential in which classes repeat; without one, the children of the model (or
+of its only child) are its blocks. Blocks do not nest: an outer repetition wins over an inner one, unless the elements
+of the outer one differ much in size:
+those are stages, as in a ResNet, and the blocks are inside them.
+A block is a module that can be called. An element that can't (a list of attention and MLP) only holds modules: those
+are the blocks.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ def blocks(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(blocks(net))
     ['1', '2']
     """
-    found = dict(repeated(model, ""))
+    found = dict(repeated_members(model, ""))
     if not found:
         found = {name: child for name, child in outermost(model) if any(True for _ in child.parameters())}
     return unique(found)
 
 
-def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
+def repeated_members(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
     """Members of repetitions at or below a module, outermost first."""
     children = [(f"{name}.{child}".lstrip("."), part) for child, part in module.named_children()]
-    below = {child: repeated(part, child) for child, part in children}
+    below = {child: repeated_members(part, child) for child, part in children}
     members = [(child, part) for child, part in children if holds_weights(part)]
     if isinstance(module, CONTAINERS):
         kinds = Counter(type(part) for _, part in members)
@@ -45,9 +46,9 @@ def repeated(module: nn.Module, name: str) -> list[tuple[str, nn.Module]]:
 
 
 def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn.Module]]:
-    """The blocks of a member of a repetition: itself, or what it holds where it can't be called."""
+    """The blocks in a member of a repetition: itself, or its children if it can't be called."""
     if can_be_called(part):
-        return (repeated(part, name) if stages else []) or [(name, part)]
+        return (repeated_members(part, name) if stages else []) or [(name, part)]
     return [
         found
         for child, inner in part.named_children()
@@ -57,7 +58,7 @@ def called_parts(part: nn.Module, name: str, stages: bool) -> list[tuple[str, nn
 
 
 def can_be_called(module: nn.Module) -> bool:
-    """Whether a module computes something itself; lists and dicts only hold modules that do."""
+    """Whether a module computes something itself; ModuleList and ModuleDict only hold modules that do."""
     return type(module).forward is not nn.Module.forward or "forward" in module.__dict__
 
 
@@ -67,20 +68,20 @@ def are_stages(members: list[nn.Module]) -> bool:
 
 
 def outermost(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a model, looking through a model that only wraps another."""
-    children = opened(model)
+    """The children of a model, looking through models that only wrap another."""
+    children = children_of(model)
     if len(children) == 1 and list(children[0][1].children()):
         name, only = children[0]
         return [(f"{name}.{child}".rstrip("."), part) for child, part in outermost(only)] or children
     return children or [("", model)]
 
 
-def opened(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The children of a module, and the members of those that can't be called."""
+def children_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The children of a module, with containers that can't be called replaced by their members."""
     return [
         (f"{name}.{member}".rstrip("."), part)
         for name, child in module.named_children()
-        for member, part in ([("", child)] if can_be_called(child) else opened(child))
+        for member, part in ([("", child)] if can_be_called(child) else children_of(child))
     ]
 
 
@@ -89,11 +90,12 @@ def holds_weights(module: nn.Module) -> bool:
 
 
 def has_insides(module: nn.Module) -> bool:
-    """A lone Linear or Conv is too small to be a block; what is built of parts, or weighs as much as one, is not."""
+    """Whether a module has submodules or weighs as much as one that has; a lone Linear or Conv is too small to be a
+    block."""
     return bool(list(module.children())) or isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
 
 
 def unique(found: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """A module reached by two names is one block, under the first."""
+    """The modules without duplicates: one reached by two names is one block, under the first."""
     seen: set[int] = set()
     return {name: part for name, part in found.items() if not (id(part) in seen or seen.add(id(part)))}  # type: ignore[func-returns-value]

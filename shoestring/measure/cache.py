@@ -1,9 +1,10 @@
-"""What was found out about this machine and is kept between runs: small JSON files in the user's cache folder.
+"""Cached facts about this machine: small JSON files in the user's cache folder.
 
-They are a shortcut and nothing else: one that is damaged, unreadable, of another shape or no regular file (a pipe, a device) counts as not
-there, and what it would have said is found out again. Each is sealed, and is there whole or not at all. A seal shows damage; anybody could
-write another file with one. So what is read is checked too, and a file that another user (other than root) owns or may write to, or a
-folder of ours in which it lies, counts as not there: a believable wrong number could not be told from a right one.
+They only save time: a file that is damaged, unreadable, of another shape or not regular (a pipe, a device) counts as
+missing, and its content is measured again. Each is sealed, and is written complete or not at all. A seal shows damage;
+anybody could write another file with a valid one, so values are checked too, and
+a file that another user (other than root) owns or may write to, or that lies in such a folder of ours, counts as missing:
+a believable wrong number could not be told from a right one.
 """
 
 from __future__ import annotations
@@ -15,24 +16,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.files import drafted
+from shoestring.core.files import draft_file
 from shoestring.core.regular import regular
 from shoestring.core.seal import sealed, unsealed
 
 T = TypeVar("T")
-MOST = 1 << 63  # no figure of ours is as large
+MOST = 1 << 63  # larger than any figure of ours
 
 
 def cache_folder() -> Path:
-    """Where caches are: under $XDG_CACHE_HOME, or ~/.cache where that is not set or not absolute, as its specification wants it."""
+    """The folder for caches: $XDG_CACHE_HOME, or ~/.cache if that is unset or not absolute, as its specification
+    says."""
     for place in (os.environ.get("XDG_CACHE_HOME", ""), os.path.join(os.path.expanduser("~"), ".cache")):
         if os.path.isabs(place):
             return Path(place) / "shoestring"
-    return Path(os.devnull) / "shoestring"  # a user without a home: nothing can be kept
+    return Path(os.devnull) / "shoestring"  # a user without a home: nothing can be cached
 
 
 def read_kept(path: Path, kind: type[T]) -> T | None:
-    """What was kept in a file; None where nothing was, or not what was written."""
+    """The value in a cache file; None if there is none, or the file is damaged."""
     try:
         if not all(only_ours(os.stat(folder)) for folder in folders_above(path)):
             return None
@@ -46,17 +48,17 @@ def read_kept(path: Path, kind: type[T]) -> T | None:
 
 
 def value_of(kind: type[T], data: Any) -> T | None:
-    """A value from JSON that was kept; None if it is none."""
-    if not bounded(data):
+    """A value from cached JSON; None if the JSON does not fit."""
+    if not all_bounded(data):
         return None
     try:
         return from_json(kind, data)
-    except Exception:  # a class may check its values and raise what it likes
+    except Exception:  # a class may check its values and raise anything
         return None
 
 
-def bounded(data: Any) -> bool:
-    """Whether all numbers in some JSON are finite, and none is so large that arithmetic would fail."""
+def all_bounded(data: Any) -> bool:
+    """Whether all numbers in some JSON are finite and small enough for arithmetic."""
     inside = [data]
     while inside:
         one = inside.pop()
@@ -64,18 +66,18 @@ def bounded(data: Any) -> bool:
             inside += one.values()
         elif isinstance(one, list):
             inside += one
-        elif isinstance(one, (int, float)) and not -MOST <= one < MOST:  # which NaN is not
+        elif isinstance(one, (int, float)) and not -MOST <= one < MOST:  # also false for NaN
             return False
     return True
 
 
 def write_kept(path: Path, value: object) -> None:
-    """Keep something for the next time. A home that can't be written to costs a few seconds each time, no more."""
+    """Cache a value. If the folder can't be written to, the value is measured again each time, which takes seconds."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders_above(path):
             folder.chmod(stat.S_IRWXU)
-        with drafted(path) as draft:
+        with draft_file(path) as draft:
             draft.chmod(stat.S_IRUSR | stat.S_IWUSR)
             draft.write_bytes(sealed(to_json(value)))
 

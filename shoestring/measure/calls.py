@@ -1,8 +1,8 @@
-"""Blocks that are called by other methods than forward, such as a flow's `inverse`, as if they were called by forward.
+"""Make calls of a block's other methods, such as a flow's `inverse`, look like calls of its forward.
 
-What watches a block, and every technique that wraps one, does so at the module's call. While inside `as_calls`, a public method of a block
-that is called from outside goes through that call too: the method's name travels among the arguments, so that a block that is computed
-again runs the method that ran. Inside a block its methods are its own.
+Watchers of a block, and techniques that wrap one, hook the module's call. While inside `as_calls`, a public method of a
+block that is called from outside goes through that call too: the method's name travels among the arguments, so a
+recomputed block runs the same method. Inside a block, calls of its own methods are left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from shoestring.core.private import tree_leaves
 
-METHOD = "method_of_block"  # the argument with the method's name
+METHOD = "method_of_block"  # the argument that holds the method's name
 ABSENT = object()
 
 
@@ -30,7 +30,7 @@ def as_calls(blocks: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def methods(block: nn.Module) -> list[str]:
-    """Public methods that a block's own class has beside forward."""
+    """Public methods that a block's own class has besides forward."""
     kinds = type(block).__mro__
     torchs = [kind for kind in kinds if kind.__module__.partition(".")[0] == "torch"]
     return [
@@ -45,7 +45,7 @@ def methods(block: nn.Module) -> list[str]:
 
 
 def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
-    """What stands for a block's methods and its forward."""
+    """Replacements for a block's methods and its forward."""
     names = ["forward", *methods(block)]
     own = {name: block.__dict__.get(name, ABSENT) for name in names}
     inner = {name: getattr(block, name) for name in names}
@@ -57,7 +57,7 @@ def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
     def entering(name: str) -> Callable[..., Any]:
         def method(*args: Any, **kwargs: Any) -> Any:
             if torch.is_grad_enabled() and not any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))):
-                return inner[name](*args, **kwargs)  # it sets or asks something, and computes nothing for backward
+                return inner[name](*args, **kwargs)  # it sets or reads something, and computes nothing for backward
             return block(*args, **{METHOD: name}, **kwargs)
 
         return method
@@ -67,16 +67,16 @@ def entrance(block: nn.Module) -> dict[str, Callable[..., Any]]:
 
 @contextmanager
 def attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> Iterator[None]:
-    """While inside, modules have these attributes of their own; ABSENT: none of that name."""
+    """While inside, modules have these instance attributes; ABSENT removes one."""
     before = {module: {name: module.__dict__.get(name, ABSENT) for name in found} for module, found in given.items()}
-    put(given)
+    set_attributes(given)
     try:
         yield
     finally:
-        put(before)
+        set_attributes(before)
 
 
-def put(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
+def set_attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
     for module, found in given.items():
         for name, value in found.items():
             if value is ABSENT:
@@ -86,7 +86,7 @@ def put(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
 
 
 def without_caches(value: Any) -> Any:
-    """Key-value caches are for generating; one that is filled twice would be wrong, and training has no use for it."""
+    """The value without key-value caches: these are for generation, and filling one twice would be wrong."""
     if isinstance(value, tuple):
         items = [without_caches(item) for item in value]
         return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)

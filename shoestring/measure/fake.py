@@ -1,12 +1,12 @@
-"""Fake tensors: a model of any size built and run without its memory.
+"""Fake tensors: construct and run a model of any size without its memory.
 
-Weights, and all that is computed from them, are fake: they have shapes and no data. What depends on no weight (the batch,
-masks, positions, a coin tossed for layer drop) stays real while it is small, so that code which looks at values
-still works. Where torch has no fake version of an operation, MISSING has it; where its fake version does not know the true
-size of a result (workspaces of a library, lengths taken from the labels), PROBED operations run once on zeros.
+Weights, and all tensors computed from them, are fake: they have shapes and no data. Tensors that depend on no weight
+(the batch, masks, positions, a coin tossed for layer drop) stay real while they are small, so that code which reads
+values still works. Where torch has no meta function for an operation, MISSING has one; where torch's does not know the
+true size of a result (workspaces of a library, lengths taken from labels), PROBED operations run once on zeros.
 
-A value that depends on weights is not known here and never invented: code that asks for one gets `LooksAtValues`. That holds for real
-tensors too (a buffer), once something fake was written to them.
+A value that depends on weights is unknown here and never invented: code that reads one gets `LooksAtValues`. The same
+holds for real tensors (a buffer) once something fake was written to them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from shoestring.core.private import (
     tree_leaves,
     tree_map,
 )
-from shoestring.measure.layouts import WRONG, corrected
+from shoestring.measure.layouts import WRONG, correct_layout
 
-REAL_LIMIT = 1 << 24  # bytes: a weightless result larger than this is faked too
+REAL_LIMIT = 1 << 24  # bytes: a larger result is fake even if it depends on no weight
 
-# What calls gave, by signature: models repeat themselves, and so do the rehearsals of a planning
-SEEN: dict[Any, tuple[type, list[Any]]] = {}  # new tensors
+# Results of calls by signature: models repeat themselves, and so do the rehearsals of a planning
+SEEN: dict[Any, tuple[type, list[Any]]] = {}  # calls that return new tensors
 VIEWS: dict[Any, tuple[Any, ...]] = {}
 SMALL: set[Any] = set()  # calls whose results stay real
 
@@ -56,7 +56,7 @@ class FakeWrite:
 
     storage: Any  # a weak reference
     times: int = 0
-    unknown: bool = True  # and all of it has not been written over with something known since
+    unknown: bool = True  # whether it has not been overwritten completely with known values since
 
 
 WRITTEN: dict[int, FakeWrite] = {}  # by address of the storage
@@ -65,19 +65,19 @@ aten = torch.ops.aten
 
 
 class LooksAtValues(RuntimeError):
-    """The job asks for the value of a tensor that depends on weights, which fake tensors do not have."""
+    """The job reads the value of a tensor that depends on weights, which fake tensors do not have."""
 
     def __init__(self) -> None:
         super().__init__("the job looks at a value that depends on weights (item, bool or a comparison in an if)")
 
 
-def written(tensor: Tensor) -> FakeWrite | None:
+def fake_write_of(tensor: Tensor) -> FakeWrite | None:
     return WRITTEN.get(storage_id_of(tensor)) if WRITTEN and tensor.layout is torch.strided else None
 
 
 def unseen_writes(tensor: Tensor) -> int:
-    """How often something fake was written to a tensor; its own version counter misses what went through .data."""
-    found = written(tensor)
+    """How often something fake was written to a tensor; its own version counter misses writes through .data."""
+    found = fake_write_of(tensor)
     return 0 if found is None else found.times
 
 
@@ -92,14 +92,16 @@ def note_write(tensor: Any) -> None:
 
 
 class Stage(DispatchMode):
-    """While active, operations that touch a fake tensor are faked and the rest is done for real if small."""
+    """While active, operations that touch a fake tensor are faked, and others run for real if their result is small."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.building = False
-        self.tossed = False  # a real coin was tossed (layer drop): what runs depends on the state of the generator
-        self.faithful = False  # draw for real what the real step draws, so that later coins fall the same way
+        self.tossed = False  # whether a real random number was read (layer drop): control flow depends on the generator
+        self.faithful = (
+            False  # whether to draw exactly as the real step does, so that later random decisions are the same
+        )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self.done(func, args, kwargs or {})
@@ -116,7 +118,7 @@ class Stage(DispatchMode):
             with self.fake:
                 return func(*args, **kwargs)
         self.tossed |= torch.Tag.nondeterministic_seeded in func.tags
-        if func in IN_PLACE or func is READ_NUMBER:  # nothing new
+        if func in IN_PLACE or func is READ_NUMBER:  # no new tensor
             return func(*args, **kwargs)
         key = signature(func, args, kwargs, lone=True) if is_settled(func) else None
         if key is None or key not in SMALL:
@@ -149,7 +151,7 @@ class Stage(DispatchMode):
             return self.view_again(VIEWS[key], args[0])
         with self.fake, Unlogged():
             out = MISSING[func](*args, **kwargs) if func in MISSING else func(*args, **kwargs)
-            out = corrected(func, out, args) if func in WRONG else out
+            out = correct_layout(func, out, args) if func in WRONG else out
         if key is None:
             return out
         if is_view(out, args[0] if args else None):
@@ -165,13 +167,13 @@ class Stage(DispatchMode):
         return out
 
     def view_again(self, known: tuple[Any, ...], base: Tensor) -> Tensor:
-        """The view of a fake tensor that the same call gave before."""
+        """The view of a fake tensor, as the same call returned it before."""
         shape, stride, offset, dtype, device = known
         bare = torch.empty(0, dtype=dtype, device="meta").set_(base.untyped_storage(), offset, shape, stride)
         return FakeTensor(self.fake, bare, device)
 
     def again(self, known: tuple[type, list[Any]]) -> Any:
-        """New fake tensors of the shapes that the same call gave before; models repeat themselves."""
+        """New fake tensors with the shapes that the same call returned before; models repeat themselves."""
         kind, shapes = known
         made = [
             None
@@ -182,14 +184,15 @@ class Stage(DispatchMode):
         return made[0] if issubclass(kind, Tensor) else made if kind is list else tuple(made)
 
     def probed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the operation gives for zeros, as fake tensors: the true sizes of an operation that fakes guess wrong."""
+        """The operation's result for zeros, as fake tensors: the true sizes where torch's meta function guesses
+        wrong."""
         real = tree_map(zeros_for_fake, (args, kwargs))
         return tree_map(
             lambda leaf: self.fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, func(*real[0], **real[1])
         )
 
     def model(self, factory: Callable[[], nn.Module]) -> nn.Module:
-        """The model that the factory makes, with fake weights; its small buffers are real."""
+        """The factory's model with fake weights; its small buffers are real."""
         self.building = True
         with self:
             model = factory()
@@ -202,11 +205,11 @@ class Stage(DispatchMode):
         return model
 
     def copy(self, model: nn.Module) -> nn.Module:
-        """A copy of a real model with fake weights; the model itself is not touched."""
+        """A copy of a real model with fake weights; the model itself is not changed."""
         return copied_module(model, {id(parameter): self.weight(parameter) for parameter in model.parameters()})
 
     def weight(self, parameter: nn.Parameter) -> nn.Parameter:
-        if parameter.device.type == "meta":  # it was made there, and will be real elsewhere
+        if parameter.device.type == "meta":  # constructed there, to become real elsewhere
             with self.fake:
                 value = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype)
             return nn.Parameter(value, parameter.requires_grad)
@@ -220,10 +223,10 @@ def has_fake(args: Any) -> bool:
 
 
 def is_unknown(args: Iterable[Any]) -> bool:
-    """Whether a real tensor is among the arguments to which something fake was written."""
+    """Whether an argument is a real tensor to which something fake was written."""
     for arg in args:
         if isinstance(arg, Tensor):
-            found = written(arg)
+            found = fake_write_of(arg)
             if found is not None and found.unknown:
                 return True
         elif isinstance(arg, (tuple, list)) and is_unknown(arg):
@@ -233,7 +236,7 @@ def is_unknown(args: Iterable[Any]) -> bool:
 
 @cache
 def written_arguments(func: Any) -> tuple[int, ...]:
-    """Positions of the tensors that an operation changes. Batch norm changes its statistics and does not say so."""
+    """Positions of the arguments that an operation changes. Batch norm changes its statistics without declaring it."""
     if func is aten.native_batch_norm.default:
         return 3, 4
     return tuple(
@@ -245,16 +248,16 @@ def written_arguments(func: Any) -> tuple[int, ...]:
 
 @cache
 def is_settled(func: Any) -> bool:
-    """Whether an operation writes to no argument and the shapes of its results depend on the shapes of its arguments alone."""
+    """Whether an operation writes to no argument, and its output shapes depend on its input shapes alone."""
     return not any(
         part.alias_info is not None and part.alias_info.is_write for part in (*arguments_of(func), *results_of(func))
     ) and not set(func.tags) & {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
 
 def signature(func: Any, args: Any, kwargs: Any, lone: bool = False) -> Any:
-    """What the shapes of a result depend on; None where that can't be said.
+    """The key of everything that a result's shapes depend on; None if that can't be told.
 
-    A lone number in a tensor takes part in the choice of dtype in its own way: only where `lone` says so it counts as a tensor.
+    A 0-dimensional tensor affects the result's dtype in its own way: it is treated as a tensor only if `lone` says so.
     """
     key: list[Any] = [func]
     for arg in (*args, *kwargs.items()):
@@ -292,7 +295,7 @@ def results_in(out: Any) -> Any:
 
 
 def plain_results(out: Any) -> bool:
-    """New tensors that each fill a storage of their own."""
+    """Whether results are new tensors that each fill a storage of their own."""
     found = results_in(out)
     return (
         isinstance(found, (tuple, list))
@@ -311,7 +314,7 @@ def plain_results(out: Any) -> bool:
 
 
 def share_storage(out: Any, given: Any) -> bool:
-    """Whether a result is a view of an argument, which not every schema admits."""
+    """Whether a result is a view of an argument, which not every schema declares."""
     held = {storage_id_of(leaf) for leaf in tree_leaves(given) if isinstance(leaf, FakeTensor)}
     return any(storage_id_of(leaf) in held for leaf in results_in(out) if leaf is not None)
 
@@ -333,7 +336,7 @@ def zeros_for_fake(leaf: Any) -> Any:
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=leaf.device).zero_()
 
 
-IN_PLACE = {  # results that are the first argument as it was, but for its values
+IN_PLACE = {  # operations that return their first argument with new values
     aten.add_.Tensor,
     aten.add_.Scalar,
     aten.sub_.Tensor,
@@ -352,7 +355,7 @@ IN_PLACE = {  # results that are the first argument as it was, but for its value
     aten.uniform_.default,
     aten.normal_.default,
 }
-OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}  # nothing of the first argument is left
+OVERWRITES = {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar}  # replace all of the first argument
 RESERVE = {aten.empty.memory_format, aten.empty_strided.default}
 
 
@@ -362,4 +365,4 @@ MISSING: dict[Any, Callable[..., Any]] = {GROUPED_PRODUCT: grouped_mm}
 PROBED = CTC_LOSSES | {aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default}
 WORKSPACES = {
     aten.mkldnn_rnn_layer.default: 3
-}  # which of an operation's results a library keeps for itself, and may not fill
+}  # index of the result that is a library's workspace, which may not be filled completely

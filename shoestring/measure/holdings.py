@@ -1,14 +1,14 @@
-"""Tensors that are there before a step and are not the model's: a teacher in the loss, constants, data that are kept in memory.
+"""Tensors that exist before a step and are not the model's: a teacher in the loss, constants, data kept in memory.
 
-They are found by following references, as Python's garbage collector does: from the job's functions to what their closures, defaults,
-bound objects and globals hold, through containers and attributes, as deep as they go. The collector's own function lists what an object
-refers to, so no method of the user's is called and no property read.
+They are found by following references, as Python's garbage collector does: from the job's functions to their closures,
+defaults, bound objects and globals, through containers and attributes, to any depth. The collector's own function lists
+an object's references, so no method of the user's is called and no property read.
 
-    globals      those that the code of a function names, and all of a job file. Globals of installed packages, Python's library and ours
-                 hold nothing of the job's, and are not followed
-    not seen     before an operation is given it: what only C++ holds (a TorchScript module) or the globals of an installed package. Never:
-                 memory that is no tensor's (NumPy arrays, packed weights of quantized layers)
-    not counted  tensors in a mapped file, whose memory is the kernel's to take back; tensors without memory (on the meta device)
+    globals      those that a function's code names, and all of a job file. Globals of installed packages, Python's library and ours
+                 hold nothing of the job, and are not followed
+    not seen     until an operation uses it: tensors held only by C++ (a TorchScript module) or by globals of an installed package. Never
+                 seen: memory that belongs to no tensor (NumPy arrays, packed weights of quantized layers)
+    not counted  tensors in a mapped file, whose memory the kernel can take back; tensors without memory (on the meta device)
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ from shoestring.core.private import LOADER_ITERATORS, FakeTensor, dense_parts, s
 from shoestring.core.run import Run
 
 OURS = "shoestring"
-LIBRARIES = sys.stdlib_module_names | {
-    "torch",
-    "numpy",
-    OURS,
-}  # packages whose globals hold nothing of a job's, with all
-INSTALLED = {"site-packages", "dist-packages"}  # that lie in folders of these names
+LIBRARIES = sys.stdlib_module_names | {"torch", "numpy", OURS}  # packages whose globals never hold anything of a job
+INSTALLED = {"site-packages", "dist-packages"}  # folders of installed packages
 ATOMS = frozenset(
     (
         int,
@@ -63,7 +59,7 @@ ATOMS = frozenset(
         torch.Size,
     )
 )
-# Not a job's: the way to other workers, and batches on their way from loading processes, of which there may be more or fewer
+# Not followed: the link to other workers, and batches in transit from loading processes, whose number varies
 CLOSED = (Mesh, Link, *LOADER_ITERATORS)
 SET_BY_PLANNING = ("largest", "mesh", "origin")  # fields of a Job
 OF_DATA = ("data", "held_out", "sampler", "collate", "clients")
@@ -76,14 +72,12 @@ def nothing() -> Iterable[object]:
 
 @dataclass(frozen=True)
 class Holders:
-    """Who holds tensors beside a model and its optimizer."""
+    """Objects that hold tensors besides a model and its optimizer."""
 
     job: Job
-    data: Callable[[], Iterable[object]] = nothing  # gives what the source of batches holds at the moment
-    original: nn.Module | None = (
-        None  # what the run's model is a copy of, only to try something: training has one of them
-    )
-    on_device: bool = False  # the model will be on a device with its own memory, where the data are not
+    data: Callable[[], Iterable[object]] = nothing  # returns what the source of batches holds at the moment
+    original: nn.Module | None = None  # the model of which the run has a temporary copy: training has only one of them
+    on_device: bool = False  # whether the model will be on a device with its own memory, where the data are not
 
     def found(self, run: Run) -> Iterator[tuple[Tensor, str]]:
         """Every tensor that they hold, with its role; a tensor may come twice."""
@@ -105,7 +99,7 @@ class Holders:
                     yield part, role
 
     def real(self) -> Iterator[Tensor]:
-        """The real tensors in this process, before anything is trained: what the job holds, and the model if it is given."""
+        """The real tensors in this process before training: those that the job holds, and the model if it is given."""
         mapped = MappedFiles()
         return (
             part
@@ -114,7 +108,7 @@ class Holders:
         )
 
     def real_bytes(self) -> int:
-        """Bytes of those, each storage once."""
+        """Bytes of those, counting each storage once."""
         return sum(
             {
                 storage_id(storage): storage.nbytes() for part in self.real() for storage in (part.untyped_storage(),)
@@ -127,9 +121,9 @@ def storages_of(roots: Iterable[object]) -> set[int]:
 
 
 def functions_of(job: Job, without: tuple[str, ...] = ()) -> list[object]:
-    """A job's functions and objects, and all globals of a job file, which are there because of it."""
+    """A job's functions and objects, and all globals of a job file, which exist because of it."""
     found = [getattr(job, field.name) for field in fields(job) if field.name not in (*SET_BY_PLANNING, *without)]
-    if without:  # globals may be data
+    if without:  # globals may be among the excluded data
         return found
     file = Path(job.origin.file).resolve() if job.origin is not None else None
     spaces = (one.__globals__ for one in found if type(one) is FunctionType)
@@ -149,9 +143,7 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
     [tensor([0., 0.])]
     """
     first = list(roots)
-    given = set(
-        map(id, first)
-    )  # functions of ours lead to all of a run, so they are followed only where somebody asks for them
+    given = set(map(id, first))  # our own functions lead to the whole run, so they are followed only if they were given
     stack: list[Any] = [first]
     seen = {id(first)}
     while stack:
@@ -167,7 +159,7 @@ def tensors_in(roots: Iterable[object]) -> Iterator[Tensor]:
 
 
 def referents(one: Any, given: set[int]) -> Iterable[Any]:
-    """What an object holds, as far as that may be a job's."""
+    """The objects that an object refers to, as far as they may belong to a job."""
     kind = type(one)
     if kind is FunctionType:
         return held_by_function(one) if id(one) in given or package_of(one.__globals__) != OURS else ()
@@ -178,10 +170,12 @@ def referents(one: Any, given: set[int]) -> Iterable[Any]:
         and package_of(one.__func__.__globals__) == OURS
     ):
         return ()
-    if issubclass(kind, ModuleType):  # of one, what the code of a function names counts
+    if issubclass(kind, ModuleType):  # of a module, only names used by a function's code count
         return ()
     if issubclass(kind, type):
-        found = gc.get_referents(one)  # its names, and its bases in tuples; asking the class would call its metaclass
+        found = gc.get_referents(
+            one
+        )  # its names, and its bases in tuples; reading them off the class would call its metaclass
         names = next((each for each in found if type(each) is dict), {})
         return () if is_of_library(names) else [*names.values(), *(each for each in found if type(each) is tuple)]
     if kind is np.ndarray and one.dtype.hasobject:
@@ -190,7 +184,7 @@ def referents(one: Any, given: set[int]) -> Iterable[Any]:
 
 
 def package_of(names: dict[str, Any]) -> str:
-    """The package that a class or a module belongs to, by its names; empty if it does not say."""
+    """The package of a class or a module, from its names; empty if they do not say."""
     module = names.get("__module__", names.get("__name__"))
     return module.partition(".")[0] if type(module) is str else ""
 
@@ -202,7 +196,7 @@ def is_of_library(names: dict[str, Any]) -> bool:
 
 @cache
 def is_installed(package: str) -> bool:
-    """Whether an imported package, by its name, lies where packages are installed."""
+    """Whether an imported package lies where packages are installed."""
     module = sys.modules.get(package)
     spec = (
         ModuleType.__getattribute__(module, "__dict__").get("__spec__")
@@ -214,13 +208,14 @@ def is_installed(package: str) -> bool:
 
 
 def held_by_function(function: FunctionType) -> list[Any]:
-    """What a function holds: its closure, defaults and attributes, and the globals that its code names."""
+    """The objects that a function holds: its closure, defaults and attributes, and the globals that its code names."""
     held = [function.__closure__, function.__defaults__, function.__kwdefaults__, function.__dict__]
     return held if is_of_library(function.__globals__) else [*held, *named_globals(function)]
 
 
 def named_globals(function: FunctionType) -> Iterator[Any]:
-    """The globals that a function's code names, and those of modules that it names with them (`helpers.teacher`)."""
+    """The globals that a function's code names, and attributes of modules that it names with them
+    (`helpers.teacher`)."""
     names = names_in(function.__code__)
     spaces, seen = [function.__globals__], set()
     while spaces:
@@ -237,13 +232,13 @@ def named_globals(function: FunctionType) -> Iterator[Any]:
 
 
 def names_in(code: CodeType) -> set[str]:
-    """The names that code uses, with those in functions within it; strings too, which may be names for getattr."""
+    """The names that code uses, including functions within it; strings too, which may be names for getattr."""
     inside = (names_in(one) for one in code.co_consts if type(one) is CodeType)
     return set(code.co_names).union((one for one in code.co_consts if type(one) is str), *inside)
 
 
 class MappedFiles:
-    """The files that this process has mapped, as they are when it is first asked."""
+    """The files mapped into this process, as of the first use."""
 
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
@@ -260,7 +255,7 @@ class MappedFiles:
         return sorted((int(begin, 16), int(end, 16)) for begin, end in spans)
 
     def have(self, tensor: Tensor) -> bool:
-        """Whether the numbers of a tensor are in one of them."""
+        """Whether a tensor's numbers are in one of them."""
         address = storage_address(tensor) if tensor.device.type == "cpu" else 0
         if not address:
             return False

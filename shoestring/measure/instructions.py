@@ -1,15 +1,15 @@
-"""Which dtypes this processor can compute in, and the cap on oneDNN's instructions under which it can.
+"""Which dtypes this processor can compute in, and the cap on oneDNN's instructions that makes it possible.
 
-Some processors advertise instructions that they can't run (AMX, in some virtual machines): a process that multiplies matrices in bf16 or
-int8 then dies of SIGILL. Only trying tells, and only a process that may die can try:
+Some CPUs advertise instructions that they can't run (AMX, in some virtual machines): a process that multiplies matrices
+in bf16 or int8 then dies of SIGILL. Only trying tells, and only a process that may die can try:
 
-    a process of ours       Every dtype is tried in a fresh child, without and with caps; what came of it is kept. Workers are started
-                            with the cap in their environment.
-    the caller's process    oneDNN reads the cap once, when it first looks at the processor: at the first product of matrices of any
-                            dtype. Before that, setting the variable helps, although torch is imported; afterwards nothing does. Which
-                            of both it is, a fork of the process finds out: it has looked at the processor if its parent has.
+    a process of ours       Every dtype is tried in a fresh child, without and with caps, and the results are cached. Workers are
+                            started with the cap in their environment.
+    the caller's process    oneDNN reads the cap once, when it first inspects the processor: at the first matrix product of any
+                            dtype. Before that, setting the variable helps, although torch is imported; afterwards nothing does. A
+                            fork of the process finds out which is the case: its oneDNN is initialised if the parent's is.
 
-Nothing here imports torch before it must.
+Nothing here imports torch before it is needed.
 
 Contract: Whoever computes in 16 bits asks here first, in a process of ours or in the caller's: some CPUs raise SIGILL
 on bf16 that they report as supported (tests/measure/test_instructions.py).
@@ -35,7 +35,7 @@ from shoestring.core.errors import Mistake
 from shoestring.measure.cache import cache_folder, read_kept, write_kept
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
-CAPS = ("AVX512_CORE_FP16", "AVX2")  # in which order they are tried, where something does not work without
+CAPS = ("AVX512_CORE_FP16", "AVX2")  # caps in the order in which they are tried if something fails without
 TRIALS = {
     "fp32": "a = torch.randn(64, 64); (a @ a).sum().item()",
     "bf16": "a = torch.randn(64, 64).bfloat16().requires_grad_(); (a @ a).sum().backward(); torch.nn.functional.conv2d("
@@ -45,22 +45,20 @@ TRIALS = {
     "int8": "a = torch.randint(-9, 9, (64, 64), dtype=torch.int8); torch._int_mm(a, a).sum().item()",
 }
 IMPORT = "import torch"
-NO_CORE = (
-    "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"  # a death that is expected leaves no core dump
-)
+NO_CORE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"  # an expected crash leaves no core dump
 PATIENCE = 120.0  # seconds for a fresh process, which imports torch
-FORKED = 30.0  # seconds for a fork, which has it already
+FORKED = 30.0  # seconds for a fork, in which torch is imported
 
-SET: dict[str, str] = {}  # variables that this process put into its own environment
+SET: dict[str, str] = {}  # variables that this process set in its own environment
 
 Outcome = dict[str, str]  # dtype -> "" if it works, else what happened
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What is kept of all that."""
+    """The cached results."""
 
-    machine: str  # by `machine_key`
+    machine: str  # from `machine_key`
     outcomes: dict[str, Outcome]  # by cap
 
 
@@ -77,8 +75,8 @@ def flags() -> tuple[str, ...]:
     return tuple(next((line.split(":", 1)[1].split() for line in lines if line.startswith("flags")), ()))
 
 
-def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
-    """What happened when fresh processes computed in these dtypes, under a cap ("": as oneDNN likes)."""
+def try_dtypes(dtypes: tuple[str, ...], cap: str) -> Outcome:
+    """The results of computing in these dtypes in fresh processes, under a cap ("": none)."""
     outcome: Outcome = {}
     while left := [dtype for dtype in dtypes if dtype not in outcome]:
         code = "\n".join([NO_CORE, IMPORT, *(f"{TRIALS[dtype]}\nprint({dtype!r}, flush=True)" for dtype in left)])
@@ -99,7 +97,7 @@ def tried(dtypes: tuple[str, ...], cap: str) -> Outcome:
             return outcome | dict.fromkeys(left, f"it was not done after {PATIENCE:.0f} s")
         done = child.stdout.split()
         outcome |= dict.fromkeys(done, "")
-        if len(done) < len(left):  # the next one is what it died of
+        if len(done) < len(left):  # the process died of the next one
             outcome[left[len(done)]] = ending(child.returncode, child.stderr)
     return outcome
 
@@ -111,10 +109,10 @@ def ending(code: int, said: str = "") -> str:
 
 
 def working_dtypes() -> tuple[Outcome, dict[str, str]]:
-    """For each dtype what happened, and the variables under which that is: the first cap under which most of them work."""
+    """The result for each dtype, and the environment for it: the first cap under which most dtypes work."""
     asked = (
         "" if VARIABLE in SET else os.environ.get(VARIABLE, "")
-    )  # by the user: kept, as long as everything works under it
+    )  # a cap set by the user: respected as long as everything works under it
     path, key = outcomes_file(), machine_key()
     kept = read_kept(path, Outcomes)
     known = (
@@ -126,13 +124,13 @@ def working_dtypes() -> tuple[Outcome, dict[str, str]]:
     found: dict[str, Outcome] = {}
     for cap in dict.fromkeys((asked, *CAPS)):
         if cap not in known:
-            known[cap], fresh = tried(tuple(TRIALS), cap), True
+            known[cap], fresh = try_dtypes(tuple(TRIALS), cap), True
         found[cap] = known[cap]
         if not any(known[cap].values()):
             break
     if fresh:
         write_kept(path, Outcomes(key, known))
-    best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))  # of equals, the first
+    best = min(found, key=lambda cap: sum(map(bool, found[cap].values())))  # the first of equals
     return found[best], {} if best == asked else {VARIABLE: best}
 
 
@@ -148,7 +146,8 @@ def torch_version() -> str:
 
 
 def machine_key() -> str:
-    """Which processor it was tried on. Two of the same name and flags can differ in what they can run, so a new boot is tried again."""
+    """Identifies the processor. Two with the same name and flags can differ in what they can run, so a new boot is
+    tried again."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:
@@ -157,30 +156,31 @@ def machine_key() -> str:
 
 
 def cap() -> dict[str, str]:
-    """Variables that a process needs on this machine before it first multiplies matrices; mostly none."""
+    """Environment that a process needs on this machine before its first matrix product; mostly empty."""
     return working_dtypes()[1] if doubtful() else {}
 
 
 def cap_this_process() -> None:
-    """Set the cap in this process, which helps if it has not multiplied matrices yet, and for all that it starts."""
+    """Set the cap in this process, which helps if it has not multiplied matrices yet, and for its child processes."""
     SET.update(cap())
     os.environ.update(SET)
 
 
 @cache
 def deadly(dtype: str) -> str:
-    """Why this process would die of products in a dtype; empty if it would not. Where a cap on instructions still helps, it is set."""
+    """Why products in a dtype would crash this process; empty if they would not. Sets a cap on instructions if that
+    still helps."""
     if not doubtful():
         return ""
     if how := working_dtypes()[0][dtype]:
         return f"{dtype} products do not work on this machine, under no cap on instructions ({how}; shoestring doctor tells)"
     cap_this_process()
-    how = forked(dtype)
+    how = try_in_fork(dtype)
     return how and too_late(dtype, how)
 
 
 def require(dtype: str) -> None:
-    """Refuse to compute in a dtype that would kill this process."""
+    """Refuse to compute in a dtype that would crash this process."""
     if why := deadly(dtype):
         raise Mistake(why)
 
@@ -194,7 +194,7 @@ def too_late(dtype: str, how: str) -> str:
     )
 
 
-def forked(dtype: str) -> str:
+def try_in_fork(dtype: str) -> str:
     """How a fork of this process died when it computed in a dtype; empty if it lived."""
     import torch
 
@@ -203,19 +203,19 @@ def forked(dtype: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
-        )  # other threads may run: the child does nothing that needs them
+        )  # other threads may be running: the child uses nothing that needs them
         child = os.fork()
     if child == 0:
         code = 1
         try:
             faulthandler.disable()
             exec(NO_CORE)
-            torch.set_num_threads(1)  # the threads of the parent are not here
-            with without_modes():  # a rehearsal may be watching
-                computed(dtype)
+            torch.set_num_threads(1)  # the parent's threads do not exist here
+            with without_modes():  # a rehearsal may be active
+                multiply_in(dtype)
             code = 0
         finally:
-            os._exit(code)  # an error is no death: who computes will meet it as an error
+            os._exit(code)  # an exception is no crash: the real computation will raise it too
     until = time.monotonic() + FORKED
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
@@ -228,8 +228,8 @@ def forked(dtype: str) -> str:
     return f"nothing was done in {FORKED:.0f} s"
 
 
-def computed(dtype: str) -> None:
-    """Products of matrices in a dtype, without autograd, whose threads a fork may not have."""
+def multiply_in(dtype: str) -> None:
+    """Matrix products in a dtype, without autograd, whose threads a fork may not have."""
     import torch
 
     from shoestring.core.private import int8_product

@@ -1,4 +1,5 @@
-"""What several techniques do around a model's code: replace a module's forward for a while, and refuse weights that are not there."""
+"""Shared by techniques that intercept a model's code: replace a module's forward temporarily, and refuse missing
+weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from shoestring.core.private import DispatchMode, tree_leaves
 
 @contextmanager
 def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """The modules' forward replaced for a while."""
+    """While inside, the modules have these forwards."""
     before: dict[nn.Module, Any] = {module: module.__dict__.get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward
@@ -30,7 +31,8 @@ def patched(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
 
 class OnTop:
-    """A forward that adds something to whatever computes a module. Who computes the module in another way puts it on top of that."""
+    """A forward that adds something to the result of another one. Whoever replaces the inner forward keeps the addition
+    on top."""
 
     def __init__(self, forward: Callable[..., Any], on_top: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         self.on_top = on_top
@@ -41,27 +43,27 @@ class OnTop:
 
 
 def instead(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward to replace a module's own, with what is on top of that one."""
+    """A forward that replaces a module's own, keeping an OnTop addition."""
     now = module.__dict__.get("forward")
     return OnTop(forward, now.on_top) if isinstance(now, OnTop) else forward
 
 
 class Guard(DispatchMode):
-    """Refuses operations on weights that are not there."""
+    """Refuses operations on weights that are not here."""
 
     def __init__(self, absent: Callable[[Tensor], str], advice: str) -> None:
         super().__init__()
         self.absent, self.advice = (
             absent,
             advice,
-        )  # the name of the weight that a tensor is a part of and that is not there, if it is
+        )  # returns the name of the missing weight that a tensor is a part of, or an empty string
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
             for leaf in tree_leaves((args, kwargs or {})):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
                     raise Mistake(
-                        f"the model uses the weight {name} outside of the module that it belongs to, where nobody knows that "
-                        f"it is needed: {self.advice}"
+                        f"the model uses the weight {name} outside of the module that it belongs to, where it is "
+                        f"not loaded: {self.advice}"
                     )
         return func(*args, **(kwargs or {}))

@@ -1,8 +1,8 @@
-"""How real kernels lay their results out in memory, where torch's fake ones say otherwise.
+"""The memory layout of real kernels' results, where torch's meta functions say otherwise.
 
-The order of a result in memory decides whether a later `reshape` copies, a result may keep more memory than it shows, and a backward may
-compute other gradients than those that were asked for. What is listed here was found by running operations on real and on fake tensors in
-all orders, and with every choice of gradients (tests/measure/test_fake.py).
+A result's layout decides whether a later `reshape` copies, a result may keep more memory than it shows, and a backward
+may compute other gradients than those requested. The lists were found by running operations on real and on fake tensors
+in all layouts, and with every choice of gradients (tests/measure/test_fake.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoestring.core.private import SOFTMAX_BACKWARDS, TRAINING_BATCH_NORMS, con
 
 aten = torch.ops.aten
 
-# The first result is in plain order, whatever the order of what goes in
+# The first result is contiguous, whatever the layout of the inputs
 PLAIN = SOFTMAX_BACKWARDS | {
     aten.native_layer_norm_backward.default,
     aten.mse_loss_backward.default,
@@ -24,7 +24,7 @@ PLAIN = SOFTMAX_BACKWARDS | {
     aten.smooth_l1_loss_backward.default,
     aten.glu_backward.default,
 }
-# The first result has channels last where this argument has, and is in plain order otherwise
+# The first result is channels-last if this argument is, and contiguous otherwise
 CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
     aten.native_batch_norm.default: 0,
     aten.native_batch_norm_backward.default: 1,
@@ -35,7 +35,7 @@ CHANNELS = dict.fromkeys(TRAINING_BATCH_NORMS, 0) | {
     aten.reflection_pad3d_backward.default: 1,
     aten.replication_pad3d_backward.default: 1,
 }
-# The result is in the order of these arguments, as adding them up would give it
+# The result has the layout that adding these arguments would give
 SUMS = {
     aten.elu_backward.default: (0, 5),
     aten.softplus_backward.default: (0, 1),
@@ -46,7 +46,7 @@ SUMS = {
     aten.binary_cross_entropy.default: (0,),
     aten.binary_cross_entropy_backward.default: (1,),
 }
-# The result is made in memory as large as the first arguments (so many of them, broadcast), and keeps it
+# The result is allocated as large as the first so many arguments (broadcast), and keeps that memory
 LARGER = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
@@ -54,8 +54,8 @@ LARGER = {
     aten.binary_cross_entropy.default: 2,
     aten.col2im.default: 1,
 }
-# Backwards that compute other gradients than their fake ones do, where some of all three (input, weight, bias) are asked for. By the place
-# of the argument that says which are
+# Backwards that compute other gradients than their meta functions, if only some of (input, weight, bias) are requested.
+# The number is the position of the argument that says which
 MASKED = {
     aten.native_batch_norm_backward.default: 9,
     aten.batch_norm_backward.default: 9,
@@ -64,29 +64,30 @@ MASKED = {
 WRONG = PLAIN | set(CHANNELS) | set(SUMS) | set(LARGER) | set(MASKED)
 
 
-def corrected(func: Any, out: Any, args: Any) -> Any:
-    """The fake results of an operation as the real ones would lie in memory."""
+def correct_layout(func: Any, out: Any, args: Any) -> Any:
+    """The fake results of an operation, with the layout of the real ones."""
     if func in LARGER:
         room = torch.broadcast_shapes(*(one.shape for one in args[: LARGER[func]])).numel()
         if room > out.numel():
             return out.new_empty(room).as_strided(out.shape, out.stride())
     if func in MASKED:
-        out = masked(func, out, args)
+        out = mask_gradients(func, out, args)
     first = out if isinstance(out, Tensor) else out[0]
     if first is None or first.device.type != "cpu":
         return out
     if func in PLAIN:
-        return replaced(out, first, torch.contiguous_format)
+        return with_format(out, first, torch.contiguous_format)
     if func in CHANNELS:
-        return replaced(out, first, memory_format(args[CHANNELS[func]]))
+        return with_format(out, first, memory_format(args[CHANNELS[func]]))
     if func in SUMS:
         alike = sum(args[number] for number in SUMS[func])
         return torch.empty_like(alike, dtype=first.dtype) if alike.shape == first.shape else out
     return out
 
 
-def masked(func: Any, out: Any, args: Any) -> Any:
-    """Batch norm leaves out the gradient of its input if nobody asks for it; oneDNN computes that of a weight with that of its bias."""
+def mask_gradients(func: Any, out: Any, args: Any) -> Any:
+    """Batch norm leaves out its input's gradient if it is not requested; oneDNN computes a weight's gradient with its
+    bias's."""
     asked = args[MASKED[func]]
     if func is not aten.convolution_backward.default:
         return out if asked[0] else (None, *out[1:])
@@ -95,6 +96,6 @@ def masked(func: Any, out: Any, args: Any) -> Any:
     return out[0], torch.empty_like(args[2]), out[2]
 
 
-def replaced(out: Any, first: Tensor, form: torch.memory_format) -> Any:
+def with_format(out: Any, first: Tensor, form: torch.memory_format) -> Any:
     straight = first if first.is_contiguous(memory_format=form) else torch.empty_like(first, memory_format=form)
     return straight if isinstance(out, Tensor) else (straight, *out[1:])

@@ -1,9 +1,10 @@
-"""How far other processes held up what was timed, and which of several timings to believe.
+"""How much other processes slowed down a timing, and which of several timings to believe.
 
-A step that shares its cores with others takes a multiple of its time by the clock, and two steps are held up differently, so a ratio of the
-two says nothing. The kernel's scheduler counts, for every thread, the seconds it ran and the seconds it was ready and had no core. Their
-ratio says how far a timing was held up, whoever did it. Timings that were hardly held up count as they are; if there is none, the
-least held up one counts, with the time in the queue taken off, and the measurement is marked as busy.
+A step that shares its cores takes a multiple of its time by the clock, and two steps are slowed down differently, so
+their ratio says nothing. For every thread, the kernel's scheduler counts the seconds it ran and the seconds it was
+ready without a core. Their ratio says how much a timing was slowed down. Timings that were hardly slowed down count as
+they are; if there is none, the least slowed one counts, with its waiting time subtracted, and the measurement is marked
+as busy.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-HELD_UP = 0.1  # share of a timing that threads may wait for a core: no more than steps differ on a quiet machine
+HELD_UP = 0.1  # largest fraction of a timing that threads may wait for a core: steps on a quiet machine differ as much
 
 
 class Effort(NamedTuple):
-    """Seconds of all threads of a process since they were started."""
+    """Seconds of all threads of a process since they started."""
 
     ran: float  # on a core
     waited: float  # ready to run, without a core
 
 
 class Timing(NamedTuple):
-    """Something that was timed."""
+    """One timing."""
 
     seconds: float  # by the clock
-    ran: float  # seconds of all threads on a core,
-    waited: float = 0.0  # and in the queue for one
+    ran: float  # thread seconds on a core,
+    waited: float = 0.0  # and waiting for one
 
     @property
     def held_up(self) -> float:
-        """The share of their time that threads which could run had no core.
+        """The fraction of their runnable time that threads had no core.
 
         >>> Timing(4.0, ran=2.0, waited=6.0).held_up
         0.75
@@ -42,8 +43,8 @@ class Timing(NamedTuple):
 
     @property
     def alone(self) -> float:
-        """The seconds it would take without the queue. Threads that spin while they wait for one in the queue count as running, so this is
-        too much rather than too little.
+        """The seconds it would take without waiting. Threads that spin while they wait for a waiting thread count as
+        running, so this is too much rather than too little.
 
         >>> Timing(4.0, ran=2.0, waited=6.0).alone
         1.0
@@ -52,10 +53,10 @@ class Timing(NamedTuple):
 
 
 def effort() -> Effort:
-    """Of this process so far; where the kernel does not count waiting, what ran."""
+    """The effort of this process so far; if the kernel does not count waiting, only running."""
     found: list[list[int]] = []
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that ends meanwhile
+        with suppress(OSError, ValueError):  # a thread may end meanwhile
             found.append([int(word) for word in path.read_text(encoding="ascii").split()[:2]])
     if not found:
         return Effort(time.process_time(), 0.0)
@@ -66,11 +67,11 @@ def timing(seconds: float, before: Effort, after: Effort) -> Timing:
     return Timing(seconds, max(after.ran - before.ran, 0.0), max(after.waited - before.waited, 0.0))
 
 
-def believed(timings: Sequence[Timing]) -> list[int]:
-    """Numbers of the timings that count: those that were hardly held up, or if there is none, the one that was held up least.
+def believed_timings(timings: Sequence[Timing]) -> list[int]:
+    """Indices of the timings that count: those that were hardly slowed down, or else the least slowed one.
 
     >>> quiet, slow, slower = Timing(1.0, 2.0, 0.1), Timing(3.0, 2.0, 4.0), Timing(9.0, 2.0, 16.0)
-    >>> believed([slow, quiet, slower]), believed([slower, slow])
+    >>> believed_timings([slow, quiet, slower]), believed_timings([slower, slow])
     ([1], [1])
     """
     quiet = [number for number, one in enumerate(timings) if one.held_up <= HELD_UP]
@@ -78,15 +79,15 @@ def believed(timings: Sequence[Timing]) -> list[int]:
 
 
 def busy_share(timings: Sequence[Timing]) -> float:
-    """How far those timings were held up that count; above HELD_UP the machine was busy all the time.
+    """How much the counted timings were slowed down; above HELD_UP the machine was busy all the time.
 
     >>> busy_share([Timing(1.0, 2.0, 0.0), Timing(3.0, 2.0, 4.0)]), busy_share([Timing(4.0, 2.0, 6.0)])
     (0.0, 0.75)
     """
-    return max(timings[number].held_up for number in believed(timings))
+    return max(timings[number].held_up for number in believed_timings(timings))
 
 
 def enough(timings: Sequence[Sequence[Timing]], count: int, most: int) -> bool:
-    """Whether several things were timed often enough: `count` times each, and up to `most` times while one was never undisturbed."""
+    """Whether each series was timed `count` times, and up to `most` times while one has no undisturbed timing."""
     done = min(len(one) for one in timings)
     return done >= count and (done >= most or all(busy_share(one) <= HELD_UP for one in timings))

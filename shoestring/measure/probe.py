@@ -1,7 +1,8 @@
-"""Measures the machine: speed, disk, the price of fresh memory.
+"""Measure the machine: its speed, its disk, and the cost of fresh memory.
 
-A busy machine is slower by factors, and never faster than it is. So everything is measured in several rounds and the best of them counts;
-how busy the machine was is kept beside it, and what is kept is compared with one cheap figure before it is believed again.
+A busy machine is slower by factors, and never faster than it really is. So everything is measured in several rounds and
+the best counts; how busy the machine was is kept beside it, and kept figures are compared with one cheap measurement
+before they are used again.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from shoestring.measure.cache import cache_folder, read_kept, write_kept
 from shoestring.measure.instructions import cap_this_process, doubtful, working_dtypes
 from shoestring.measure.process import memory_all
 
-ROUNDS = 3  # in which everything is measured, some time apart,
-MORE_ROUNDS = 6  # or so many, while the machine is never quiet
+ROUNDS = 3  # rounds of measurements, some time apart,
+MORE_ROUNDS = 6  # or so many while the machine is never quiet
 PAUSE = 0.3  # seconds between two rounds
-QUIET = 0.2  # share of the cores that others may keep busy
-FASTER = 1.25  # by so much more than was measured, and the measuring met a bad moment
-SLOWER = 2.0  # by so much less on a quiet machine, and it is another machine than it was
-SOON = 60.0  # seconds: what was measured while the machine was busy is not measured again before
+QUIET = 0.2  # fraction of the cores that other processes may use on a quiet machine
+FASTER = 1.25  # if it is faster than measured by this factor, the measurement met a bad moment
+SLOWER = 2.0  # if it is slower than measured by this factor while quiet, the machine has changed
+SOON = 60.0  # seconds: a measurement on a busy machine is not repeated sooner
 
 
 def best_time(work: Callable[[], object], repeats: int = 5) -> float:
@@ -57,7 +58,7 @@ def matrix_speed(device: str, repeats: int = 5) -> float:
 
 
 def disk_speed(directory: str, size: int = 1 << 27) -> float:
-    """Bytes per second to write a file and read it back, as spilled activations do."""
+    """Bytes per second to write a file and read it back, as offloaded activations do."""
     block = os.urandom(1 << 22)
     with tempfile.TemporaryFile(dir=directory) as file:
         start = time.perf_counter()
@@ -71,10 +72,10 @@ def disk_speed(directory: str, size: int = 1 << 27) -> float:
 
 
 def direct_speed(directory: str, size: int = 1 << 27) -> tuple[float, float]:
-    """Bytes per second past the page cache, as streamed weights go, and seconds of a core per byte, with checksums.
+    """Bytes per second without the page cache, as for streamed weights, and core seconds per byte, with checksums.
 
-    A directory that can't be written to or is full is no reason to fail: then the temporary one is measured. Without direct I/O the speed
-    is 0 and the seconds are those of bytes that go through the page cache.
+    If a directory is full or not writable, the temporary directory is measured instead. Without direct I/O the speed is
+    0, and the seconds are those of bytes that go through the page cache.
     """
     from xxhash import xxh3_64
 
@@ -88,12 +89,12 @@ def direct_speed(directory: str, size: int = 1 << 27) -> tuple[float, float]:
 
 
 def there_and_back(directory: str, flags: int, block: mmap.mmap, size: int) -> tuple[float, float]:
-    """Bytes per second to write a file block by block and read it again, and seconds of a core per byte."""
+    """Bytes per second to write a file block by block and read it again, and core seconds per byte."""
     made, path = tempfile.mkstemp(prefix=".shoestring-probe-", dir=directory)
     try:
         file = os.open(path, os.O_RDWR | flags)
     finally:
-        os.unlink(path)  # before anything is written: if we are killed, nothing is left behind
+        os.unlink(path)  # before anything is written, so that nothing is left if the process is killed
         os.close(made)
     try:
 
@@ -113,7 +114,7 @@ def there_and_back(directory: str, flags: int, block: mmap.mmap, size: int) -> t
 
 
 def touching(huge: bool, size: int = 1 << 26) -> tuple[float, float]:
-    """Seconds to touch fresh memory of the kernel for the first time, and again."""
+    """Seconds to touch fresh memory for the first time, and again."""
     area = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if huge and hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE)
@@ -137,7 +138,7 @@ def processor() -> str:
 
 @dataclass(frozen=True)
 class ProbeRound:
-    """Everything measured once, and how busy the machine was with other things meanwhile."""
+    """One measurement of everything, and how busy the machine was meanwhile."""
 
     busy: float
     flops: float
@@ -145,12 +146,12 @@ class ProbeRound:
     direct: float
     moving: float
     small: tuple[float, float]  # seconds per byte to touch fresh memory in small pages, and to touch it again
-    huge: tuple[float, float]  # the same in huge ones
+    huge: tuple[float, float]  # the same in huge pages
 
 
 def one_round(device: str) -> ProbeRound:
     begun = core_seconds()
-    direct, moving = direct_speed(os.curdir)  # where runs are kept
+    direct, moving = direct_speed(os.curdir)  # where runs are stored
     figures = (
         matrix_speed(device),
         disk_speed(tempfile.gettempdir()),
@@ -163,7 +164,7 @@ def one_round(device: str) -> ProbeRound:
 
 
 def rounds(device: str, measure: Callable[[str], ProbeRound] = one_round, pause: float = PAUSE) -> list[ProbeRound]:
-    """Several rounds, more of them on a busy machine: one may meet a quiet moment."""
+    """Several rounds, more of them on a busy machine, to meet a quiet moment."""
     found = [measure(device)]
     while len(found) < ROUNDS or (len(found) < MORE_ROUNDS and min(one.busy for one in found) > QUIET):
         time.sleep(pause)
@@ -172,13 +173,13 @@ def rounds(device: str, measure: Callable[[str], ProbeRound] = one_round, pause:
 
 
 def best_of(found: Sequence[ProbeRound], now: float) -> Hardware:
-    """What the quietest moments gave: others can only make it slower."""
+    """The figures of the quietest moments: other processes can only make the machine slower."""
     busy = min(one.busy for one in found)
     fault, huge = (
         max(min(first for first, _ in times) - min(again for _, again in times), 0.0)
         for times in zip(*((one.small, one.huge) for one in found), strict=True)
     )
-    if busy > QUIET:  # the same bytes in fewer pages: when they look dearer, the machine was looking for room
+    if busy > QUIET:  # huge pages need fewer faults, so if they look slower, the kernel was busy finding room
         huge = min(huge, fault)
     return Hardware(
         flops=max(one.flops for one in found),
@@ -194,7 +195,7 @@ def best_of(found: Sequence[ProbeRound], now: float) -> Hardware:
 
 
 def core_seconds() -> tuple[float, float]:
-    """Seconds that others have had of the cores we may use, and all that these had to give, since the machine was started."""
+    """Core seconds used by other processes since boot, and all core seconds available, on the cores that we may use."""
     try:
         lines = [line.split() for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines()]
     except OSError:
@@ -209,21 +210,21 @@ def core_seconds() -> tuple[float, float]:
 
 
 def busy_share(begun: tuple[float, float], ended: tuple[float, float]) -> float:
-    """The share of the cores that others had between two such readings; 0 where nobody can say."""
+    """The fraction of the cores that other processes used between two readings; 0 if it is unknown."""
     others, every = ended[0] - begun[0], ended[1] - begun[1]
     return min(max(others / every, 0.0), 1.0) if every > 0 else 0.0
 
 
 def busy_now(seconds: float = 0.2) -> bool:
-    """Whether others keep the machine busy, by a short look in which this process sleeps."""
+    """Whether other processes keep the machine busy, by a short look during which this process sleeps."""
     begun = core_seconds()
     time.sleep(seconds)
     return busy_share(begun, core_seconds()) > QUIET
 
 
 def measured_hardware(dtypes: bool) -> Hardware:
-    """This machine, measured now, which takes some seconds; with the dtypes some more."""
-    cap_this_process()  # before matrices are multiplied
+    """This machine, measured now: takes some seconds; with dtypes, some more."""
+    cap_this_process()  # before the first matrix product
     import torch
 
     device = device_here()
@@ -255,18 +256,18 @@ def with_dtypes(hardware: Hardware) -> Hardware:
 def hardware_file() -> Path:
     import torch
 
-    threads = torch.get_num_threads()  # as the user limits them
+    threads = torch.get_num_threads()  # the user may have limited them
     return cache_folder() / f"hardware-{platform.node()}-{torch.__version__}-{threads}.json"
 
 
 def kept_hardware() -> Hardware | None:
-    """What was measured before; None if nothing was, or by a version that did not note how, or another device than there is now."""
+    """The earlier measurement; None if there is none, it was made in another way, or for another device."""
     found = read_kept(hardware_file(), Hardware)
     return found if found is not None and is_measured(found) and found.device == device_here() else None
 
 
 def is_measured(found: Hardware) -> bool:
-    """Whether what is kept of a machine can be a measurement."""
+    """Whether kept figures can be those of a measurement."""
     above = (found.tries, found.cores, found.flops, found.disk, found.bandwidth)
     not_below = (
         found.memory,
@@ -292,12 +293,13 @@ def is_measured(found: Hardware) -> bool:
 
 
 def remember(found: Hardware) -> None:
-    """Keep what was measured for the next time. Which dtypes work is kept elsewhere: it depends on other things."""
+    """Keep a measurement for the next time. Which dtypes work is kept elsewhere, because it depends on other things."""
     write_kept(hardware_file(), replace(found, dtypes={}, environment={}))
 
 
-def settled(kept: Hardware | None, new: Hardware) -> Hardware:
-    """What is believed of a machine that was measured again: the quieter moment; of a busier one only what was better still."""
+def combine_measurements(kept: Hardware | None, new: Hardware) -> Hardware:
+    """The figures to use after measuring again: those of the quieter moment, with anything better from the busier
+    one."""
     if kept is None or new.busy <= max(kept.busy, QUIET):
         return new
     return replace(
@@ -317,7 +319,7 @@ def settled(kept: Hardware | None, new: Hardware) -> Hardware:
 
 
 def doubt(kept: Hardware, flops: float, busy: float, now: float) -> str:
-    """Why what was measured is not believed any more, by a look at how fast and how busy the machine is now; empty if it is."""
+    """Why a kept measurement is no longer believed, given the machine's present speed and load; empty if it is."""
     if flops > FASTER * kept.flops:
         return f"products of matrices are {flops / kept.flops:.1f} times as fast as when it was measured"
     if busy <= QUIET and flops * SLOWER < kept.flops:
@@ -328,22 +330,22 @@ def doubt(kept: Hardware, flops: float, busy: float, now: float) -> str:
 
 
 def glance(device: str) -> tuple[float, float]:
-    """A cheap look: operations per second now, and the share of the cores that others have."""
+    """A cheap measurement: operations per second now, and the fraction of the cores that other processes use."""
     begun = core_seconds()
     flops = matrix_speed(device, repeats=3)
     time.sleep(0.05)  # the kernel counts in hundredths of a second
     return flops, busy_share(begun, core_seconds())
 
 
-BELIEVED: set[Path] = set()  # files that this process has compared with the machine
+BELIEVED: set[Path] = set()  # files that this process has checked against the machine
 
 
 def known_hardware(dtypes: bool = False) -> Hardware:
-    """This machine, from the file if it was measured before and a look at it agrees; `dtypes`: also which of them work."""
+    """This machine, from the file if a cheap measurement agrees, else measured; `dtypes`: also which of them work."""
     cap_this_process()
     path, found = hardware_file(), kept_hardware()
     if found is None or (path not in BELIEVED and doubt(found, *glance(found.device), time.time())):
-        found = settled(found, measured_hardware(dtypes=False))
+        found = combine_measurements(found, measured_hardware(dtypes=False))
         remember(found)
     BELIEVED.add(path)
     return with_dtypes(found) if dtypes or doubtful() else found

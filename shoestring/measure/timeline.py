@@ -1,4 +1,4 @@
-"""What a tracker's log says: the peak, where it is and what it is made of, and the ledger of a plain step.
+"""Read a tracker's log: the peak, where it is and what it consists of, and the ledger of a plain step.
 
 Contract: A peak is read off a log here, or walked on a ledger's timeline (core/ledger), and nowhere else. It is that of
 the first two steps, because optimizers make their state in the first (tests/measure/test_timeline.py).
@@ -19,18 +19,18 @@ from shoestring.measure.tracker import VALIDATE, Log, Moment, StorageEvent
 class Peak:
     bytes: int
     moment: Moment
-    parts: tuple[tuple[str, int], ...]  # what it is made of, largest first
+    parts: tuple[tuple[str, int], ...]  # bytes by role, largest first
 
 
 class MomentSpan(NamedTuple):
     moment: Moment
-    start: int  # bytes alive when it begins
-    top: int  # bytes alive at its highest point
-    end: int  # bytes alive when it ends
+    start: int  # bytes alive at its begin
+    top: int  # bytes alive at its peak
+    end: int  # bytes alive at its end
 
 
 def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan]:
-    """The live bytes of every stretch of the log; `size` says what a storage of n bytes takes."""
+    """The live bytes of every moment in the log; `size` gives the memory that a storage of n bytes takes."""
     alive = 0
     sizes: dict[int, int] = {}
     for moment, events in log.moments():
@@ -44,8 +44,9 @@ def stretches(log: Log, size: Callable[[int], int] = int) -> Iterator[MomentSpan
         yield MomentSpan(moment, start, top, alive)
 
 
-def filled(log: Log, share: float) -> Log:
-    """The log as the kernel sees it, when libraries write to this share of their workspaces: what nobody touches takes no memory."""
+def with_filled_workspaces(log: Log, share: float) -> Log:
+    """The log as the kernel sees it if libraries write to this fraction of their workspaces: untouched pages take no
+    memory."""
     return (
         replace(
             log,
@@ -60,7 +61,8 @@ def filled(log: Log, share: float) -> Log:
 
 
 def peak(log: Log) -> Peak:
-    """The highest number of bytes alive at once in the steps of the log, and of what. How the run was made is not a step's."""
+    """The largest number of bytes alive at once in the log's steps, and what they were. Preparing the run is not part
+    of a step."""
     best, moment, position = -1, Moment("", ""), 0
     alive = seen = 0
     first = log.marks[0][0] if log.marks else 0
@@ -74,7 +76,8 @@ def peak(log: Log) -> Peak:
 
 
 def parts_at(log: Log, position: int) -> Counter[str]:
-    """Bytes alive after so many events, by role; what has no role was born in some phase and is named after it."""
+    """Bytes alive after so many events, by role; storages without a role are named after the phase in which they were
+    allocated."""
     alive: Counter[int] = Counter()
     births: dict[int, str] = {}
     seen = 0
@@ -92,7 +95,7 @@ def parts_at(log: Log, position: int) -> Counter[str]:
 
 
 def last_step(log: Log) -> tuple[list[MomentSpan], dict[int, tuple[Moment, int]]]:
-    """The stretches of the last whole step, and every storage born in it with its moment and size."""
+    """The moments of the last whole step, and every storage allocated in it with its moment and size."""
     spans = list(zip(stretches(log), (events for _, events in log.moments()), strict=True))
     updates = [k for k, (stretch, _) in enumerate(spans) if stretch.moment.phase == "update"]
     stop = updates[-1]
@@ -107,12 +110,12 @@ def last_step(log: Log) -> tuple[list[MomentSpan], dict[int, tuple[Moment, int]]
 
 
 def validation(log: Log) -> list[MomentSpan]:
-    """The stretches of the validation after the steps; none, where there is none."""
+    """The moments of the validation after the steps; empty if there is none."""
     return [stretch for stretch in stretches(log) if stretch.moment.phase == VALIDATE]
 
 
 def blocks_of(log: Log) -> tuple[Block, ...]:
-    """The blocks of the last plain step, in the order they ran, with the bytes and operations of each."""
+    """The blocks of the last plain step, in execution order, with the bytes and operations of each."""
     step, born = last_step(log)
     forward = [stretch for stretch in step if stretch.moment.phase == "forward"]
     gradient: Counter[str] = Counter()

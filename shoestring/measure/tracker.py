@@ -1,8 +1,8 @@
-"""The tracker: a log of every tensor storage that is born and dies, real or fake, with the moment of the step.
+"""The tracker: logs every tensor storage, real or fake, when it is allocated and freed, with the moment of the step.
 
-Everything we say about memory is read off this log afterwards: the peak, the block and phase in which it occurs, what it
-is made of, and what an allocator makes of it. Storages are told apart by identity, so views and in-place results
-count once, and a storage dies when its last reference does.
+Everything we say about memory is computed from this log afterwards: the peak, the block and phase in which it occurs,
+what it consists of, and what an allocator makes of it. Storages are told apart by identity, so views and in-place
+results count once, and a storage is freed when its last reference is.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from shoestring.measure.holdings import Holders
 
 
 class Moment(NamedTuple):
-    """Where in a step we are."""
+    """A position in a step."""
 
     phase: str  # "forward", "backward", "update", VALIDATE, or "" between steps
-    block: str  # name of the block; "" for what runs outside all blocks
+    block: str  # name of the block; "" for code outside of all blocks
 
 
-VALIDATE = "validate"  # the phase of a validation, which is no part of a step
+VALIDATE = "validate"  # the phase of a validation, which is not part of a step
 
 
 class StorageEvent(NamedTuple):
     storage: int  # serial number
-    bytes: int  # positive: born with that size; negative: died
+    bytes: int  # positive: allocated with that size; negative: freed
 
 
 @dataclass(frozen=True)
 class LogJson:
-    """The JSON of a log; its fields are those of `Log`."""
+    """The JSON form of a log; its fields are those of `Log`."""
 
     events: list[tuple[int, int]]
     marks: list[tuple[int, tuple[str, str]]]
@@ -82,17 +82,17 @@ class Log:
     events: list[StorageEvent] = field(default_factory=list)
     marks: list[tuple[int, Moment]] = field(default_factory=list)  # (events so far, the moment that begins)
     roles: dict[int, str] = field(default_factory=dict)  # storage -> "parameters", "gradients", ...
-    outputs: dict[str, list[int]] = field(default_factory=dict)  # block -> storages of its latest result
-    workspaces: set[int] = field(default_factory=set)  # storages that a library keeps for itself
+    outputs: dict[str, list[int]] = field(default_factory=dict)  # block -> storages of its latest output
+    workspaces: set[int] = field(default_factory=set)  # storages that a library allocates for itself
     flops: Counter[Moment] = field(default_factory=Counter)  # operations, over all steps
-    draws: bool = False  # a random operation was seen
-    mixes: bool = False  # a layer mixes samples (batch norm)
-    moved: list[int] = field(default_factory=list)  # of each step, bytes to and from the disk
-    sent: list[int] = field(default_factory=list)  # of each step, bytes to other workers
-    stored: int = 0  # bytes of state that stay on the disk
+    draws: bool = False  # whether a random operation was seen
+    mixes: bool = False  # whether a layer mixes samples (batch norm)
+    moved: list[int] = field(default_factory=list)  # per step, bytes to and from the disk
+    sent: list[int] = field(default_factory=list)  # per step, bytes to other workers
+    stored: int = 0  # bytes of state on the disk
     blocks: list[str] = field(default_factory=list)  # names of the model's blocks, whether they ran or not
     traits: set[str] = field(default_factory=set)  # of weights and gradients: "complex weights", "sparse gradients"
-    validation_flops: float = 0.0  # operations of the validation after the steps, which `flops` has not
+    validation_flops: float = 0.0  # operations of the validation after the steps, not included in `flops`
     unvalidated: str = ""  # why that validation ended early, or was left out
 
     def as_json(self) -> dict[str, Any]:
@@ -136,26 +136,28 @@ class Log:
         )
 
     def moments(self) -> Iterator[tuple[Moment, list[StorageEvent]]]:
-        """The log in consecutive stretches of one moment each."""
+        """The log in consecutive parts of one moment each."""
         starts = [(0, Moment("", "")), *self.marks, (len(self.events), Moment("", ""))]
         for (start, moment), (stop, _) in pairwise(starts):
             yield moment, self.events[start:stop]
 
 
 class Tracker(DispatchMode):
-    """While active, writes to `log`. `hold` counts what stood there before; `watched` tells it where in the step we are.
+    """A dispatch mode that writes to `log`. `hold` counts tensors that existed before; `watch_run` reports the position
+    in the step.
 
-    Where it looks on at a training that must go on (`forgiving`), a failure of its own is kept in `failed`, and it looks no more.
+    If it observes a training that must go on (`forgiving`), a failure of the tracker itself is noted in `failed`, and
+    tracking stops.
     """
 
     def __init__(self, stage: Stage | None = None, forgiving: bool = False) -> None:
         super().__init__()
         self.forgiving = forgiving
-        self.failed = ""  # what failed and where: the exception itself would keep tensors
-        self.stage = stage  # where operations are faked; None: they are done
+        self.failed = ""  # what failed and where, as text: the exception itself would keep tensors alive
+        self.stage = stage  # fakes the operations; None: they run for real
         self.log = Log()
         self.serials: dict[int, tuple[int, int, Any]] = {}  # storage address -> serial, bytes, weak reference
-        self.count = self.made = 0  # storages that were seen, and how many before the first step
+        self.count = self.made = 0  # storages seen so far, and before the first step
         self.weightless: set[int] = set()  # serials of storages that take no memory
         self.moment = Moment("", "")
         self.places: list[tuple[int, str]] = []  # (first autograd node, the place whose forward made it)
@@ -171,7 +173,7 @@ class Tracker(DispatchMode):
         WATCHING.remove(self.look_at)
 
     def look(self, work: Callable[..., object], *given: Any) -> None:
-        """Do some of the tracker's own work, which the training does not need."""
+        """Do some of the tracker's own work, whose failure must not stop training."""
         if self.failed:
             return
         try:
@@ -197,7 +199,7 @@ class Tracker(DispatchMode):
         self.enter("(start)")
 
     def enter(self, place: str) -> None:
-        """The forward enters a place: a block, or what lies between two. A second visit is a place of its own."""
+        """The forward enters a place: a block, or code between two. A second visit is a place of its own."""
         self.visits[place] += 1
         visit = self.visits[place]
         name = place if visit == 1 else f"{place}#{visit}"
@@ -219,7 +221,7 @@ class Tracker(DispatchMode):
                     self.log.roles[serial] = role
 
     def hold_new(self, held: Iterable[tuple[Tensor, str]]) -> None:
-        """Count dense tensors with their roles; those that a step made, and something keeps since, stay what they are."""
+        """Count dense tensors with their roles; tensors that were allocated in a step keep theirs."""
         for tensor, role in held:
             known = self.count
             serial = self.see(tensor)
@@ -227,12 +229,12 @@ class Tracker(DispatchMode):
                 self.log.roles.setdefault(serial, role)
 
     def alive(self, role: str) -> bool:
-        """Whether something with this role is there."""
+        """Whether a tensor with this role is alive."""
         return any(self.log.roles.get(serial) == role for serial, _, _ in self.serials.values())
 
     @contextmanager
     def holding(self, held: Iterable[Tensor], role: str) -> Iterator[None]:
-        """Count tensors for a while, though whoever made them may keep them for longer."""
+        """Count tensors while inside, even if their owner keeps them for longer."""
         new: list[tuple[int, int]] = []
 
         def begin() -> None:
@@ -255,11 +257,11 @@ class Tracker(DispatchMode):
         self.look(end)
 
     def workspace(self, tensor: Tensor) -> None:
-        """A library made this for itself."""
+        """A library allocated this for itself."""
         self.log.workspaces.add(self.see(tensor))
 
     def see(self, tensor: Tensor) -> int:
-        """Serial number of a tensor's storage, new or known; a storage that was resized is logged as such."""
+        """The serial number of a tensor's storage, new or known; a resized storage is logged."""
         storage = tensor.untyped_storage()
         address, size = storage_id(storage), storage.nbytes()
         known = self.serials.get(address)
@@ -277,7 +279,9 @@ class Tracker(DispatchMode):
 
         def died(_: Any) -> None:
             known = self.serials.get(address)
-            if known is not None and known[0] == serial:  # else it was let go of, and another one may lie there
+            if (
+                known is not None and known[0] == serial
+            ):  # else it was released, and another storage may have its address
                 del self.serials[address]
                 self.note(serial, -known[1])
 
@@ -285,7 +289,8 @@ class Tracker(DispatchMode):
         return serial
 
     def see_arguments(self, values: Iterable[Any]) -> None:
-        """See what an operation is given. Nearly all is known; what the job holds where nobody can look counts from its first use on."""
+        """See the arguments of an operation. Nearly all are known; tensors that the job hides count from their first
+        use on."""
         for value in values:
             if isinstance(value, Tensor):
                 self.hold((value,))
@@ -297,7 +302,7 @@ class Tracker(DispatchMode):
             self.log.events.append(StorageEvent(serial, change))
 
     def see_sizes(self) -> None:
-        """Storages can be resized without an operation, so now and then all are looked at."""
+        """Storages can be resized without an operation, so now and then all are checked."""
         for address, (serial, before, reference) in list(self.serials.items()):
             storage = reference()
             if storage is not None and (size := storage.nbytes()) != before:
@@ -323,12 +328,12 @@ class Tracker(DispatchMode):
         return out
 
     def see_result(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """See what an operation gave, and count its operations."""
+        """See the results of an operation, and count its floating-point operations."""
         for leaf in (out,) if isinstance(out, Tensor) else () if out is None else tree_leaves(out):
             if isinstance(leaf, Tensor):
                 for part in dense_parts(leaf):
                     self.see(part)
-        if func in WORKSPACES and out[WORKSPACES[func]] is not None:  # in evaluation there is none
+        if func in WORKSPACES and out[WORKSPACES[func]] is not None:  # there is none in evaluation
             self.workspace(out[WORKSPACES[func]])
         count = flop_registry.get(operation_of(func))
         if self.moment.phase == VALIDATE:
@@ -341,14 +346,15 @@ class Tracker(DispatchMode):
 
 
 def really_draws(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a random operation depends on chance; an attention kernel does not without dropout."""
+    """Whether a random operation really draws; attention without dropout does not."""
     names = [argument.name for argument in arguments_of(func)]
     given = dict(zip(names, args, strict=False)) | kwargs
     return "dropout_p" not in names or bool(given.get("dropout_p"))
 
 
-def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
-    """The same run, telling the tracker where in the step it is. What `holders` hold beside the run is counted when a step begins."""
+def watch_run(run: Run, tracker: Tracker, holders: Holders) -> Run:
+    """The same run, reporting its position in the step to the tracker. Tensors of `holders` are counted when a step
+    begins."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         tracker.look(tracker.begin)
@@ -378,9 +384,9 @@ def watched(run: Run, tracker: Tracker, holders: Holders) -> Run:
 
 @contextmanager
 def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, Any], None]) -> Iterator[None]:
-    """While inside, `enter` is told the name of every block whose forward begins, and `leave` its name and what it gave."""
+    """While inside, `enter` gets the name of every block whose forward begins, and `leave` its name and output."""
 
-    def left(name: str, output: Any) -> None:  # what a hook returns would replace the output
+    def left(name: str, output: Any) -> None:  # must return None, or the hook would replace the output
         leave(name, output)
 
     hooks = [
@@ -399,29 +405,29 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
 
 
 def see_gradients(run: Run, tracker: Tracker) -> None:
-    gradients = [p.grad for p in (*run.model.parameters(), *stepped(run)) if p.grad is not None]
+    gradients = [p.grad for p in (*run.model.parameters(), *stepped_tensors(run)) if p.grad is not None]
     tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
     tracker.hold(gradients, "gradients")
 
 
 def see_model(run: Run, tracker: Tracker) -> None:
-    """Note what a model is made of."""
+    """Note the tensors that a model consists of."""
     tracker.log.mixes = any(isinstance(part, BATCH_NORMS) for part in run.model.modules())
     tracker.log.blocks = list(run.blocks)
     tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
 
 
 def hold_run(run: Run, tracker: Tracker) -> None:
-    """Count what stands of a run."""
-    tracker.hold((*run.model.parameters(), *stepped(run)), "parameters")
+    """Count the tensors that a run holds."""
+    tracker.hold((*run.model.parameters(), *stepped_tensors(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
     tracker.hold((average for part in run.state.values() for average in part.averages.values()), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
     tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
 
 
-def stepped(run: Run) -> Iterator[Tensor]:
-    """What the optimizer steps: the weights, or pieces of them."""
+def stepped_tensors(run: Run) -> Iterator[Tensor]:
+    """The tensors that the optimizer steps: the weights, or pieces of them."""
     return (parameter for group in run.optimizer.param_groups for parameter in group["params"])
 
 

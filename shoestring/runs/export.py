@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import drafted, write_whole
+from shoestring.core.files import draft_file, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run import StoredTensor
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
@@ -21,7 +21,7 @@ from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.memory.adapters import merged
+from shoestring.training.memory.adapters import merge_updates
 
 PEFT = "base_model.model."  # what PEFT has before every name of the model
 
@@ -99,7 +99,7 @@ def export_weights(
     `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
     `trained`: not their averages."""
     new(target)
-    with believed(checkpoint), drafted(target) as draft:
+    with believed(checkpoint), draft_file(target) as draft:
         write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
     return target
 
@@ -114,7 +114,7 @@ def named_weights(
         for alias, of in checkpoint.aliases().items():
             found[alias] = found[of]
         if (beside := low_rank(checkpoint)) is not None:
-            found = merged(found, beside)
+            found = merge_updates(found, beside)
         if left_out is None:  # by an earlier version
             return {name: one for name, one in found.items() if names is None or name in names}
         return {name: one for name, one in found.items() if name not in left_out}
@@ -176,7 +176,7 @@ def adapter_folder(checkpoint: RunCheckpoint, base: str | None, target: Path, tr
         "task_type": None,
         "init_lora_weights": True,
     }
-    with drafted(target, folder=True) as draft:
+    with draft_file(target, folder=True) as draft:
         (draft / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
     return target
@@ -236,7 +236,7 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
     model.config.dtype = (
         dtypes[0] if dtypes else model.config.dtype
     )  # as they are in the file: from_pretrained makes the model of it
-    with believed(checkpoint), drafted(target, folder=True) as draft:
+    with believed(checkpoint), draft_file(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)
@@ -283,7 +283,7 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     if kind == "json":
         write_whole(target, json.dumps(report.as_json(), indent=1).encode())
         return target, list(report.damage)
-    with drafted(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
+    with draft_file(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
         found = {one.step: one.metrics for one in history.validated}  # steps that were not validated have nothing there

@@ -1,7 +1,8 @@
-"""The one door for techniques that a user names: by --use, in a plan file, in a Plan or as techniques of a script.
+"""Check techniques that a user names: by --use, in a plan file, in a Plan or as techniques of a script.
 
-They go together, each can be used for this job, and the weights stay as close to those of plain training as was asked for; else a Mistake
-says why not. Whoever trains by techniques that the planner did not choose for this very job asks here.
+They must go together, each must work for this job, and the weights must stay as close to plain training as was asked;
+else a Mistake says why not. All training with techniques that the planner did not choose for this very job passes this
+check.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from shoestring.training.technique import TrainingTechnique as Technique
 
 
 def check_together(techniques: Iterable[Technique]) -> tuple[Technique, ...]:
-    """The techniques in their order, refused if two of them can't be combined; nothing need be known of the job."""
+    """The techniques in their order; refused if two of them can't be combined. Needs no job."""
     ordered = in_order(techniques)
     if reason := conflict(ordered):
         raise Mistake(f"{named(ordered)} can't be combined: {reason}")
     return ordered
 
 
-def admitted(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
-    """The techniques as a candidate for the job of a ledger; a Mistake says why they can't be used."""
+def admit(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = None) -> Combination:
+    """The techniques as a candidate for the ledger's job; a Mistake says why they can't be used."""
     one = asked_for(check_together(techniques), ledger)
     check_level(one.exactness, exact, str(one))
     return one
 
 
 def is_same_job(one: Job | None, other: Job) -> bool:
-    """Whether two jobs are made of the very same parts. Nothing of the user's is compared but by identity."""
+    """Whether two jobs are made of the very same objects. The user's objects are compared by identity only."""
     return one is not None and all(vars(one)[field.name] is vars(other)[field.name] for field in fields(other))

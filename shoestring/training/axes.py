@@ -1,4 +1,4 @@
-"""How the workers of a plan stand: which of them are alike, where the model is cut, and why, in a sentence."""
+"""How a plan arranges its workers: which of them are alike, where the model is cut, and a sentence that says why."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique
 
 
-def explained(plan: Plan, plain: Plan, memory: int) -> Plan:
-    """The plan with why it is cut there; `plain` is what every worker would do with a whole copy of the model, `memory` a device's."""
+def explain_cut(plan: Plan, plain: Plan, memory: int) -> Plan:
+    """The plan with the reason for its cut; `plain` has a whole replica on every worker, `memory` is a device's
+    budget."""
     if plan.staging is None:
         return plan
     cut, sizes = plan.staging, dict(plan.mesh)
@@ -41,8 +42,8 @@ def explained(plan: Plan, plain: Plan, memory: int) -> Plan:
 
 
 def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[tuple[int, ...]]:
-    """The ranks of a group by what they do: those that hold the same part of the model, and parts of a batch that are as large, do the
-    same. A server does something else."""
+    """The ranks of a group by kind: workers with the same part of the model and equally large parts of batches are
+    alike. A server is a kind of its own."""
     world = prod(sizes.values())
     if serves:
         return [(0,), tuple(range(1, world))]
@@ -57,7 +58,7 @@ def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[t
 
 
 def staging(techniques: tuple[TrainingTechnique, ...], ledger: Ledger) -> Staging | None:
-    """Where a plan cuts the model, on the ledger of the plain step; None: it does not."""
+    """Where a plan cuts the model, on the ledger of the plain step; None if it does not."""
     costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
     return next(
         filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))),

@@ -1,6 +1,6 @@
-"""The one list of techniques. A new one is a new file and a line here.
+"""The list of training techniques. To add one, write a file and add a line here.
 
-It is the only file of planning that knows any technique by name; the few that the planner needs for something of its own are below.
+This is the only file of planning that names techniques; the few that the planner itself needs are below.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ CATALOGUE: tuple[type[Technique], ...] = (
     Allocator,
 )
 
-TOGETHER: Technique = DataParallel()  # how workers train together where nothing else is asked for
-ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)  # one step under it shows whether blocks can be computed again
+TOGETHER: Technique = DataParallel()  # how workers train together by default
+ALL_BLOCKS_AGAIN: Technique = Checkpoint(every=1)  # a step under it shows whether blocks can be recomputed
 
 
 def close_environment() -> Mapping[str, str]:
-    """Variables of a worker whose process follows its tensors, so that its size tells of them."""
+    """Environment of a worker whose process size follows its tensors closely."""
     return following().environment

@@ -22,7 +22,7 @@ def steps(run: Run, batches: Iterable[Batch]) -> Iterator[Tensor]:
 
 
 def finite(loss: float, number: int) -> float:
-    """The loss of a step, if training can go on with it."""
+    """The loss of a step as a number; refused if it is not finite."""
     if not math.isfinite(loss):
         raise Mistake(
             f"the loss became {loss} in step {number}: lower the learning rate, clip the gradients "

@@ -1,4 +1,5 @@
-"""Techniques that come with a job and were not planned for it: checked by a rehearsal of its plain step, as the planner checks them."""
+"""Check techniques that were not planned for the job they are used with, by a rehearsal of its plain step, as the
+planner would."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from torch import nn
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.room import named
@@ -32,13 +33,13 @@ def check_named(
     here: int | None = None,
     kept: MeasuredAnswers | None = None,
 ) -> Exactness:
-    """Refuse techniques that a user named and that can't be used for a job; else how close they stay to plain training. `kept`: what
-    earlier plannings of the job measured."""
+    """How close named techniques stay to plain training of a job; refused if they can't be used for it. `kept`:
+    measurements of earlier plannings of the job."""
     if not techniques:
         return Exactness.BITS
     check_together(techniques)
     planner = Planner(
-        counted(shared_data(job)),
+        with_step_count(shared_data(job)),
         Hardware(),
         worker,
         model,
@@ -52,8 +53,9 @@ def check_named(
     return planner.admitted(techniques).exactness
 
 
-def unchecked(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
-    """The techniques of a plan, if it was not made for this very job in this process: then nobody has checked them for it."""
+def unchecked_techniques(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
+    """The techniques of a plan, unless it was made for this very job in this process: they have not been checked for it
+    yet."""
     chosen = plan.chosen if isinstance(plan, Outcome) else plan
     return () if is_same_job(chosen.job, job) else chosen.techniques
 
@@ -61,10 +63,10 @@ def unchecked(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
 def techniques_for(
     job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, worker: Worker | None = None
 ) -> tuple[Technique, ...]:
-    """The techniques of a plan, which was made for this job or is checked for it. Of techniques alone, it is told what they change, and
-    what of them has no effect in a process that runs already."""
+    """The techniques of a plan, checked for the job unless the plan was made for it. Warns about inexact techniques,
+    and about settings that have no effect in a process that runs already."""
     if isinstance(plan, (Plan, Outcome)):
-        check_named(job, unchecked(plan, job), model, worker)
+        check_named(job, unchecked_techniques(plan, job), model, worker)
         return plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques
     techniques = tuple(plan)
     if (level := check_named(job, techniques, model, worker)) is Exactness.CHANGED:

@@ -1,17 +1,19 @@
-"""Lamb and Lars: optimizers for large batches, which torch does not have; and groups of weights for any optimizer.
+"""Lamb and Lars, optimizers for large batches that torch does not have; and parameter groups for weight decay, for any
+optimizer.
 
-Both take a step whose length is in proportion to the parameter's own, so that no layer moves too far when the rate is large. With a
-parameter x, its gradient g, the rate a, the weight decay d, and |.| the Euclidean norm over the whole parameter:
+Both take steps in proportion to a parameter's norm, so that no layer moves too far when the learning rate is large.
+With a parameter x, its gradient g, the rate a, the weight decay d, and |.| the Euclidean norm over the whole parameter:
 
     Lamb    m <- b1 m + (1 - b1) g              v <- b2 v + (1 - b2) g^2
             u  = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + d x          after t steps
             x <- x - a |x| / |u| u
 
-    Lars    m <- b m + a c |x| / (|g| + d |x|) (g + d x)                        c: how far a parameter may be trusted to go
+    Lars    m <- b m + a c |x| / (|g| + d |x|) (g + d x)                        c: trust coefficient
             x <- x - m
 
-The trust ratio, |x| / |u| or c |x| / (|g| + d |x|), is 1 where one of its norms is 0. With spare_vectors, parameters of at most one
-dimension (biases, scales of norms) get no weight decay and a trust ratio of 1, as biases and norms do in the authors' code.
+The trust ratio, |x| / |u| or c |x| / (|g| + d |x|), is 1 where one of its norms is 0. With spare_vectors, parameters of
+at most one dimension (biases, scales of norms) get no weight decay and a trust ratio of 1, as biases and norms do in
+the authors' code.
 
 You et al.: Large Batch Optimization for Deep Learning: Training BERT in 76 minutes, 2019, arXiv 1904.00962.
 You, Gitman, Ginsburg: Large Batch Training of Convolutional Networks, 2017, arXiv 1708.03888.
@@ -31,7 +33,7 @@ from shoestring.core.errors import Mistake
 
 
 class Layerwise(Optimizer):
-    """Moves every parameter for itself, by `move`."""
+    """Base of optimizers that update every parameter on its own, with `move`."""
 
     def __init__(self, params: ParamsT, **settings: Any) -> None:
         for name, value in settings.items():
@@ -137,7 +139,7 @@ class Lars(Layerwise):
 
 
 def trust(length: Tensor, slope: Tensor, ratio: Tensor) -> Tensor:
-    """The ratio, or 1 where one of the two norms that it is made of is 0."""
+    """The ratio, or 1 if one of its two norms is 0."""
     return torch.where((length > 0) & (slope > 0), ratio, 1.0)
 
 
@@ -148,8 +150,9 @@ def decay_groups(
 
         Job(optimizer=lambda named: torch.optim.AdamW(decay_groups(named, 0.01), lr=3e-4), ...)
 
-    Without are biases and the scales of norms: parameters of at most one dimension, or whose name ends in "bias" or has a part that says
-    "norm" or "ln". Embeddings are decayed like all matrices; `spare` names parts of names to leave out too, such as ("embed",).
+    Excluded from decay are biases and scales of norms: parameters of at most one dimension, or whose name ends in
+    "bias" or has a part with "norm" or "ln". Embeddings are decayed like all matrices; `spare` excludes further parts
+    of names, such as ("embed",).
     """
     pairs = list(named)
     if not all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs):
@@ -173,7 +176,7 @@ def decay_groups(
 
 
 def is_spared(name: str, parameter: nn.Parameter) -> bool:
-    """Whether weight decay would do a parameter no good: a bias, or the scale of a norm."""
+    """Whether a parameter should get no weight decay: a bias, or the scale of a norm."""
     parts = name.lower().split(".")
     return (
         parameter.dim() <= 1

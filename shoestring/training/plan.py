@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoestring.core.codec import from_json, hints_of, made, to_json
+from shoestring.core.codec import from_json, hints_of, make_value, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Figures, figures
@@ -285,6 +285,6 @@ def check_values(plan: Plan) -> None:
             raise ValueError(f"{name} is {str(value)[:40]}")
     hints = hints_of(Plan)
     for name in ("where", "parts", "sure", "warnings", "mesh", "ranks", "blocks", "drift"):
-        made(hints[name], to_json(vars(plan)[name]), False, name)
+        make_value(hints[name], to_json(vars(plan)[name]), False, name)
     if plan.staging is not None:
         from_json(Staging, to_json(plan.staging))

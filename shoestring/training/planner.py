@@ -1,4 +1,4 @@
-"""The planner of training: gather evidence, let the chooser rank and confirm, tell what was found."""
+"""The planner of training: gathers evidence, lets the chooser rank and confirm candidates, and reports the outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
@@ -23,10 +23,10 @@ from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.room import named
-from shoestring.training.admission import admitted, check_together
-from shoestring.training.axes import explained
+from shoestring.training.admission import admit, check_together
+from shoestring.training.axes import explain_cut
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
-from shoestring.training.evidence.gather import Evidence, gathered, ledger_of_traits
+from shoestring.training.evidence.gather import Evidence, gather_evidence, ledger_of_traits
 from shoestring.training.evidence.plain_only import PlainOnly, is_an_answer
 from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
@@ -35,7 +35,7 @@ from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.predict import Combination, Predictor, expected_process
 from shoestring.training.room import ROOM, TrainingRoom
-from shoestring.training.savings import useless, warned
+from shoestring.training.savings import useless_techniques, with_warning
 from shoestring.training.technique import TrainingTechnique as Technique
 
 T = TypeVar("T")
@@ -43,30 +43,28 @@ T = TypeVar("T")
 
 @dataclass
 class Planner:
-    """One planning: a job, the machine, and ways to run things elsewhere. Evidence is kept, so nothing is measured twice."""
+    """One planning of a job on a machine. Evidence is kept, so nothing is measured twice."""
 
     job: Job
     hardware: Hardware
     worker: Worker | None = (
-        None  # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+        None  # runs tasks of a job file in a child process, or in as many as will train; None: everything runs here
     )
-    model: nn.Module | None = None  # plan for this very model instead of the job's factory
+    model: nn.Module | None = None  # plan for this model object instead of the job's factory
     catalogue: tuple[type[Technique], ...] = CATALOGUE
-    inexact: bool = False  # whether plans may be `changed`,
+    inexact: bool = False  # whether plans may change the result (level `changed`),
     exact: str | None = (
-        None  # or the least that they must be: bits, rounding, distribution (default: rounding, else distribution)
+        None  # or the closest level required: bits, rounding, distribution (default: rounding if that fits, else distribution)
     )
-    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; those that need it are measured too
-    only: bool = False  # nothing but those will be predicted, so what others need is not measured
+    wanted: tuple[Technique, ...] = ()  # techniques the user asked for; variants that need measuring are measured too
+    only: bool = False  # predict nothing else, so what other techniques need is not measured
     devices: int = 1  # workers that train together,
-    here: int = 1  # of which so many share this machine
-    earlier: tuple[Technique, ...] | None = None  # what was chosen when the same was asked before
-    kept: MeasuredAnswers | None = None  # what earlier plannings of the job measured; None: nothing is kept
-    tell: Tell = silent  # told what is being done, in a few words
-    begun: float = field(default_factory=time.perf_counter)  # seconds on a clock
-    failed: dict[frozenset[str], str] = field(
-        default_factory=dict
-    )  # families of plans that failed when rehearsed, and how
+    here: int = 1  # and how many of them are on this machine
+    earlier: tuple[Technique, ...] | None = None  # the earlier choice for the same question
+    kept: MeasuredAnswers | None = None  # measurements of earlier plannings of the job; None: nothing is kept
+    tell: Tell = silent  # receives progress messages
+    begun: float = field(default_factory=time.perf_counter)  # start of planning, by perf_counter
+    failed: dict[frozenset[str], str] = field(default_factory=dict)  # families of plans that failed in rehearsal -> why
 
     @cached_property
     def rehearsals(self) -> Rehearsals:
@@ -89,7 +87,7 @@ class Planner:
         )
 
     def looked(self) -> Look:
-        """Which batches to plan for. What an earlier planning found is not looked for again."""
+        """Which batches to plan for. The result of an earlier planning is used again."""
         if self.kept is None or self.job.largest is not None:
             return look(self.job)
         new: list[Look] = []
@@ -105,14 +103,15 @@ class Planner:
 
     @cached_property
     def evidence(self) -> Evidence:
-        return gathered(self.rehearsals, self.variants(), self.wanted if self.only else None)
+        return gather_evidence(self.rehearsals, self.variants(), self.wanted if self.only else None)
 
     @cached_property
     def predictor(self) -> Predictor:
         return Predictor(self.rehearsals, self.evidence, self.devices, self.here)
 
     def variants(self) -> list[Technique]:
-        """The settings that are measured beside the plain step: those that may be chosen, or were asked for, and that this machine can."""
+        """The variants to measure beside the plain step: those that may be chosen or were asked for, if this machine
+        can run them."""
         kinds: dict[type[Technique], None] = dict.fromkeys((*self.catalogue, *(type(one) for one in self.wanted)))
         return [
             one
@@ -126,7 +125,8 @@ class Planner:
         return self.evidence.ledger
 
     def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
-        """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked for."""
+        """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked
+        for."""
         if forced is not None:
             check_together(forced)  # before anything is measured
             ledger = self.looked_at(self.ledger)
@@ -137,7 +137,7 @@ class Planner:
         return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else found
 
     def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
-        """What a look at the job gives; where the look fails and says nothing of the job, why."""
+        """The result of inspecting the job; if inspection itself fails, a PlainOnly that says why."""
         try:
             return look()
         except Exception as error:
@@ -151,7 +151,7 @@ class Planner:
         return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
 
     def plain_outcome(self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()) -> Outcome:
-        """Plain training, without a look at the model; what needs one is refused."""
+        """Plain training, without inspecting the model; requests that need inspection are refused."""
         if self.devices > 1 or self.hardware.described:
             raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
         if forced:
@@ -161,9 +161,11 @@ class Planner:
         return Outcome(plain, plain, (), 1, 1, self.elapsed(), self.free(memory), (), ())
 
     def at_once(self, memory: int | None) -> Outcome | None:
-        """The outcome where plain training leaves much of the budget idle: it, or what only makes it faster; None where it does not.
+        """The outcome if plain training leaves much of the budget idle: plain training, or a plan that is only faster;
+        else None.
 
-        What saves memory has nothing to save then, so what only such techniques need is not measured: one real step is enough.
+        Techniques that only save memory have nothing to save then, so their needs are not measured: one real step is
+        enough.
         """
         if (
             self.worker is None
@@ -178,7 +180,7 @@ class Planner:
         if self.rehearsals.real or expected_process(log) > ROOM * budget:
             return None
         faster = tuple(kind for kind in self.catalogue if kind.speeds_up)
-        evidence = gathered(self.rehearsals, (), only=())
+        evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
         plain = predictor.plan(asked_for((), evidence.ledger))
         if plain.process_bytes > ROOM * budget or evidence.anchor is None:
@@ -189,7 +191,7 @@ class Planner:
             f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
             "looked at"
         )
-        chosen = replace(explained(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
+        chosen = replace(explain_cut(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
         return Outcome(
             chosen,
             plain,
@@ -203,11 +205,11 @@ class Planner:
         )
 
     def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
-        """The outcome for a ledger that was measured; several budgets can be asked for, one after the other."""
+        """The outcome for a measured ledger; several budgets can be asked for, one after the other."""
         budget = self.budget(memory)
-        assert budget.memory is not None, "what is free, if nothing else"
+        assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
-        apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a copy of the model
+        apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
         plain = (
             self.predictor.sketched(asked_for((), ledger))
             if apart
@@ -216,8 +218,8 @@ class Planner:
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
-            chosen = explained(self.predictor.with_ranks(chosen), plain, budget.memory)
-            chosen = chosen if apart else warned(chosen, plain)
+            chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
+            chosen = chosen if apart else with_warning(chosen, plain)
             return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
         self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
@@ -228,7 +230,7 @@ class Planner:
             )
         finally:
             self.predictor.limit = inf
-        chosen = explained(self.predictor.with_ranks(found.chosen), plain, budget.memory)
+        chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
         return Outcome(
             chosen,
             plain,
@@ -242,35 +244,36 @@ class Planner:
         )
 
     def budget(self, memory: int | None) -> Budget:
-        """What a process may have: what was asked for or is free, as far as its address space is not limited."""
+        """The memory for a process: what was asked for or is free, up to the limit of its address space."""
         limit, most = address_limit(), self.free(memory)
         return Budget(memory=most if limit is None else min(most, limit - self.evidence.reserved))
 
     def free(self, memory: int | None) -> int:
-        """Bytes that were asked for, or are free."""
+        """The bytes that were asked for, or that are free."""
         free = self.hardware.memory if self.hardware.described else memory_free() / self.here
         return memory if memory is not None else int(0.9 * free)
 
     @property
     def levels(self) -> tuple[Exactness, ...]:
-        return allowed(self.exact, self.inexact)
+        return allowed_levels(self.exact, self.inexact)
 
     def admitted(self, techniques: tuple[Technique, ...]) -> Combination:
-        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be used."""
+        """Techniques that the user named, checked for this job without a real step; a Mistake says why they can't be
+        used."""
         check_together(techniques)
         ledger = self.looked_at(lambda: ledger_of_traits(self.rehearsals, techniques))
         if isinstance(ledger, PlainOnly):
             raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
-        return admitted(techniques, ledger, self.exact)
+        return admit(techniques, ledger, self.exact)
 
     def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
-        """The figures of these techniques, with those told that are of no use."""
-        one = admitted(techniques, ledger, self.exact)
+        """The figures of these techniques, with a warning for each that is of no use."""
+        one = admit(techniques, ledger, self.exact)
         try:
             plan = self.predictor.attempted(one)
         except Mistake as error:
             raise Mistake(f"{one} can't be used for this job: {error}") from error
-        return replace(plan, sure="; ".join((plan.sure, *useless(self.predictor, plan))))
+        return replace(plan, sure="; ".join((plan.sure, *useless_techniques(self.predictor, plan))))
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begun

@@ -1,4 +1,5 @@
-"""Prediction: a candidate as a plan with exact figures. Its tensors are rehearsed; its process follows by rule, or is tried for real."""
+"""Prediction: turn a candidate into a plan with exact figures. Tensors are rehearsed; process size follows by rule or
+from a trial."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
-from shoestring.measure.timeline import filled, last_step, peak, stretches, validation
+from shoestring.measure.timeline import last_step, peak, stretches, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.planning.room import Candidate, named
 from shoestring.training.axes import kinds_of_workers, staging
-from shoestring.training.evidence.anchor import paged
+from shoestring.training.evidence.anchor import resident_bytes
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.held_out import looked_through, with_own
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
@@ -35,28 +36,26 @@ from shoestring.training.technique import TrainingTechnique, environment, mesh_s
 Techniques = tuple[TrainingTechnique, ...]
 Combination = Candidate[TrainingTechnique, Ledger]
 
-SLACK = 1.05  # what a device's own allocator takes above the tensors, where that can't be measured
-MARGIN = 1.02  # on the predicted process: better two percent too much than a run over its budget
-VARIED_MARGIN = 1.04  # the same, of one that was tried with batches of several sizes
+SLACK = 1.05  # factor for the device allocator's overhead, where that can't be measured
+MARGIN = 1.02  # factor on the predicted process: better two percent too much than a run over its budget
+VARIED_MARGIN = 1.04  # the same for a process that was tried with batches of several sizes
 TRIAL_STEPS, TRIAL_SECONDS = (
     (4, 12),
     2.0,
-)  # of a trial, at least and at most: what an allocator keeps back grows in the first steps
+)  # fewest and most steps of a trial: the memory that an allocator keeps grows in the first steps
 VARIED_STEPS, VARIED_SECONDS = (
     (10, 32),
     8.0,
-)  # where batches are of several sizes, more, because that depends on what came before
-GROUP_STEPS = 8  # of a trial by all workers, which are timed too
+)  # more if batches differ in size, because the kept memory depends on earlier batches
+GROUP_STEPS = 8  # steps of a trial by all workers, which are timed too
 SPREAD = (
-    1.04  # between two trials of one plan: threads race for memory. A plan this close to the budget is tried again,
+    1.04  # between two trials of one plan (threads race for memory). A plan this close to the budget is tried again,
 )
-AGAIN = 2  # so often
-FEW_SPREAD = 1.12  # the same of plain training, of which the anchor did a few steps, and what is kept back grows in the first ones
-VARIED_SPREAD = 1.15  # where sizes vary, two runs of one plan differ by so much under an allocator that follows no rule
-APART = (
-    8  # workers of a group that are rehearsed one by one where they send different amounts; of more, one of each kind
-)
-MOST_EVENTS = 150_000  # of a log: about ten seconds of rehearsing
+AGAIN = 2  # this often
+FEW_SPREAD = 1.12  # the same for plain training, which the anchor ran for few steps while kept memory still grows
+VARIED_SPREAD = 1.15  # the same between two runs with batches of several sizes, under an allocator without a rule
+APART = 8  # rehearse so many workers one by one if they send different amounts; of a larger group, one of each kind
+MOST_EVENTS = 150_000  # in a log: about ten seconds of rehearsing
 NOT_HERE = "the hardware is not here"
 ALIKE = (0.0, 1.0)  # if workers synchronise after every step or never, all steps cost the same, so one may be timed
 
@@ -66,10 +65,10 @@ class Predictor:
     rehearsals: Rehearsals
     evidence: Evidence
     devices: int = 1  # workers that train together,
-    here: int = 1  # of which so many share this machine
-    trials: int = 0  # that were made so far
-    roomy: bool = False  # plain training leaves so much of the budget idle that what is as large needs no trial
-    limit: float = inf  # bytes of tensors: a plan of which one worker needs more is not looked at any further
+    here: int = 1  # and how many of them are on this machine
+    trials: int = 0  # number of trials so far
+    roomy: bool = False  # plain training leaves so much of the budget idle that equally large plans need no trial
+    limit: float = inf  # bytes of tensors: if one worker of a plan needs more, the plan is not examined further
     rehearsed: dict[Techniques, tuple[tuple[RankFigures, ...], Log]] = field(
         default_factory=dict
     )  # every kind of worker of a plan
@@ -90,11 +89,11 @@ class Predictor:
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
         untried = self.staged.check(
             self.rehearsals, self.evidence, one.techniques
-        )  # before workers who may wait for each other
+        )  # tried before workers that may wait for each other
         highest = peak(log)
         if self.rehearsals.job.validates and any(
             technique.serves for technique in one.techniques
-        ):  # there the first worker validates
+        ):  # there only the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if divided and not ranks:
@@ -142,7 +141,7 @@ class Predictor:
         )
 
     def log(self, techniques: Techniques, rank: int | None = None) -> Log:
-        """The log of a rehearsal, with what the job's own validation was measured to make."""
+        """The log of a rehearsal, including what the job's own validation was measured to allocate."""
         if rank is None and self.divided(techniques):
             return self.by_rank(techniques)[1]
         found = self.rehearsals.log(techniques, rank) if techniques or rank is not None else self.evidence.plain
@@ -150,22 +149,24 @@ class Predictor:
         return found if anchor is None else with_own(found, anchor.validation_bytes)
 
     def too_long(self, techniques: Techniques) -> bool:
-        """Whether a rehearsal for a cluster that is not here would take long: every piece of a batch is rehearsed as a batch is."""
+        """Whether rehearsing a cluster that is not here takes too long: every micro-batch costs as much as a whole
+        batch."""
         pieces = prod(one.parts for one in techniques if one.splits_batch)
         return self.rehearsals.hardware.described and pieces * len(self.evidence.plain.events) > MOST_EVENTS
 
     def divided(self, techniques: Techniques) -> bool:
-        """Whether workers hold different parts of the model, so that each must be rehearsed to know which of them needs most."""
+        """Whether workers hold different parts of the model, so that each must be rehearsed to find the one that needs
+        most."""
         return self.devices > 1 and any(one.unites not in ("", "data") for one in techniques)
 
     def by_rank(self, techniques: Techniques) -> tuple[tuple[RankFigures, ...], Log]:
-        """The figures of every kind of worker, that of the first worker first; and the log of the one that needs most. Of a plan that is
-        over the limit no figures, and the log of the worker that shows it."""
+        """The figures of every kind of worker, the first worker's first; and the log of the one that needs most. For a
+        plan over the limit: no figures, and the log of the worker that exceeds it."""
         if techniques in self.rehearsed:
             return self.rehearsed[techniques]
         sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
         kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
-        if told is not None:  # who needs most by arithmetic comes first
+        if told is not None:  # try the neediest by arithmetic first
             kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
         found, logs = [], []
         for ranks in kinds:
@@ -178,11 +179,12 @@ class Predictor:
         return self.rehearsed[techniques]
 
     def mesh(self, techniques: Techniques) -> tuple[tuple[str, int], ...]:
-        """How the workers of a plan stand; nothing where there is one."""
+        """The sizes of the plan's mesh; empty for one worker."""
         return tuple(mesh_sizes(techniques, self.devices).items()) if self.devices > 1 else ()
 
     def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
-        """The plan with the seconds of a validation, and of the whole training with all of them, where its steps are known."""
+        """The plan with the seconds of a validation and, if the number of steps is known, of the whole training with
+        all validations."""
         job, each = self.rehearsals.job, cost.validation_seconds
         if not each:
             return plan
@@ -193,11 +195,11 @@ class Predictor:
         apart = (
             number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
         )
-        count = max(-(-total // max(apart, 1.0)), 1.0)  # one is at the end
+        count = max(-(-total // max(apart, 1.0)), 1.0)  # there is always one at the end
         return replace(plan, validation_seconds=each, training_seconds=total * plan.step_seconds + count * each)
 
     def unvalidated(self, log: Log) -> str:
-        """What to say of a validation that was not rehearsed to its end, or of which not all data were seen."""
+        """A remark about a validation that was not rehearsed to its end, or for which not all data were seen."""
         job = self.rehearsals.job
         if log.unvalidated:
             until = (
@@ -211,7 +213,7 @@ class Predictor:
         return f"; validation by the largest of the first {found.batches} held-out batches"
 
     def attempted(self, one: Combination) -> Plan:
-        """The same; whatever goes wrong on the way is told as a Mistake."""
+        """The same as `plan`, with every failure as a Mistake."""
         try:
             return self.plan(one)
         except Mistake:
@@ -222,7 +224,7 @@ class Predictor:
             raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
 
     def sketched(self, one: Combination) -> Plan:
-        """A candidate with the ledger's figures."""
+        """A candidate with the ledger's figures only."""
         known, cost = one.known, one.cost
         plan = Plan(
             one.techniques,
@@ -241,7 +243,8 @@ class Predictor:
         return self.with_validation(cost, plan)
 
     def sure(self, one: Combination, how: str) -> str:
-        """How the figures of a plan are known, and what splitting the batch changes in it; `how`: its process is known."""
+        """The basis of a plan's figures, and how splitting the batch changes the result; `how`: how its process is
+        known."""
         tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.findings.basis
         splitting = [text(technique) for technique in one.techniques if splits(technique, one.cost)]
         reasons = self.evidence.ledger.findings.reasons
@@ -250,7 +253,7 @@ class Predictor:
         return "; ".join((f"{tensors}; process {how}{changed}", *[adding] * bool(adding), *self.about_data()))
 
     def about_data(self) -> Iterator[str]:
-        """What the figures mean if the machine was busy, for batches that are not all alike, and for data that others fetch."""
+        """Caveats of the figures: a busy machine, batches of different sizes, data loaded by other processes."""
         lengths, job, anchor = self.rehearsals.lengths, self.rehearsals.job, self.evidence.anchor
         if anchor is not None and anchor.busy > HELD_UP:
             yield (
@@ -270,13 +273,14 @@ class Predictor:
             yield lengths.beside
 
     def with_ranks(self, plan: Plan) -> Plan:
-        """A plan for a group with the figures of every kind of worker, each rehearsed once; without, where that can't be done."""
+        """A group's plan with the figures of every kind of worker, each rehearsed once; unchanged if that is
+        impossible."""
         job = self.rehearsals.job
         if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
             return plan
         serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
         found = []
-        with suppress(Exception):  # the plan is good without them
+        with suppress(Exception):  # the plan is usable without them
             each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
             for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
                 if job.link.rank in ranks and not serves and (alike or job.link.rank == ranks[0] == 0):
@@ -289,14 +293,15 @@ class Predictor:
         return plan
 
     def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
-        """Bytes that the first worker sends a step, with what workers agree on after it; and where the others send something else, what
-        each of them sends in a step of its own. The mean of all steps where not all are alike, each kind rehearsed."""
+        """Bytes that the first worker sends per step, with the agreement after it; and, if the other workers send
+        something else, what each of them sends in a step of its own. If steps differ, the mean over all, each kind of
+        step rehearsed."""
         united = sorted(
             (technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data"
         )
         if self.devices == 1 or not united:
             return 0.0, 0.0
-        uniting = united[0]  # the copies of the model, if there are several: others talk in every step
+        uniting = united[0]  # along data if there are several replicas: the other axes communicate in every step
         if uniting.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
         place = self.rehearsals.job.link
@@ -324,24 +329,24 @@ class Predictor:
         return total / max(total_steps, 1), 0.0
 
     def alike(self, techniques: Techniques) -> bool:
-        """Whether all workers send as much when they add up, along every axis."""
+        """Whether all workers send equally much in all-reduces, along every axis."""
         place = self.rehearsals.job.link
         mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=place.speeds)
         return all(link.sums.alike for link in (mesh.link, *mesh.axes.values()))
 
     def how_added(self, techniques: Techniques) -> str:
-        """How workers add up, in words, for every line that does; empty where that was neither measured nor described."""
+        """The all-reduce algorithm of every axis, in words; empty if speeds were neither measured nor described."""
         mesh = imagined_mesh(mesh_sizes(techniques, self.devices), speeds=self.rehearsals.job.link.speeds)
         told = dict.fromkeys(str(mesh.along(axis).sums) for axis, size in mesh.sizes.items() if size > 1)
         return "; ".join(text for text in told if text)
 
     def process(self, one: Combination, log: Log) -> tuple[float, str]:
-        """Bytes of the process, and how we know."""
+        """Bytes of the process, and how they are known."""
         anchor, hardware, model = self.evidence.anchor, self.rehearsals.hardware, self.rehearsals.model
         by_rule = any(technique.predictable for technique in one.techniques)
         belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[
             2
-        ]  # bytes of a process for its part in a group
+        ]  # bytes of a process for being part of a group
         if hardware.described:
             return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
         if self.rehearsals.worker is None:
@@ -353,7 +358,7 @@ class Predictor:
             base = min(anchor.overheads.values())
             most = max(
                 stretch.top + overhead(anchor.overheads, stretch.moment, base)
-                for stretch in list(stretches(filled(log, anchor.filled), paged))[1:]
+                for stretch in list(stretches(with_filled_workspaces(log, anchor.filled), resident_bytes))[1:]
             )
             how = "from the anchor step and every tensor's pages"
             if (
@@ -363,12 +368,12 @@ class Predictor:
                 or self.divided(one.techniques)
             ):
                 return (most + belonging) * MARGIN, how
-            # Libraries keep something for every size that they have met, which no rule tells
+            # Libraries keep something for every size that they have met, by no known rule
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
             return max(
                 (most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin
             ), f"{how}, and a trial of {count} steps"
-        if self.divided(one.techniques):  # one worker alone would be none of a line
+        if self.divided(one.techniques):  # one worker alone can't be tried
             return max(
                 one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())
             ), "estimated: not all workers are here"
@@ -382,27 +387,27 @@ class Predictor:
         tried = self.trial(one.techniques, count)
         if (
             not one.techniques and not anchor.eased
-        ):  # batches of several sizes: two ways to see what is kept back, and the larger counts
+        ):  # batches of several sizes: two estimates of the kept memory, and the larger counts
             return max(
                 tried.process_bytes * self.margin, anchor.process
             ), f"from the anchor step and a trial of {count} steps"
         return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
 
     def needs_trial(self, one: Combination) -> bool:
-        """Whether its process follows no rule, so that only a trial tells how large it is."""
+        """Whether its process follows no rule, so that only a trial shows how large it is."""
         return self.evidence.anchor is not None and not any(technique.predictable for technique in one.techniques)
 
     def tries_group(self, log: Log) -> bool:
-        """Whether plans are tried by all workers: they are all here, and can run a whole step."""
+        """Whether plans are tried with all workers: they are all on this machine, and can run a whole step."""
         anchor = self.evidence.anchor
         return self.devices == self.here > 1 and anchor is not None and not anchor.sampled and self.has_room(log)
 
     def has_room(self, log: Log) -> bool:
-        """Whether all workers here can be run at once with this log."""
+        """Whether all workers on this machine can run at once with this log."""
         return self.here * expected_process(log) < memory_free()
 
     def trial(self, techniques: Techniques, steps: int, together: bool = False) -> TrialResult:
-        """What some real steps take; `together`: by workers that talk to each other."""
+        """The result of a few real steps; `together`: by workers that communicate."""
         self.trials += 1
         task = TrialTask(**self.rehearsals.about_job(techniques), steps=steps, together=together)
         doing = f"trying {named(techniques)} for {steps} real steps"
@@ -415,25 +420,28 @@ class Predictor:
 
     @property
     def margin(self) -> float:
-        """On a process that follows no rule. Where sizes vary, what the allocator keeps back depends on the order in which they come."""
+        """Safety factor on a process that follows no rule. If sizes vary, the kept memory depends on the order of
+        batches."""
         return VARIED_MARGIN if self.rehearsals.lengths.varies else MARGIN
 
     def trial_steps(self, seconds: float) -> int:
-        """Of a trial by one worker, whose steps take so long: where sizes vary, batches as they come and then the largest."""
+        """Steps in a trial by one worker, whose steps take `seconds`; if sizes vary, batches as they come and then the
+        largest."""
         varies = self.rehearsals.lengths.varies
         least, most = VARIED_STEPS if varies else TRIAL_STEPS
         wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
-        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        """A plan whose process follows no rule, with the largest of several more trials if another run might exceed the
+        budget."""
         if (
             "estimated" in plan.sure or self.devices > 1
         ):  # it can't be tried here, or all workers have tried it together
             return plan
         if (
             self.rehearsals.lengths.varies
-        ):  # no number of trials would show how large it may become: it must have that much room
+        ):  # no number of trials would show how large it may become, so it needs that margin
             largest = replace(
                 plan,
                 process_bytes=int(VARIED_SPREAD * plan.process_bytes),
@@ -450,12 +458,13 @@ class Predictor:
 
 
 def expected_process(log: Log) -> float:
-    """Bytes of a process with these tensors, before anything of it was measured: rather too many."""
+    """Bytes of a process with these tensors, before any measurement: rather too many."""
     return peak(log).bytes * 1.35 + 5e8
 
 
 def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:
-    """Bytes of the process above its tensors at a moment; of a validation, those of the same block's forward where it was not measured."""
+    """Bytes of the process above its tensors at a moment; for an unmeasured validation, those of the same block's
+    forward."""
     forward = known.get(f"forward {moment.block}", base) if moment.phase == VALIDATE else base
     return known.get(" ".join(moment), forward)
 
@@ -468,18 +477,18 @@ def place_of(moment: Moment) -> str:
 
 
 def agrees(techniques: Techniques) -> float:
-    """After which share of the steps workers agree."""
+    """Fraction of steps that end in a barrier; 0 = asynchronous."""
     return next((technique.agrees for technique in techniques if technique.unites == "data"), 1.0)
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:
-    """Whether a technique would be exact, if only the samples of a batch had nothing to do with each other."""
+    """Whether a technique would be exact if samples of a batch did not interact."""
     apart = replace(ledger, findings=replace(ledger.findings, traits=ledger.findings.traits - {"mixes samples"}))
     return ledger.has("mixes samples") and technique.exactness(apart) < technique.exactness(ledger)
 
 
 def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
-    """How far these techniques, in their order, may lead together: what they state, added up."""
+    """The stated drifts of these techniques, in their order, added up."""
     now, total = ledger, 0.0
     for technique in techniques:
         total, now = total + drift(technique, now), technique.cost(now)
@@ -487,7 +496,7 @@ def stated_drift(techniques: Techniques, ledger: Ledger) -> float:
 
 
 def disk_speed(ledger: Ledger) -> float:
-    """Bytes per second at which a step's traffic passes, by what was measured of the disk; 0 if there is none."""
+    """Measured bytes per second of the disk for a step's traffic; 0 without traffic."""
     return ledger.traffic.disk / ledger.traffic.disk_seconds if ledger.traffic.disk_seconds else 0.0
 
 

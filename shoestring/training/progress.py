@@ -1,6 +1,7 @@
-"""The course of a training beside its steps: its epochs, the schedule of its learning rate, validations, the best of them, and why it ends.
+"""Progress of a training beyond its steps: epochs, the learning-rate schedule, validations and the best of them, and
+when it ends.
 
-Whoever drives the loop (the worker, `shoestring.train`) asks it after every step. It survives a restart with the run.
+The loop's driver (the worker, `shoestring.train`) asks it after every step. Its state is saved with the run.
 
 Contract: Whoever drives the loop takes its batches from `batches()`: when a batch comes, the schedule is brought to the
 step that begins (tests/training/test_progress.py). Techniques may hold an optimizer's groups, so they stay the same
@@ -18,20 +19,20 @@ from shoestring.core.job import Job, interval, target
 from shoestring.core.run import Run, RunState
 from shoestring.core.schedule import Schedule
 from shoestring.data.feed import Feed
-from shoestring.training.validation import SilentObserver, check_goal, validated
+from shoestring.training.validation import SilentObserver, check_goal, run_validation
 
 DATA_ENDED = "data ended"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """What was found in a validation."""
+    """The result of a validation."""
 
     step: int
-    epoch: int  # rounds of the data that were over
+    epoch: int  # epochs that were over
     metrics: Mapping[str, float]
     seconds: float
-    best: bool  # no validation before was as good
+    best: bool  # whether it is the best so far
 
 
 class Progress(RunState):
@@ -40,18 +41,18 @@ class Progress(RunState):
     def __init__(self, job: Job, run: Run, feed: Feed) -> None:
         self.job, self.run, self.feed = job, run, feed
         self.interval, self.target = interval(job.every), target(job.goal)
-        self.validated_at = 0  # the step of the last validation; 0: there was none
-        self.epochs_then = 0  # epochs that were over then
+        self.validated_at = 0  # step of the last validation; 0: there was none
+        self.epochs_then = 0  # epochs that were over at the last validation
         self.best: tuple[float, int] | None = None  # the best value of the goal, and its step
-        self.without_better = 0  # validations since then
-        self.latest: Validation | None = None  # of this life
-        self.clock = time.monotonic()  # when the last validation was, of this life
-        self.watch = SilentObserver()  # who looks on at validations
+        self.without_better = 0  # validations since the best one
+        self.latest: Validation | None = None  # since this process started
+        self.clock = time.monotonic()  # time of the last validation, or of the start of this process
+        self.watch = SilentObserver()  # observes validations
         found = run.state.get("schedule")
         self.schedule = found if isinstance(found, Schedule) else None
 
     def batches(self) -> Iterator[Any]:
-        """The batches to train on. When one comes, its step begins, at the rate that the schedule has for it."""
+        """The batches to train on. Taking one begins its step, at the rate that the schedule has for it."""
         return map(self.begin_step, self.feed)
 
     def begin_step(self, batch: Any) -> Any:
@@ -61,7 +62,7 @@ class Progress(RunState):
 
     @property
     def rate(self) -> float | None:
-        """The learning rate of the step that was begun last; None: there is no schedule."""
+        """The learning rate of the present step; None without a schedule."""
         return None if self.schedule is None else self.schedule.rate
 
     @property
@@ -74,7 +75,8 @@ class Progress(RunState):
         )
 
     def due(self, step: int) -> bool:
-        """Whether to validate after this step. Where it can't be asked after every step (workers meet every few), the next time it is."""
+        """Whether to validate after this step. If not every step can ask (workers meet every few steps), the next one
+        that can does it."""
         if not self.job.validates or step == self.validated_at or not step:
             return False
         if self.ends(step):
@@ -88,7 +90,7 @@ class Progress(RunState):
     def validate(self, step: int) -> Validation:
         """Validate now."""
         begun = time.monotonic()
-        metrics = validated(self.run, self.job, self.watch)
+        metrics = run_validation(self.run, self.job, self.watch)
         check_goal(self.job, metrics)
         value = metrics[self.target.metric]
         better = self.target.better(value, self.best[0] if self.best else None)
@@ -102,17 +104,17 @@ class Progress(RunState):
         return self.latest
 
     def metrics(self, step: int) -> Mapping[str, float]:
-        """What the validation after this step found, if there was one."""
+        """The metrics of the validation after this step, if there was one."""
         return self.latest.metrics if self.latest is not None and self.latest.step == step else {}
 
     def ends(self, step: int) -> str:
-        """Why training ends after this step, whatever validation says; empty: it does not."""
+        """Why training ends after this step, apart from validations; empty if it goes on."""
         if self.job.epochs and self.feed.epochs >= self.job.epochs:
             return "epochs"
         return "steps" if self.job.steps and step >= self.job.steps else ""
 
     def over(self, step: int) -> str:
-        """Why training ends after this step; empty: it goes on."""
+        """Why training ends after this step; empty if it goes on."""
         if self.job.patience and self.without_better >= self.job.patience:
             return f"no better for {self.job.patience} validations"
         return self.ends(step)

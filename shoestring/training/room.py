@@ -1,4 +1,5 @@
-"""Training, as the chooser sees it: the fastest step within the memory of a process, confirmed by a rehearsal and if need be a trial."""
+"""The training room: the chooser minimises step time within a process's memory, and confirms plans by rehearsal and, if
+needed, trial."""
 
 from __future__ import annotations
 
@@ -21,22 +22,22 @@ from shoestring.training.predict import Combination, Predictor, Techniques, spli
 from shoestring.training.savings import costs_more, excess
 from shoestring.training.technique import TrainingTechnique, axes_not_united, mesh_sizes
 
-NOISE = 0.03  # of a step's seconds: two plannings of one job differ by so much, or more if its timed steps did
+NOISE = 0.03  # relative difference of step times between two plannings of one job; more if timed steps varied more
 TRIALS = 2  # real trials of plans whose process follows no rule,
-MORE_TRIALS = 6  # or so many while what needs no trial is slower by more than
+MORE_TRIALS = 6  # or so many if the best plan without a trial is slower by more than
 WORTH = 1.2  # this factor
-ROOM = 0.7  # share of the budget: two runs of a plan differ by up to 15 %, an estimate errs by 10 %, so what takes less always fits
+ROOM = 0.7  # fraction of the budget that always fits: two runs differ by up to 15 %, an estimate errs by 10 %
 
 
 @dataclass
 class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
     predictor: Predictor
     catalogue: tuple[type[TrainingTechnique], ...]
-    plain: Plan  # the simplest that there is: of a group, workers that average their gradients
-    inexact: bool = False  # whether plans may be `changed`
-    apart: str = ""  # why the workers can't each train a copy of the model; empty: they can
+    plain: Plan  # the simplest plan; for a group, data parallelism
+    inexact: bool = False  # whether plans may change the result (level `changed`)
+    apart: str = ""  # why the workers can't each train a replica; empty if they can
     objective: Quantity = STEP_SECONDS
-    fastest_by_rule: float = 0.0  # seconds of the best plan of a ranking that needs no trial
+    fastest_by_rule: float = 0.0  # seconds of the best ranked plan that needs no trial
 
     idle: ClassVar[float] = ROOM
     good: ClassVar[str] = "fast"
@@ -48,7 +49,8 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
     @property
     def noise(self) -> float:
-        """How far real steps were from each other when they were timed, or were held up by other processes; at least a few percent."""
+        """Relative spread of the timed real steps, or how much other processes slowed them down; at least a few
+        percent."""
         anchor = self.predictor.evidence.anchor
         return NOISE if anchor is None else max(NOISE, anchor.spread, anchor.busy)
 
@@ -74,25 +76,27 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return not self.predictor.needs_trial(one)
 
     def worth(self, one: Combination) -> bool:
-        """A candidate that needs a trial gets one while there are some left to spend."""
+        """Whether a candidate that needs a trial gets one: while trials are left."""
         anchor = self.predictor.evidence.anchor
         if anchor is None or self.known_by_rule(one):
             return True
-        if anchor.sampled:  # a whole step can't be run here, so nothing can be tried
+        if anchor.sampled:  # a whole step can't run here, so nothing can be tried
             return False
         return self.predictor.trials < (
             MORE_TRIALS if one.known["step_seconds"] * WORTH < self.fastest_by_rule else TRIALS
         )
 
     def errs_like(self, one: Combination) -> Hashable:
-        """What the default allocator keeps back is a guess, and a trial of one plan tells of all of them."""
+        """Plans whose estimates share an error: the default allocator's kept memory is a guess, and one trial corrects
+        all of them."""
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
     def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
         return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
 
     def needless(self, plan: Plan, budget: Budget) -> str:
-        """Of what is to save memory and needs more than plain training, that it does, where plain training fits."""
+        """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training
+        fits."""
         fits = not self.apart and not budget.broken(self.plain.numbers())
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
@@ -103,7 +107,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return self.predictor.attempted(asked_for(plan.techniques, self.predictor.evidence.ledger))
 
     def culprit(self, techniques: Techniques) -> frozenset[str]:
-        """The family of the technique that fails alone, or all of them together."""
+        """The family of the one technique that fails alone, or all families together."""
         for technique in techniques if len(techniques) > 1 and self.predictor.devices == 1 else ():
             try:
                 self.predictor.rehearsals.log((technique,))
@@ -112,13 +116,13 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return families(techniques)
 
     def concerns(self, kind: type[TrainingTechnique]) -> bool:
-        return self.predictor.devices > 1 or not kind.unites  # nobody asked for other workers
+        return self.predictor.devices > 1 or not kind.unites  # only groups need uniting
 
     def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
         return f" ({cost.findings.reasons['mixes samples']})" if splits(one, cost) else ""
 
     def why_none(self, cost: Ledger) -> str:
-        """Why no way to unite workers may be used."""
+        """Why no way of training with these workers may be used."""
         if self.apart:
             return f"this job can't be trained by {self.predictor.devices} workers: {self.apart}"
         level, why = self.plain.exactness, self.why_inexact(self.plain.techniques[0], cost)
@@ -133,10 +137,10 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
 
 
 def complete(techniques: Techniques, ledger: Ledger) -> bool:
-    """Workers need something that unites them."""
+    """Whether every axis with several workers has a technique that unites them."""
     try:
         sizes = mesh_sizes(techniques, ledger.workers.everybody)
-    except Mistake:  # so many workers can't stand as they want
+    except Mistake:  # the techniques do not fit this number of workers
         return False
     return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)
 

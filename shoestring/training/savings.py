@@ -1,4 +1,4 @@
-"""What a plan is warned of: techniques that are to save memory and save none, and plans that need more memory than plain training."""
+"""Warnings for memory techniques that save nothing here, and for plans that need more memory than plain training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoestring.training.plan import Plan
 from shoestring.training.predict import SPREAD, Predictor
 
 
-def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
+def useless_techniques(predictor: Predictor, plan: Plan) -> Iterator[str]:
     """Remarks on memory techniques that save nothing here: the peak is no lower with them than without."""
     for technique in plan.techniques:
         rest = tuple(one for one in plan.techniques if one is not technique)
@@ -26,8 +26,8 @@ def useless(predictor: Predictor, plan: Plan) -> Iterator[str]:
 
 
 def excess(plan: Plan, plain: Plan) -> str:
-    """A warning with both figures if a plan needs more memory than plain training; empty if it does not. Tensors are known to the byte.
-    A process is not: it is larger if it exceeds the other by more than two trials of one plan differ."""
+    """A warning with both figures if a plan needs more memory than plain training; else empty. Tensors are known to the
+    byte; a process counts as larger only if the difference exceeds that between two trials of one plan."""
     if plan.techniques == plain.techniques:
         return ""
     found = [
@@ -46,10 +46,10 @@ def excess(plan: Plan, plain: Plan) -> str:
 
 
 def costs_more(plan: Plan, plain: Plan) -> bool:
-    """Whether a plan is to save memory, by one of its techniques, and needs more than plain training."""
+    """Whether a plan has a memory-saving technique and yet needs more memory than plain training."""
     return any(technique.saves_memory for technique in plan.techniques) and bool(excess(plan, plain))
 
 
-def warned(plan: Plan, plain: Plan) -> Plan:
+def with_warning(plan: Plan, plain: Plan) -> Plan:
     """The plan with a warning if it needs more memory than plain training."""
     return replace(plan, warnings=tuple(filter(None, (excess(plan, plain),))))

@@ -1,4 +1,4 @@
-"""Techniques of a training step: their subject is a run, and a ledger is what it costs.
+"""Techniques of a training step: their subject is a Run, and their cost is a Ledger.
 
 Contract: A technique wraps the user's modules from outside, for the time of a forward, and leaves nothing behind on the
 model (tests/training/test_apply_is_pure.py). The mesh follows from a plan's techniques in one place, `mesh_sizes`: as
@@ -25,18 +25,18 @@ from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision, why_not_in
 from shoestring.core.technique import Technique, text
 
-UNITING = "what unites workers"  # all such techniques, in the table of conflicts
-MIXED = 1.0  # the drift of layers that mix samples (batch norm), where they see a part of the batch only
+UNITING = "what unites workers"  # stands for all such techniques in the table of conflicts
+MIXED = 1.0  # the drift where layers that mix samples (batch norm) see only a part of the batch
 
 
 class StageLine(Protocol):
     """All stages of a model in one process."""
 
     def gradients(self, batch: Batch) -> float:
-        """Add the gradients of a batch to those that weights have; gives its loss."""
+        """Add the gradients of a batch to those of the weights; returns its loss."""
 
     def weight_gradients(self) -> dict[str, Tensor]:
-        """By name, the sum of what the workers that use a weight have."""
+        """By name, the sum of the gradients of all workers that use a weight."""
 
     def weights(self) -> dict[str, Tensor]: ...
 
@@ -44,24 +44,25 @@ class StageLine(Protocol):
 
 
 class TrainingTechnique(Technique[Run, Ledger], ABC):
-    """What the planner of a training step asks of a technique beside `cost` and `apply`, with what most answer.
+    """What the planner asks of a training technique beside `cost` and `apply`, with the usual answers.
 
-    The `drift` of one that is `changed` is how far it may lead from the weights of plain training, as a share of the way that plain
-    training went, in ten steps of SGD with momentum. Below 1 the weights are nearer to those of plain training than to those it began
-    with. The tests hold every technique to it, on models that do not draw.
+    `drift`, for a technique at level `changed`: an upper bound on the distance between its weights and those of plain
+    training, relative to the distance that plain training moves, over ten steps of SGD with momentum. Below 1, the
+    weights are nearer to the plainly trained ones than to the initial ones. Tests hold every technique to its drift, on
+    models without random numbers.
     """
 
-    saves_memory: ClassVar[bool] = False  # it is there to save memory of tensors: where it saves none, that is told
-    speeds_up: ClassVar[bool] = False  # it makes a step faster, so it is of use where memory is not short
+    saves_memory: ClassVar[bool] = False  # it is meant to save memory of tensors: a warning says where it saves none
+    speeds_up: ClassVar[bool] = False  # it makes steps faster, so it is useful even with plenty of memory
     splits_batch: ClassVar[bool] = False  # it computes a part of a batch at a time
     divides: ClassVar[StepDivision | None] = (
         None  # how it divides the optimizer's step; None: all weights are stepped at once
     )
-    folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder: it is never taken from a file that is read back
-    unites: ClassVar[str] = ""  # the axis of the mesh along which it makes workers train one model; empty: none
+    folders: ClassVar[tuple[str, ...]] = ()  # knobs that name a folder; these are never taken from a plan file
+    unites: ClassVar[str] = ""  # the mesh axis along which it makes workers train one model; empty: none
 
     def refusal(self, ledger: Ledger) -> str:
-        """Why it can't work here; empty if it can. Whoever overrides it asks this one too."""
+        """Why it can't work here; empty if it can. Overriding methods call this one too."""
         return "" if self.divides is None else why_not_in(ledger.findings.traits, self.divides)
 
     @property
@@ -70,38 +71,40 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
 
     @classmethod
     def easing(cls, samples: int) -> tuple[Self, ...]:
-        """Settings under which one real step of so many samples needs less memory, the mildest first: the planner measures a step under
-        them where a plain one does not fit this machine. None: it is not for that."""
+        """Settings under which a real step of `samples` samples needs less memory, the mildest first: used to measure a
+        step that does not fit this machine plainly. Empty: it can't help."""
         return ()
 
     @classmethod
     def variants(cls) -> tuple[Self, ...]:
-        """Settings under which a step is measured on its own, because no arithmetic on the plain step says what it costs."""
+        """Settings that must be measured in a step of their own, because their cost does not follow from the plain
+        step."""
         return ()
 
     @property
     def key(self) -> str:
-        """Of such a setting: its step's name in `Ledger.by_precision`."""
+        """The name of such a setting's step in `Ledger.by_precision`."""
         return text(self)
 
     @property
     def computes_in(self) -> str:
-        """The dtype that it has the model compute in, which not every machine can; empty: the model's own."""
+        """The dtype that it has the model compute in, which not every machine supports; empty: the model's own."""
         return ""
 
     @classmethod
     def noted(cls, optimizer: Optimizer) -> frozenset[str]:
-        """Traits of the job's optimizer that it cares about."""
+        """Traits of the job's optimizer that it depends on."""
         return frozenset()
 
     @classmethod
     def noticed(cls, run: Run) -> frozenset[str]:
-        """Traits of the job's model that it cares about and that a step does not show."""
+        """Traits of the job's model that it depends on and that a step does not show."""
         return frozenset()
 
     @classmethod
     def probes(cls, run: Run) -> Mapping[str, AbstractContextManager[Callable[[], object]]]:
-        """What it needs to know the seconds of, by the name in `Anchor.probes`: timed after real steps of a plain run."""
+        """Operations whose seconds it needs to know, by their name in `Anchor.probes`; timed after real steps of a
+        plain run."""
         return {}
 
     @property
@@ -111,60 +114,61 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
 
     @property
     def parts(self) -> int:
-        """Of one that splits the batch: into so many parts."""
+        """Number of parts, if it splits the batch."""
         return 1
 
     @property
     def agrees(self) -> float:
-        """After which share of the steps workers that it unites agree on what to do; 0: they never wait for each other."""
+        """Fraction of steps after which the workers that it unites agree on what to do; 0: they never wait for each
+        other."""
         return 1.0
 
     @property
     def serves(self) -> bool:
-        """Whether the first worker keeps the weights and computes nothing, so that others need more memory."""
+        """Whether the first worker keeps the weights and computes nothing, so that the others need more memory."""
         return False
 
     def staging(self, ledger: Ledger, after: Ledger) -> Staging | None:
-        """Of one that cuts the model into stages: where, and who does what when. `ledger` is what its `cost` is given, `after` the ledger
-        of the whole plan, in which others may have changed the seconds of blocks."""
+        """If it cuts the model into stages: where, and the schedule. `ledger` is the argument of its `cost`, `after`
+        the ledger of the whole plan, in which other techniques may have changed the seconds of blocks."""
         return None
 
     def tried_as(self) -> TrainingTechnique | None:
-        """Of one that cuts the model into stages: the setting whose stages must compute the losses and gradients of one process. That is
-        tried with numbers before a plan says how exact it is. None: there are no stages."""
+        """If it cuts the model into stages: the setting whose stages must compute the losses and gradients of one
+        process. That is tried with numbers before a plan states its exactness. None: there are no stages."""
         return None
 
     def line(self, run_of: Callable[[Mesh], Run]) -> StageLine:
-        """All stages of such a setting in one process; `run_of` prepares the run of the worker that stands there."""
+        """All stages of such a setting in one process; `run_of` prepares the run of the worker at a mesh position."""
         raise NotImplementedError(f"{text(self)} has no stages")
 
     def talking(self, steps: int) -> Mapping[TrainingTechnique, int]:
-        """Of so many steps, those in which workers talk, by settings under which every step is like them; empty: all are alike."""
+        """How many of `steps` steps communicate like every step under which setting; empty: all steps are alike."""
         return {}
 
     def agreements(self, steps: int) -> int:
-        """Of so many steps, those after which workers agree on what to do."""
+        """After how many of `steps` steps workers agree on what to do."""
         return sum(self.talking(steps).values()) or steps
 
     @property
     def predictable(self) -> bool:
-        """Whether under it the memory of the process follows that of its tensors by rule, so that no trial is needed."""
+        """Whether the process's memory follows from that of its tensors by rule, so that no trial is needed."""
         return False
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """Variables that its worker process must start with."""
+        """Environment variables that its worker process must start with."""
         return {}
 
     def making(self) -> AbstractContextManager[object]:
-        """In this context the job's model is made and techniques are applied."""
+        """The context in which the job's model is constructed and techniques are applied."""
         return nullcontext()
 
 
 def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: int = 1) -> dict[str, int]:
-    """How so many workers stand: as many along stage and tensor as techniques want there, and all the others along data. This is the one
-    place that decides it; core/mesh.py says how ranks are counted. `per_copy`: where no technique unites workers, as many are taken to
-    stand along stage, because batches have too few samples for all."""
+    """The mesh of `world` workers: as many along stage and tensor as techniques ask for, and the rest along data. This
+    is the only place that decides it; core/mesh.py defines the order of ranks. `per_copy`: if no technique unites
+    workers, so many are assumed along stage, because batches have too few samples for all."""
     techniques = tuple(techniques)
     asked = {technique.unites: technique for technique in techniques if technique.across}
     stages, ways = (asked[axis].across if axis in asked else 1 for axis in ("stage", "tensor"))
@@ -178,19 +182,21 @@ def mesh_sizes(techniques: Iterable[TrainingTechnique], world: int, per_copy: in
                 f"{stages * ways}"
             )
         raise Mistake(
-            f"{world} workers can't stand in lines of {stages * ways} ({wants}): give a multiple of {stages * ways} as --devices"
+            f"{world} workers can't be divided into groups of {stages * ways} ({wants}): give a multiple of {stages * ways} as "
+            f"--devices"
         )
     return {"data": world // (stages * ways), "stage": stages, "tensor": ways}
 
 
 def axes_not_united(techniques: Iterable[TrainingTechnique], sizes: Mapping[str, int]) -> list[str]:
-    """The axes of a mesh whose workers would train apart, or be united twice: each with several workers needs exactly one technique."""
+    """The mesh axes whose workers would train apart, or be united twice: each axis with several workers needs exactly
+    one technique."""
     united = Counter(technique.unites for technique in techniques)
     return [axis for axis, size in sizes.items() if size > 1 and united[axis] != 1]
 
 
 def check_division(techniques: Iterable[TrainingTechnique], run: Run) -> None:
-    """Refuse techniques that divide the optimizer's step where that would change what it does."""
+    """Refuse techniques that divide the optimizer's step where that would change its result."""
     for technique in techniques:
         if technique.divides is not None and (reason := run.stepping().why_not(technique.divides)):
             raise Mistake(
@@ -205,7 +211,7 @@ def environment(techniques: Iterable[TrainingTechnique]) -> dict[str, str]:
 
 @contextmanager
 def making(techniques: Iterable[TrainingTechnique]) -> Iterator[None]:
-    """While inside, the model is made as its techniques want it."""
+    """While inside, the model is constructed as its techniques need it."""
     with ExitStack() as stack:
         for technique in techniques:
             stack.enter_context(technique.making())

@@ -1,9 +1,10 @@
-"""Validation: how good the model is on data that it is not trained on. It leaves nothing behind: no gradient, no random number drawn, and
-whatever the model keeps (buffers, attributes, generators of its own, the mode of every module) is afterwards as it was.
+"""Validation: measure the model on held-out data, without side effects: no gradient, no random number drawn, and the
+model's state (buffers, attributes, its own generators, the mode of every module) is restored.
 
-Metrics are means by the weight of their batches, so that a group, in which every worker has its part of every batch, finds what one
-process does; where workers do not wait for each other, the one that counts steps takes whole batches. The model is called as
-`Run.together` has it, outside of a step, with its weights wherever a technique keeps them and in the precision that they have.
+Metrics are means weighted by batch weight, so a group, in which every worker has its part of every batch, gets the same
+result as one process; if workers do not wait for each other, the one that counts steps validates whole batches. The
+model is called through `Run.together`, outside of a step, wherever a technique keeps its weights and in their
+precision.
 
 Contract: Trained weights have the same bits with validation and without it
 (tests/training/planning/test_validation.py).
@@ -26,7 +27,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, gathered, guarded_outside, kept
+from shoestring.core.run import Run, gather_objects, guarded_outside, stored_weights
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
@@ -41,41 +42,41 @@ from shoestring.training.memory.block_state import (
 )
 from shoestring.training.memory.fingerprint import fingerprint, matches
 
-LOSS = "loss"  # the metric that is always there
-NO_GRADIENT = "does not require grad and does not have a grad_fn"  # how torch says that derivatives are not there
-OURS = ("step", "epoch")  # names that stand beside those of metrics
+LOSS = "loss"  # the metric that always exists
+NO_GRADIENT = "does not require grad and does not have a grad_fn"  # torch's message when derivatives are unavailable
+OURS = ("step", "epoch")  # names reported beside the metrics
 
 Metrics = dict[str, float]
 
 
 class SilentObserver:
-    """Who looks on while tensors are made in a validation: nobody."""
+    """The default observer of a validation: does nothing."""
 
     def around(self) -> AbstractContextManager[object]:
-        """Before and after the batches, or all of the job's own validation."""
+        """Around all batches, or all of the job's own validation."""
         return nullcontext()
 
     def batch(self, batch: Batch) -> AbstractContextManager[object]:
-        """One batch."""
+        """Around one batch."""
         return nullcontext()
 
 
 class NoGoal(Mistake):
-    """The job's goal is not among what was measured."""
+    """The job's goal is not among the metrics."""
 
 
 def held_out(job: Job, whole: bool = False) -> Feed:
-    """The held-out batches once through, this worker's part of each, or each of them `whole`. The job's data are made anew."""
+    """One pass over the held-out batches: this worker's part of each, or each `whole`. The job's data are made anew."""
     assert job.held_out is not None, "who asks has looked"
     mesh = on_one_axis() if whole else job.mesh
     once = replace(job, sampler=None, epochs=1, metrics=None, patience=0, mesh=mesh)
     feed = held_out_feed(once, own_part(mesh))
-    feed.sampler = InOrder()  # every sample, those too that do not fill a batch
+    feed.sampler = InOrder()  # every sample, including those that do not fill a batch
     return feed
 
 
 def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
-    """The batches of one round, and of each whether it is this worker's; data that would go round again are left there."""
+    """The batches of one round, each with whether it is this worker's; stops where the data would start over."""
     for batch in feed:
         if feed.epoch:
             return
@@ -84,7 +85,7 @@ def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
             return
 
 
-def validated(
+def run_validation(
     run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None
 ) -> Metrics:
     """The metrics of the model as it is now, over all held-out batches, or over these."""
@@ -92,10 +93,10 @@ def validated(
     with validating(run, job, watch):
         if job.validate is not None:
             with watch.around(), guarded_outside(run):
-                found = named(job.validate(run.model), "validate")
+                found = metrics_by_name(job.validate(run.model), "validate")
             return dict(
-                gathered(run, found)[0]
-            )  # all workers have computed it; where it draws or looks at a clock, the first is right
+                gather_objects(run, found)[0]
+            )  # all workers computed it; where it draws or reads a clock, the first worker's result counts
         return means(
             run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch
         )
@@ -103,13 +104,13 @@ def validated(
 
 @contextmanager
 def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
-    """While inside, the model is in the mode for evaluation and can be called; then all is as it was."""
-    run.optimizer.zero_grad(set_to_none=True)  # the memory of gradients is free for this
+    """While inside, the model is in evaluation mode and can be called; afterwards its state is restored."""
+    run.optimizer.zero_grad(set_to_none=True)  # frees the gradients' memory for validation
     with random_state.kept(), ExitStack() as stack:
         with watch.around():
-            stack.enter_context(untouched(run))
+            stack.enter_context(restoring_state(run))
             stack.enter_context(torch.no_grad())
-            # The job's own validation may call the model as often as it likes, so it finds all weights
+            # The job's own validation may call the model any number of times, so all weights are made available
             stack.enter_context(run.usable() if run.together is None or job.validate is not None else run.together())
         random_state.seed(job.seed)
         try:
@@ -120,13 +121,13 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
 
 
 @contextmanager
-def untouched(run: Run) -> Iterator[None]:
-    """While inside, every module is in the mode for evaluation; then all that the model keeps is as it was before."""
-    # Weights and statistics in shared memory change meanwhile where workers do not wait for each other: only generators are put back then
+def restoring_state(run: Run) -> Iterator[None]:
+    """While inside, every module is in evaluation mode; afterwards the model's state is restored."""
+    # Asynchronous workers change shared weights and statistics meanwhile: then only generators are restored
     shared, modes = run.assignment.asynchronous, {module: module.training for module in run.model.modules()}
     before: list[Frozen] = [*generators_of(run.model)] if shared else BlockState(run.model).picture()
     before += map(FrozenGenerator, generators_beside(run))
-    elsewhere = kept(run)
+    elsewhere = stored_weights(run)
     weights = (
         {}
         if shared
@@ -140,9 +141,9 @@ def untouched(run: Run) -> Iterator[None]:
     try:
         yield
     finally:
-        run.model.train(modes[run.model])  # by the model's own methods, which may have done more than set a mode,
+        run.model.train(modes[run.model])  # by the model's own method, which may do more than set a mode,
         for module, mode in modes.items():
-            module.training = mode  # and then every module as it was
+            module.training = mode  # and then every module's own mode
         try:
             put_back(before)
         except Mistake as error:
@@ -161,12 +162,12 @@ def untouched(run: Run) -> Iterator[None]:
 
 
 def generators_beside(run: Run) -> Iterator[Any]:
-    """Random generators that the code of a model finds beside it: in the file that it is written in, or around its functions."""
+    """Random generators that a model's code refers to: in its file, or in the closures of its functions."""
     places: dict[int, list[Any]] = {}
     for code in (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values()):
         if isinstance(code, FunctionType) and not str(code.__module__).startswith(
             "torch."
-        ):  # one that was made has no module
+        ):  # a class made at run time has no module
             places[id(code.__globals__)] = list(code.__globals__.values())
             places[id(code)] = [content for cell in code.__closure__ or () for content in content_of(cell)]
     found = {id(one): one for place in places.values() for one in place if isinstance(one, GENERATORS)}
@@ -174,7 +175,7 @@ def generators_beside(run: Run) -> Iterator[Any]:
 
 
 def content_of(cell: CellType) -> list[Any]:
-    """What a variable of a function around another holds; nothing if it has no value yet."""
+    """The content of a closure's cell; empty if it has no value yet."""
     try:
         return [cell.cell_contents]
     except ValueError:
@@ -182,20 +183,20 @@ def content_of(cell: CellType) -> list[Any]:
 
 
 def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: SilentObserver) -> Metrics:
-    """Means over all batches, and all workers, by the batches' weight."""
-    totals: dict[str, tuple[float, float]] = {}  # of each metric: the sum of value x weight, and of weight
+    """Means over all batches and all workers, weighted by batch weight."""
+    totals: dict[str, tuple[float, float]] = {}  # metric -> sum of value x weight, sum of weight
     device = next(run.model.parameters()).device
     for batch, counts in batches:
         weight = float(job.weight(batch)) if counts else 0.0
         with watch.batch(batch):
-            found = named(measured(run, job, moved(batch, device)), "metrics")
+            found = metrics_by_name(batch_metrics(run, job, moved(batch, device)), "metrics")
         for name, value in found.items():
             total, whole = totals.get(name, (0.0, 0.0))
             totals[name] = (total + weight * value if weight else total, whole + weight)
     whole_totals: dict[str, tuple[float, float]] = {}
     for told in (
-        gathered(run, totals) if not run.link.imagined else [totals]
-    ):  # in the order of workers, so that all find the same
+        gather_objects(run, totals) if not run.link.imagined else [totals]
+    ):  # in the order of workers, so that all get the same result
         for name, (total, weight) in told.items():
             before = whole_totals.get(name, (0.0, 0.0))
             whole_totals[name] = (before[0] + total, before[1] + weight)
@@ -204,13 +205,13 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
     return {name: total / weight if weight else math.nan for name, (total, weight) in whole_totals.items()}
 
 
-def measured(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
-    """The metrics of one batch, as the job gives them."""
+def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+    """The metrics of one batch, as the job computes them."""
     with guarded_outside(run):
-        return unguarded(run, job, batch)
+        return raw_batch_metrics(run, job, batch)
 
 
-def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
+def raw_batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
         output = run.evaluate(run.model, batch)
     except RuntimeError as error:
@@ -233,7 +234,7 @@ def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
 
 
 def check_names(found: Any, what: str) -> None:
-    """Refuse what is not numbers by name, or has a name of ours."""
+    """Refuse results that are not numbers by name, or use one of our names."""
     if not isinstance(found, Mapping):
         raise Mistake(
             f"the job's {what} gave a {type(found).__name__}: it must give numbers by name, such as {{'accuracy': 0.9}}"
@@ -254,7 +255,7 @@ def check_goal(job: Job, names: Iterable[str]) -> None:
         )
 
 
-def named(found: Any, what: str) -> Metrics:
+def metrics_by_name(found: Any, what: str) -> Metrics:
     """Metrics as numbers by name."""
     check_names(found, what)
     try:

@@ -33,7 +33,7 @@ from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
-from shoestring.training.memory.adapters import trained_of
+from shoestring.training.memory.adapters import trained_state
 from shoestring.training.memory.allocator import Allocator, installed
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.ema import EMA
@@ -191,7 +191,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     assert all(one.isfinite().all() for one in weights.values())
     if isinstance(technique, LowRank):  # exported with their updates
         checkpoint = checkpoint_of(Folder(tmp_path / "run"), None)
-        weights = trained_of(checkpoint.all_weights(), low_rank(checkpoint) or {})
+        weights = trained_state(checkpoint.all_weights(), low_rank(checkpoint) or {})
     assert weights_sha256(weights) == report["weights_sha256"], "what is exported is what was trained"
     if not isinstance(technique, BY_TIME):
         undisturbed = Command(tmp_path, *words, "--run", "other").report()

@@ -23,7 +23,7 @@ from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
-from shoestring.measure.tracker import Tracker, watched
+from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.processes.messages import Answer, Cause, Failure
 from shoestring.processes.worker import last_message
 from shoestring.training.evidence.rehearse import prepared, tracked_steps
@@ -82,7 +82,9 @@ def failing(made: Job, techniques: tuple[Technique, ...] = (), looked: bool = Tr
         run = prepared(made, techniques, seeded(made))
         batches: Iterator[Any] = islice(Feed(made), 3)
         for _ in (
-            tracked_steps(watched(run, tracker, Holders(made)), batches, tracker) if looked else steps_of(run, batches)
+            tracked_steps(watch_run(run, tracker, Holders(made)), batches, tracker)
+            if looked
+            else steps_of(run, batches)
         ):
             pass
         return {}
@@ -187,7 +189,9 @@ def complex_weights() -> nn.Module:
 
 
 def test_a_failure_of_our_engines_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accumulate, "scaled", partial(torch.cat, dim=0))  # called with what it can't take, in our line
+    monkeypatch.setattr(
+        accumulate, "scale_loss", partial(torch.cat, dim=0)
+    )  # called with what it can't take, in our line
     last = failing(plain(), (Accumulate(2),))
     assert cause(last) is Cause.FAULT and last.text.startswith(
         "a fault of shoestring in training/memory/accumulate.py line"
@@ -206,7 +210,9 @@ def test_a_users_optimizer_that_we_changed_is_ours() -> None:
 
 def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     code = compile(
-        "def only(*given):\n    raise AssertionError('ours')\n", str(ROOT / "training" / "memory" / "step_in_backward.py"), "exec"
+        "def only(*given):\n    raise AssertionError('ours')\n",
+        str(ROOT / "training" / "memory" / "step_in_backward.py"),
+        "exec",
     )
     held: dict[str, Any] = {}
     exec(code, held)
@@ -218,10 +224,12 @@ def test_an_assertion_of_ours_is_a_broken_promise(monkeypatch: pytest.MonkeyPatc
 
 def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    code = compile("def scaled(loss, share):\n    raise full\n", str(ROOT / "training" / "memory" / "accumulate.py"), "exec")
+    code = compile(
+        "def scale_loss(loss, share):\n    raise full\n", str(ROOT / "training" / "memory" / "accumulate.py"), "exec"
+    )
     held: dict[str, Any] = {"full": full}
     exec(code, held)
-    monkeypatch.setattr(accumulate, "scaled", held["scaled"])
+    monkeypatch.setattr(accumulate, "scale_loss", held["scale_loss"])
     last = failing(plain(), (Accumulate(2),))
     assert cause(last) is Cause.MISTAKE and "No space left on device" in last.text and "fault" not in last.text
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shoestring import Job, Mistake
-from shoestring.core.called import guarded
+from shoestring.core.called import guard_loss
 
 GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": list}
 WRONG = [
@@ -52,7 +52,7 @@ def test_a_loss_that_takes_the_batch_for_a_tensor_is_told_what_it_was_given(loss
         match=r"It is called as loss\(output, batch\), with .* \(a Tensor\) and the whole batch \(a tuple of 2\): "
         r"write loss=lambda output, batch: cross_entropy\(output, batch\[1\]\)",
     ):
-        guarded(loss)(torch.zeros(2, 3), BATCH)
+        guard_loss(loss)(torch.zeros(2, 3), BATCH)
 
 
 def test_another_failure_of_the_loss_stays_what_it_is() -> None:
@@ -60,4 +60,4 @@ def test_another_failure_of_the_loss_stays_what_it_is() -> None:
         raise TypeError("can't convert this to numpy")
 
     with pytest.raises(TypeError, match="numpy"):
-        guarded(loss)(torch.zeros(2, 3), BATCH)
+        guard_loss(loss)(torch.zeros(2, 3), BATCH)

@@ -15,7 +15,7 @@ import shoestring
 from shoestring import Job, Mistake, decay_groups
 from shoestring.core.hardware import Hardware
 from shoestring.core.optimizer import made_optimizer
-from shoestring.training.evidence.sample import sampled
+from shoestring.training.evidence.sample import sample_blocks
 from shoestring.training.planner import Planner
 from tests.interrupted import trained
 
@@ -102,7 +102,7 @@ def test_groups_by_name_are_planned_and_trained() -> None:
             ]
         )
     )
-    assert sampled(picky)["update"] > 0, "the optimizer is only ever made of the model's own weights"
+    assert sample_blocks(picky)["update"] > 0, "the optimizer is only ever made of the model's own weights"
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ class Outside(TrainingTechnique):
 
 def test_state_of_a_class_that_does_not_say_what_it_can_do_is_refused_by_name() -> None:
     made = job("chain")
-    with pytest.raises(Mistake, match=r"'mine' of the run's state is a Looks.*inherit from shoestring.core.run.Part"):
+    with pytest.raises(
+        Mistake, match=r"'mine' of the run's state is a Looks.*inherit from shoestring.core.run.RunState"
+    ):
         prepared(made, (Outside(),), seeded(made))
 
 

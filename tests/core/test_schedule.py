@@ -17,7 +17,7 @@ import shoestring
 from shoestring import Job, Mistake, PerEpoch
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.data.feed import shortened
+from shoestring.data.feed import first_steps
 from shoestring.runs.event import Stepped
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.evidence.rehearse import rehearse
@@ -258,8 +258,8 @@ def test_a_few_steps_to_try_something_have_the_rates_of_the_whole_training(tmp_p
         job(schedule=shoestring.warmup_cosine(6), steps=20),
         job(schedule=shoestring.warmup_cosine(6), steps=0, epochs=4),
     ):
-        assert trained(shortened(whole, 3), (), tmp_path).rates == pytest.approx([0.1 / 6, 0.2 / 6, 0.3 / 6])
-    assert shortened(job(epochs=7), 3).steps == 3 and not shortened(job(epochs=7), 3).epochs
+        assert trained(first_steps(whole, 3), (), tmp_path).rates == pytest.approx([0.1 / 6, 0.2 / 6, 0.3 / 6])
+    assert first_steps(job(epochs=7), 3).steps == 3 and not first_steps(job(epochs=7), 3).epochs
     assert shoestring.verify(job(schedule=shoestring.warmup_cosine(6)), ()) == (True, 0.0)
     (tmp_path / "job.py").write_text(FILE)
     told: list[Stepped] = []

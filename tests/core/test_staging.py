@@ -9,7 +9,7 @@ from shoestring.core.staging import OwnTimes, Staging, Work, WorkerTimes, togeth
 from shoestring.runs.event import Adopted, Begun, StageTimes
 from shoestring.runs.events import event_of, record_of
 from shoestring.runs.history import History
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, bubble, idle_share, orders, timed
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, bubble, idle_share, orders, timeline_of
 from shoestring.training.pipeline.step_clock import KEPT, StepClock
 
 
@@ -22,7 +22,7 @@ def line_of(schedule: str = "1f1b", stages: int = 2, pieces: int = 4, steps: int
     clocks = [StepClock(same_machine=True) for _ in range(stages)]
     for step in range(steps):
         much = 10.0 if step < slow else 1.0
-        spans = timed(
+        spans = timeline_of(
             orders(schedule, stages, pieces),
             lambda action, much=much: seconds(action) * (much if action.chunk else 1.0),
         )

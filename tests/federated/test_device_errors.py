@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import shoestring
-from shoestring.core.called import guarded
+from shoestring.core.called import guard_loss
 from shoestring.federated.device_errors import UnusableRecords, kind_of, withheld
 from shoestring.federated.techniques.behaviour.flipped import check_class
 from tests.federated.toys import toy_job
@@ -145,7 +145,7 @@ def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_plac
 
     for call, told in (
         (lambda: check_class(7, 3), "none of the 3 that Malicious counts"),
-        (lambda: guarded(loss)(0, (1,)), "Mistake in "),
+        (lambda: guard_loss(loss)(0, (1,)), "Mistake in "),
     ):
         with pytest.raises(shoestring.Mistake) as caught:
             call()

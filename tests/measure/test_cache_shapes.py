@@ -75,7 +75,7 @@ def use_hardware(place: Path) -> None:
     found = probe.kept_hardware()
     if found is not None:
         probe.doubt(found, 1e11, 0.0, 2e9)
-        probe.settled(found, Hardware(busy=0.9))
+        probe.combine_measurements(found, Hardware(busy=0.9))
         for name in found.sums:
             for_group(found, name, 2, 2)
 
@@ -114,7 +114,7 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(instructions, "tried", lambda dtypes, cap: dict.fromkeys(dtypes, ""))
+    monkeypatch.setattr(instructions, "try_dtypes", lambda dtypes, cap: dict.fromkeys(dtypes, ""))
     monkeypatch.setattr(instructions, "machine_key", lambda: "this")
     yield tmp_path
 

@@ -19,7 +19,16 @@ import shoestring
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.measure import instructions, probe
-from shoestring.measure.instructions import CAPS, VARIABLE, cap, cap_this_process, deadly, forked, tried, working_dtypes
+from shoestring.measure.instructions import (
+    CAPS,
+    VARIABLE,
+    cap,
+    cap_this_process,
+    deadly,
+    try_dtypes,
+    try_in_fork,
+    working_dtypes,
+)
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.memory.precision import Precision
@@ -49,7 +58,7 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
     monkeypatch.setattr(instructions, "SET", {})
     monkeypatch.setattr(instructions, "doubtful", lambda: True)
     monkeypatch.setattr(probe, "doubtful", lambda: True)
-    monkeypatch.setattr(instructions, "tried", tried_there)
+    monkeypatch.setattr(instructions, "try_dtypes", tried_there)
     deadly.cache_clear()
     yield caps
     deadly.cache_clear()
@@ -58,13 +67,13 @@ def probes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str
 @pytest.fixture
 def in_time(probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was multiplied yet: a fork lives if the cap is in its environment."""
-    monkeypatch.setattr(instructions, "forked", lambda dtype: SICK[os.environ.get(VARIABLE, "")][dtype])
+    monkeypatch.setattr(instructions, "try_in_fork", lambda dtype: SICK[os.environ.get(VARIABLE, "")][dtype])
 
 
 @pytest.fixture
 def too_late(probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices were multiplied before: a fork dies whatever is in its environment."""
-    monkeypatch.setattr(instructions, "forked", lambda dtype: SICK[""][dtype])
+    monkeypatch.setattr(instructions, "try_in_fork", lambda dtype: SICK[""][dtype])
 
 
 # Finding out
@@ -72,8 +81,8 @@ def too_late(probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_processor_that_gives_no_reason_for_doubt_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instructions, "flags", lambda: ("avx2", "avx512f", "avx512_bf16"))
-    monkeypatch.setattr(instructions, "tried", lambda *given: pytest.fail("tried"))
-    monkeypatch.setattr(instructions, "forked", lambda *given: pytest.fail("forked"))
+    monkeypatch.setattr(instructions, "try_dtypes", lambda *given: pytest.fail("tried"))
+    monkeypatch.setattr(instructions, "try_in_fork", lambda *given: pytest.fail("forked"))
     deadly.cache_clear()
     assert cap() == {} and deadly("bf16") == ""
     deadly.cache_clear()
@@ -119,7 +128,7 @@ def test_a_child_that_dies_tells_what_it_died_of_and_the_rest_is_tried_in_anothe
     monkeypatch.setattr(instructions, "IMPORT", "import os, signal")
     trials = {"one": "pass", "two": "os.kill(os.getpid(), signal.SIGILL)", "three": "1 / 0", "four": "pass"}
     monkeypatch.setattr(instructions, "TRIALS", trials)
-    assert tried(tuple(trials), "") == {
+    assert try_dtypes(tuple(trials), "") == {
         "one": "",
         "two": DIES,
         "three": "ZeroDivisionError: division by zero",
@@ -128,19 +137,19 @@ def test_a_child_that_dies_tells_what_it_died_of_and_the_rest_is_tried_in_anothe
 
 
 def test_a_fork_tells_how_this_process_would_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "computed", lambda dtype: os.kill(os.getpid(), signal.SIGILL))
-    assert forked("bf16") == DIES
+    monkeypatch.setattr(instructions, "multiply_in", lambda dtype: os.kill(os.getpid(), signal.SIGILL))
+    assert try_in_fork("bf16") == DIES
     monkeypatch.setattr(
-        instructions, "computed", lambda dtype: torch.ones(2, 3) @ torch.ones(2, 3)
+        instructions, "multiply_in", lambda dtype: torch.ones(2, 3) @ torch.ones(2, 3)
     )  # an error is no death
-    assert forked("bf16") == ""
-    monkeypatch.setattr(instructions, "computed", lambda dtype: signal.pause())
+    assert try_in_fork("bf16") == ""
+    monkeypatch.setattr(instructions, "multiply_in", lambda dtype: signal.pause())
     monkeypatch.setattr(instructions, "FORKED", 0.05)
-    assert "nothing was done" in forked("bf16")
+    assert "nothing was done" in try_in_fork("bf16")
 
 
 def test_a_fork_really_computes_here_and_under_a_rehearsal() -> None:
-    assert forked("bf16") == forked("fp16") == ""
+    assert try_in_fork("bf16") == try_in_fork("fp16") == ""
     assert rehearse(job("chain"), (Precision("bf16"),)).events  # asks in the middle of one, on the processor as it is
 
 
@@ -207,7 +216,7 @@ def test_training_that_would_kill_its_process_is_refused_with_the_reason_and_bot
 
 
 def test_where_no_cap_helps_it_is_said_and_none_is_advised(probes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instructions, "tried", lambda dtypes, under: dict(SICK[""]))
+    monkeypatch.setattr(instructions, "try_dtypes", lambda dtypes, under: dict(SICK[""]))
     with pytest.raises(Mistake, match="do not work on this machine, under no cap") as told:
         list(shoestring.train(job("chain"), (Precision("bf16"),)))
     assert VARIABLE not in str(told.value)
@@ -242,7 +251,7 @@ from shoestring.measure import instructions
 def tried(dtypes, cap):
     return dict.fromkeys(dtypes, "" if cap else {DIES!r})
 
-instructions.doubtful, instructions.tried = (lambda: True), tried
+instructions.doubtful, instructions.try_dtypes = (lambda: True), tried
 assert "torch" not in sys.modules
 
 def pytest_collection_finish():

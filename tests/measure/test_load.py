@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoestring.measure.load import HELD_UP, Effort, Timing, believed, busy_share, effort, enough, timing
+from shoestring.measure.load import HELD_UP, Effort, Timing, believed_timings, busy_share, effort, enough, timing
 
 QUIET = Timing(1.0, ran=2.0, waited=0.02)  # two threads for a second, hardly in the queue
 BUSY = Timing(4.0, ran=2.0, waited=6.0)  # the same work with a quarter of the cores
@@ -37,7 +37,7 @@ def test_time_in_the_queue_is_taken_off_and_time_asleep_is_not(one: Timing, held
 def test_what_was_hardly_held_up_counts_else_what_was_least(
     timings: list[Timing], counted: list[int], busy: float
 ) -> None:
-    assert believed(timings) == counted and busy_share(timings) == pytest.approx(busy)
+    assert believed_timings(timings) == counted and busy_share(timings) == pytest.approx(busy)
 
 
 @pytest.mark.parametrize(

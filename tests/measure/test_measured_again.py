@@ -21,11 +21,11 @@ from shoestring.measure.probe import (
     ProbeRound,
     best_of,
     busy_share,
+    combine_measurements,
     doubt,
     kept_hardware,
     remember,
     rounds,
-    settled,
 )
 
 QUIETLY = ProbeRound(0.05, flops=2e11, disk=2e9, direct=4e9, moving=5e-11, small=(3e-10, 1e-10), huge=(2e-10, 1e-10))
@@ -100,11 +100,13 @@ def test_what_is_kept_is_doubted_when_a_look_disagrees(
 
 def test_a_quieter_measurement_replaces_another_and_of_a_busier_one_only_what_is_better_counts() -> None:
     quiet = replace(KEPT, flops=5e10, fault=9e-10, when=2000.0)
-    assert settled(None, quiet) == quiet == settled(KEPT, quiet)  # slower, and known from a quiet moment
+    assert (
+        combine_measurements(None, quiet) == quiet == combine_measurements(KEPT, quiet)
+    )  # slower, and known from a quiet moment
     busy = replace(
         KEPT, flops=2e11, disk=5e8, direct=5e8, moving=9e-11, fault=1e-10, huge_fault=9e-10, when=2000.0, busy=0.8
     )
-    both = settled(replace(KEPT, links={"2 near": [1e-9, 1e-4, 0.0]}), busy)
+    both = combine_measurements(replace(KEPT, links={"2 near": [1e-9, 1e-4, 0.0]}), busy)
     assert (both.flops, both.disk, both.direct, both.moving, both.fault, both.huge_fault) == (
         2e11,
         1e9,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import drafted, temporary_folder, write_whole
+from shoestring.core.files import draft_file, temporary_folder, write_whole
 from shoestring.runs.folder import holder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, opened
@@ -116,7 +116,7 @@ def test_files_of_others_are_no_drafts_and_keep_a_run_out(tmp_path: Path) -> Non
 def test_a_draft_that_is_being_written_is_not_cleared_and_one_that_was_left_is(tmp_path: Path) -> None:
     left = tmp_path / "plan.json.tmp-1"
     left.write_text("half")
-    with drafted(tmp_path / "plan.json") as draft:
+    with draft_file(tmp_path / "plan.json") as draft:
         draft.write_text("mine")
         code = (
             "import sys; from pathlib import Path; from shoestring.core.files import write_whole\n"
@@ -131,11 +131,11 @@ def test_a_draft_that_is_being_written_is_not_cleared_and_one_that_was_left_is(t
 def test_a_folder_is_drafted_too_and_an_error_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "out.tmp-1").mkdir()
     (tmp_path / "out.tmp-1" / "half").touch()
-    with pytest.raises(ZeroDivisionError), drafted(tmp_path / "out", folder=True) as draft:
+    with pytest.raises(ZeroDivisionError), draft_file(tmp_path / "out", folder=True) as draft:
         (draft / "model").write_text("some")
         raise ZeroDivisionError
     assert not list(tmp_path.iterdir())
-    with drafted(tmp_path / "out", folder=True) as draft:
+    with draft_file(tmp_path / "out", folder=True) as draft:
         (draft / "model").write_text("all")
     assert (tmp_path / "out" / "model").read_text() == "all" and len(list(tmp_path.iterdir())) == 1
 
@@ -178,9 +178,9 @@ def test_memory_that_a_killed_worker_left_is_cleared_and_that_of_others_is_not(
     monkeypatch.setattr(shared, "PLACES", (str(tmp_path),))
     (tmp_path / "shoestring-shared-left").write_bytes(bytes(64))
     (tmp_path / "other").touch()
-    mine = shared.made(4096)
+    mine = shared.create_file(4096)
     assert mine is not None and os.path.getsize(mine[0]) == 4096
-    theirs = shared.made(4096)
+    theirs = shared.create_file(4096)
     assert theirs is not None and {str(path) for path in tmp_path.iterdir()} == {
         mine[0],
         theirs[0],

@@ -8,18 +8,20 @@ import pytest
 
 from shoestring.show.terminal import Screen
 from shoestring.show.timeline import IDLE, drawn, grid_of, rows, timeline_text
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, orders, timed
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, orders, timeline_of
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
 
 
 def predicted(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Timeline:
-    return timed(orders(schedule, stages, pieces, chunks), lambda action: SECONDS[action.kind] / chunks)
+    return timeline_of(orders(schedule, stages, pieces, chunks), lambda action: SECONDS[action.kind] / chunks)
 
 
 def measured(schedule: str, stages: int, pieces: int) -> Timeline:
     random = Random(0)
-    return timed(orders(schedule, stages, pieces), lambda action: SECONDS[action.kind] * random.uniform(0.9, 1.4), 0.05)
+    return timeline_of(
+        orders(schedule, stages, pieces), lambda action: SECONDS[action.kind] * random.uniform(0.9, 1.4), 0.05
+    )
 
 
 def test_one_worker_at_a_time() -> None:

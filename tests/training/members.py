@@ -93,7 +93,7 @@ def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> Non
     from torch import distributed
 
     from shoestring.training.execution.training import train
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
 
     torch.set_num_threads(1)
     link = None
@@ -105,7 +105,7 @@ def member(rank: int, world: int, port: int, task: TrainTask, place: str) -> Non
             world_size=world,
             timeout=timedelta(seconds=HUNG / 2),
         )
-        link = joined(rank, world, speeds=task.position.speeds)
+        link = join_link(rank, world, speeds=task.position.speeds)
     try:
         Path(place, f"result-{rank}.json").write_text(json.dumps(to_json(train(task, lambda event: None, link))))
     except Exception:

@@ -28,9 +28,9 @@ from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.outcome import Outcome
-from shoestring.training.pipeline.cost import piped, played
+from shoestring.training.pipeline.cost import pipe_of, schedule_seconds
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import Action, Kind, bubble, orders, timed
+from shoestring.training.pipeline.schedule import Action, Kind, bubble, orders, timeline_of
 from shoestring.training.plan import Plan, load_plan, plan_in
 from shoestring.training.planner import Planner
 from shoestring.training.room import combinations
@@ -181,7 +181,7 @@ def test_the_timeline_of_a_plan_is_that_of_its_schedule_and_its_idle_share_the_f
         workers=Workers(2, samples=16, own=8),
     )
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("naive", 1), ("zero-bubble", 1), ("interleaved", 2)):
-        pipe = piped(even, 2, 4, schedule, chunks)
+        pipe = pipe_of(even, 2, 4, schedule, chunks)
         told = pipe.staging(pipe.largest())
         assert told.bubble == pytest.approx(bubble(schedule, 2, 4, chunks))
         assert max(work.end for own in told.timeline for work in own) == pytest.approx(pipe.step)
@@ -199,8 +199,10 @@ def test_a_schedule_is_played_as_it_is_timed(schedule: str, chunks: int) -> None
         forward, backward = spent[action.chunk]
         return forward if action.kind is Kind.FORWARD else backward if action.kind is Kind.BACKWARD else backward / 2
 
-    spans = timed(orders(schedule, stages, pieces, chunks), seconds, carried)
-    assert played(schedule, stages, pieces, chunks, spent, carried) == max(span.end for own in spans for span in own)
+    spans = timeline_of(orders(schedule, stages, pieces, chunks), seconds, carried)
+    assert schedule_seconds(schedule, stages, pieces, chunks, spent, carried) == max(
+        span.end for own in spans for span in own
+    )
 
 
 def test_workers_of_a_mesh_are_alike_if_they_hold_the_same_and_train_on_as_much() -> None:
@@ -215,6 +217,6 @@ def test_workers_of_a_mesh_are_alike_if_they_hold_the_same_and_train_on_as_much(
 
 def test_a_pipeline_that_can_not_be_is_refused_before_anything_is_made() -> None:
     ledger = planner(2).ledger()
-    assert "can't stand in lines of 3" in Pipeline(3).refusal(ledger)
+    assert "can't be divided into pipelines of 3 stages" in Pipeline(3).refusal(ledger)
     assert "calls 4 blocks, and 8 parts" in Pipeline(2, 8, "interleaved", chunks=4).refusal(ledger)
     assert "places 3 blocks, and the model calls 4" in Pipeline(2, balance=(1, 2)).refusal(ledger)

@@ -249,7 +249,7 @@ def test_verify_ends_with_1_when_a_statement_is_not_kept(
         "kept": kept,
     }
     monkeypatch.setattr(
-        "shoestring.training.execution.verification.verified",
+        "shoestring.training.execution.verification.verify_plan",
         lambda *given: {
             "kept": kept is not False,
             "verdicts": [verdict],

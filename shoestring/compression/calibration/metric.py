@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch, mapped, rows_of, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.training.validation import LOSS, named
+from shoestring.training.validation import LOSS, metrics_by_name
 
 SAMPLES, BATCHES = "samples", "batches"
 SURE = 0.95  # of an interval
@@ -98,7 +98,9 @@ def metrics(
     """The loss and the job's metrics; where it validates by itself, what that gives. `notes` gets why there is no loss."""
     with torch.no_grad():
         if job.validate is not None:
-            return {name: MetricValue(value, 0) for name, value in named(job.validate(model), "validate").items()}
+            return {
+                name: MetricValue(value, 0) for name, value in metrics_by_name(job.validate(model), "validate").items()
+            }
         return of_batches([of_batch(job, job.forward(model, batch), batch, notes) for batch in batches])
 
 
@@ -148,7 +150,7 @@ def by_name(job: Job, output: Any, batch: Batch, notes: list[str] | None) -> Map
             notes.append(
                 f"the job's loss is not in the report: it does not work on these batches ({type(error).__name__}: {error})"
             )
-    return named(found | dict(job.metrics(output, batch) if job.metrics is not None else {}), "metrics")
+    return metrics_by_name(found | dict(job.metrics(output, batch) if job.metrics is not None else {}), "metrics")
 
 
 def united(told: Sequence[BatchMetrics], name: str) -> MetricValue:

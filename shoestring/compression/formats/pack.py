@@ -26,7 +26,7 @@ from shoestring.compression.formats.manifest import (
 )
 from shoestring.compression.formats.place import decoded, placed
 from shoestring.core.errors import Mistake
-from shoestring.core.files import drafted
+from shoestring.core.files import draft_file
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.units import bytes_text
@@ -78,7 +78,7 @@ def write_folder(
     }  # in the predicted order
     tensors |= {f"{name}:buffer": value for name, value in buffers.items()}
     try:
-        with drafted(target, folder=True) as draft:
+        with draft_file(target, folder=True) as draft:
             size = write_tensors(draft / TENSORS, tensors)
             text = manifest(about, stored, buffers, file_digest(draft / TENSORS))
             (draft / MANIFEST).write_bytes(text)

@@ -25,7 +25,7 @@ from shoestring.compression.onnx.interface import Forward, Interface, filled, in
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
-from shoestring.core.files import drafted
+from shoestring.core.files import draft_file
 from shoestring.core.private import recurrent_weights
 
 OPSET = 21  # the first with numbers of 4 bits and scales in blocks
@@ -78,7 +78,7 @@ def exported(
     feeds = [interface.feed(one) for one in (calibration or (batch,))]
     versions = int8_versions(graph, feeds) if fast else iter([Version(graph, TOLERANCE)])
     target.parent.mkdir(parents=True, exist_ok=True)
-    with drafted(target) as draft:
+    with draft_file(target) as draft:
 
         def difference(version: Version) -> float:
             draft.write_bytes(serialized(version.graph))

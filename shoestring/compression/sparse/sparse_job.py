@@ -30,7 +30,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.suggest import did_you_mean
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.runs.initial_weights import valued
 
 __all__ = ["Penalised", "dense_of", "masks_of", "seeds_of", "sparse_job", "sparsity"]
@@ -158,7 +158,7 @@ def checked(method: str, scope: str, penalty: float, pace: float) -> str:
 
 def steps_of(job: Job) -> int:
     """How many steps a job takes, which a schedule must know."""
-    found = counted(job).steps
+    found = with_step_count(job).steps
     if not found:
         raise Mistake(
             "the job says epochs, and its data do not tell how many steps make one, so that no schedule of pruning can be made: "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.core.files import drafted
+from shoestring.core.files import draft_file
 from shoestring.core.job import target
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.suggest import did_you_mean
@@ -106,7 +106,7 @@ def attach(name: str, row: Tensor, folder: Path) -> Attachment:
     digest = hashlib.sha256(data).hexdigest()
     path = Path("models") / f"{digest[:16]}.f32"
     (folder / "models").mkdir(parents=True, exist_ok=True)
-    with drafted(folder / path) as draft:
+    with draft_file(folder / path) as draft:
         draft.write_bytes(data)
     return Attachment(name, str(path), digest, len(data))
 
@@ -131,7 +131,7 @@ def row_of(attachment: Attachment, folder: Path) -> Tensor:
 
 def write(task: FederatedTask, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    with drafted(folder / FILE) as draft:
+    with draft_file(folder / FILE) as draft:
         draft.write_bytes(sealed(to_json(task)))
     return folder / FILE
 

@@ -119,7 +119,7 @@ def joined(formed: GroupRound, rank: int, world: int, speeds: Speeds | None = No
         world_size=world,
         timeout=timedelta(seconds=formed.deadline),
     )
-    return near.joined(rank, world, formed.near, formed.deadline, speeds=speeds)
+    return near.join_link(rank, world, formed.near, formed.deadline, speeds=speeds)
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:

@@ -1,19 +1,23 @@
-"""Asynchronous: no worker waits for another. A gradient moves the weights when it arrives, though they have moved since it was begun.
+"""Asynchronous: no worker waits for another. A gradient is applied when it arrives, to weights that may have moved
+since it was begun.
 
-    server     the first worker keeps weights and optimizer; the others pull the newest weights and push gradients
+    server     the first worker keeps weights and optimizer (a parameter server); the others pull weights and push gradients
     hogwild    all compute, and step weights in shared memory without a lock; on one machine
-    step       as many pushes as workers compute: one batch of samples, in parts that whoever is free takes
+    step       one batch of samples, cut into as many parts as workers compute; whoever is free takes the next part
     sent       p to a worker and g back for each push      p, g: bytes of weights and of gradients; hogwild: nothing
-    time       max(compute + (p + g) / speed,  w ((p + g) / speed + update))    of w workers, if all are as fast; a slow one does less
+    time       max(compute + (p + g) / speed,  w ((p + g) / speed + update))    for w equally fast workers; a slow one does less
 
-Staleness s of a push: versions of the weights since the one it was computed on. With `correct`, the rate of that step is divided by
-max(s, 1), so that a gradient counts the less the older it is: Zhang, Gupta, Lian, Liu: Staleness-aware async-SGD for Distributed Deep
-Learning, 2015, arXiv 1511.05950. No push is staler than `delay`: a pull waits while it could make another one so (stale synchronous
-parallel: Ho et al.: More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server, 2013, NeurIPS). With a delay of 0
-one worker computes at a time. Nothing is dropped, and every part is trained once; after a restart, what was on its way is lost.
-Niu, Recht, Re, Wright: Hogwild!, 2011, arXiv 1106.5730; Dean et al.: Large Scale Distributed Deep Networks, 2012, NeurIPS.
+Staleness s of a push: updates of the weights since the version its gradient was computed on. With `correct`, the rate
+of that step is divided by max(s, 1), so that older gradients count less: Zhang, Gupta, Lian, Liu: Staleness-aware
+async-SGD for Distributed Deep Learning, 2015, arXiv 1511.05950. No push is staler than `delay`: a pull waits while it
+could lead to a staler push (stale synchronous parallel: Ho et al.: More Effective Distributed ML via a Stale
+Synchronous Parallel Parameter Server, 2013, NeurIPS). With a delay of 0 one worker computes at a time. Nothing is
+dropped, and every part is trained on once; a restart loses the pushes in flight.
+Niu, Recht, Re, Wright: Hogwild!, 2011, arXiv 1106.5730; Dean et al.: Large Scale Distributed Deep Networks, 2012,
+NeurIPS.
 
-Who comes first depends on time, so two runs differ. How well it learns can't be predicted: the planner takes it only when asked to.
+The order of pushes depends on timing, so two runs differ. The effect on learning can't be predicted: the planner uses
+it only on request.
 """
 
 from __future__ import annotations
@@ -25,12 +29,12 @@ from torch import Tensor
 
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
-from shoestring.core.ledger import Ledger, between
+from shoestring.core.ledger import Ledger, interpolate
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.training.data_parallel.client import Client, client_run
-from shoestring.training.data_parallel.data_parallel import alone, mixed_drift, trained
+from shoestring.training.data_parallel.data_parallel import data_parallel_refusal, mixed_drift, trained_parameters
 from shoestring.training.data_parallel.hogwild import hogwild_run
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
@@ -39,7 +43,7 @@ from shoestring.training.data_parallel.server import ASK, AssignmentServer
 from shoestring.training.technique import TrainingTechnique
 
 KINDS = ("server", "hogwild")
-LONGEST = 1000  # delay, of which every value is counted
+LONGEST = 1000  # largest delay: every staleness up to it is counted
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Asynchronous(TrainingTechnique):
     exact: ClassVar[bool] = False
     unites: ClassVar[str] = "data"
     why: ClassVar[str] = (
-        "no worker waits for a slower one; gradients move the weights as they arrive, on weights that may be older"
+        "no worker waits for a slower one; gradients are applied as they arrive, to weights that may have moved on"
     )
 
     @property
@@ -83,14 +87,15 @@ class Asynchronous(TrainingTechnique):
         return ()
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def drift(self, ledger: Ledger) -> float:
-        """A step is as many updates as workers compute, each of the whole rate: it goes up to so many times as far."""
+        """One step makes as many updates as workers compute, each at the full rate: weights go up to so many times as
+        far."""
         return float(ledger.workers.world) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        return ledger if self.kind == "hogwild" else served(ledger)
+        return ledger if self.kind == "hogwild" else server_ledger(ledger)
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
@@ -101,7 +106,7 @@ class Asynchronous(TrainingTechnique):
 
     def server_run(self, run: Run, link: Link) -> Run:
         server = AssignmentServer(run, link, WorkQueue(self.delay), Pushes(self.correct))
-        stale = 0  # of the push whose update is next
+        stale = 0  # staleness of the push that is applied next
 
         def gradients(now: Run, batch: Batch) -> Tensor:
             nonlocal stale
@@ -127,14 +132,15 @@ class Asynchronous(TrainingTechnique):
 
 
 class WorkQueue:
-    """Parts of batches, one after the other, to whoever asks; weights, as long as nobody's gradient can get too stale by it."""
+    """Hands out parts of batches in order to whoever asks, and weights only while no gradient can get too stale by
+    that."""
 
     def __init__(self, delay: int) -> None:
         self.delay = delay
         self.next: int | None = None
 
     def next_part(self, server: AssignmentServer, rank: int) -> tuple[int, int]:
-        number = server.batch * server.parts if self.next is None else self.next  # of all parts of all batches
+        number = server.batch * server.parts if self.next is None else self.next  # counts all parts of all batches
         self.next = number + 1
         return divmod(number, server.parts)
 
@@ -143,27 +149,28 @@ class WorkQueue:
 
 
 def check(run: Run, link: Link, name: str, least: int) -> None:
-    """Refuse a group that can't do it."""
+    """Refuse a group that can't train this way."""
     if link.world < least:
         raise Mistake(
             f"{name} needs {least} processes or more, and this group has {link.world}: give --devices {least}"
         )
-    if any(weight.is_cuda for weight in trained(run)):
+    if any(weight.is_cuda for weight in trained_parameters(run)):
         raise Mistake(
             f"{name}: weights are on a GPU, and workers exchange them one by one between CPUs only: use DataParallel"
         )
 
 
-def served(ledger: Ledger) -> Ledger:
-    """The ledger of a group in which one worker keeps the weights and the rest compute.
+def server_ledger(ledger: Ledger) -> Ledger:
+    """The ledger of a group in which one worker keeps the weights and the others compute.
 
-    The timeline is that of a worker up to the update, and the server's there: only it has moments, and it holds nothing else.
+    The timeline is a computing worker's up to the update, then the server's: only the server has moments, and it holds
+    nothing else.
     """
     world, standing, update = ledger.workers.world, ledger.standing, ledger.update
     workers = world - 1
     at_zero_batch = ledger.at_zero_batch or ledger.blocks
     blocks = tuple(
-        between(none, full, world / workers).changed(
+        interpolate(none, full, world / workers).changed(
             forward=full.forward * world / workers, backward=full.backward * world / workers
         )
         for none, full in zip(at_zero_batch, ledger.blocks, strict=True)

@@ -14,24 +14,24 @@ from shoestring.core.batch import Batch
 from shoestring.core.link import CompletedWork, GroupDone, Link, Sending
 from shoestring.core.private import number_of
 from shoestring.core.run import Run, RunState
-from shoestring.training.data_parallel.data_parallel import Statistics, trained
-from shoestring.training.data_parallel.reducer import Bucket, Reducer, bucketed, part_of
+from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
+from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets, part_of
 from shoestring.training.data_parallel.server import ASK, DONE, FINISHED, PULL, PUSH
 
 
 class Client(RunState, Assignment):
-    """A worker's side. It keeps nothing: weights and optimizer are the server's."""
+    """A worker's side of the parameter server. It keeps no state: weights and optimizer are the server's."""
 
     asynchronous = True
 
     def __init__(self, run: Run, link: Link) -> None:
         self.link = link
         self.parts = link.world - 1
-        self.weights = trained(run)
-        self.reducer = Reducer([Bucket(members) for members in bucketed(self.weights)], link, self.keep)
+        self.weights = trained_parameters(run)
+        self.reducer = Reducer([Bucket(members) for members in make_buckets(self.weights)], link, self.keep)
         self.statistics = Statistics(run.model, link, counts=True)
-        self.flats: list[Tensor] = []  # the gradients, when backward is done
-        self.version = 0  # of the weights
+        self.flats: list[Tensor] = []  # the gradients, after backward
+        self.version = 0  # of the weights it computes on
         self.finished = False
 
     def keep(self, bucket: Bucket) -> Sending:
@@ -43,7 +43,7 @@ class Client(RunState, Assignment):
         return False
 
     def steps_done(self, own: int, before: int) -> int:
-        """None that matter here: the server moves the weights, at its own rate."""
+        """Always 0: the server counts steps, at its own rate."""
         return 0
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
@@ -54,7 +54,7 @@ class Client(RunState, Assignment):
         return number, part
 
     def request(self, kind: int) -> list[int]:
-        """The server's answer. It may take its time; if it says that the group is done, that is raised."""
+        """The server's answer, which may take time. Raises GroupDone if the group is done."""
         if self.finished:
             raise GroupDone
         self.send_message(kind)
@@ -79,7 +79,7 @@ class Client(RunState, Assignment):
                 parameter.detach().copy_(part_of(flat, bucket.offsets[parameter], parameter))
 
     def push(self, loss: float, weight: float) -> None:
-        """Give the gradients, and what the layers' statistics are now. Without a sample there are none."""
+        """Send the gradients and the layers' present statistics; nothing if this part had no samples."""
         changed = self.statistics.changed() if self.flats else [False] * len(self.statistics.buffers)
         flags = [parameter in self.reducer.used for parameter in self.weights] + changed
         self.send_message(PUSH, loss, weight)
@@ -99,14 +99,14 @@ class Client(RunState, Assignment):
         with suppress(GroupDone):
             self.request(DONE)
 
-    # What survives a restart is the server's
+    # The server saves all state
 
     def own_optimizer(self, whole: dict[str, Any]) -> None:
         return None
 
 
 def client_run(run: Run, client: Client) -> Run:
-    """The run of a worker that computes for a server."""
+    """The run of a worker that computes gradients for a server."""
 
     def backward(now: Run, value: Tensor) -> None:
         if not now.last:
@@ -126,7 +126,7 @@ def client_run(run: Run, client: Client) -> Run:
         return loss
 
     def update(now: Run) -> None:
-        """The server's business."""
+        """Nothing: the server updates the weights."""
 
     return replace(
         run,

@@ -1,15 +1,17 @@
-"""CompressGradients: workers that tell each other less; what a message leaves out is added to the next one (feedback).
+"""CompressGradients: workers send compressed gradients; what a message leaves out is added to the next one (error
+feedback).
 
-    kind        sent a step, of g bytes of gradients and w workers     error stated
+    kind        bytes sent per step (g: bytes of gradients, w: workers)  stated error
     fp16 bf16   (w - 1) / w  g                                         2^-11 2^-8 of each number
     int8        (w - 1) / w  g / 2                                     1/254 of the largest of 1,024 numbers
-    topk        (w - 1)  share g                                       all but the largest share of the updates wait
+    topk        (w - 1)  share g                                       all but the largest `share` of the updates waits
     powersgd    2 (w - 1) / w  r (rows + columns) of each matrix       all but r directions of each matrix wait
 
-Gradients go to the worker that adds up their part and come back as a sum, compressed both times (fp16, bf16, int8); or two thin matrices
-are added up (powersgd); or every worker steps for itself and all get the largest parts of everybody's updates (topk). Each costs 4 bytes
-a weight of memory for what is kept back. Weights that several workers of one copy of the model hold alike (norms under TensorParallel, tied
-embeddings under Pipeline) are added up as they are. Sources: codecs, feedback, local_updates and power_sgd.
+With fp16, bf16 and int8 each worker sums one part of the gradients, and messages are compressed on the way there and
+back. With powersgd two thin matrices are summed. With topk every worker steps on its own and all get the largest parts
+of everybody's updates. Each kind keeps 4 bytes a weight for what messages left out. Weights that several workers of one
+model replica hold alike (norms under TensorParallel, tied embeddings under Pipeline) are summed uncompressed.
+Sources: gradient_codecs, error_feedback, local_updates and power_sgd.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
 from shoestring.core.run import Run, RunState
-from shoestring.training.data_parallel.data_parallel import alone, mixed_drift, united, with_buckets, with_traffic
+from shoestring.training.data_parallel.data_parallel import (
+    data_parallel_refusal,
+    mixed_drift,
+    sum_gradients,
+    with_buckets,
+    with_traffic,
+)
 from shoestring.training.data_parallel.error_feedback import ErrorFeedback
 from shoestring.training.data_parallel.gradient_codecs import CODECS, Codec, TopKCodec
 from shoestring.training.data_parallel.local_updates import sharing_updates
@@ -34,7 +42,7 @@ from shoestring.training.data_parallel.reducer import BUCKET, Bucket
 from shoestring.training.technique import TrainingTechnique
 
 KINDS = (*CODECS, "powersgd")
-VECTOR = 16  # numbers: a worker's part of a bucket is a multiple of it
+VECTOR = 16  # numbers: a worker's part of a bucket is a multiple of this
 
 
 @dataclass(frozen=True)
@@ -49,13 +57,13 @@ class CompressGradients(TrainingTechnique):
     """
 
     kind: str = "int8"  # "fp16", "bf16", "int8", "topk" or "powersgd"
-    share: float = 0.01  # of the numbers, that topk sends
-    rank: int = 4  # of the matrices that powersgd sends
+    share: float = 0.01  # fraction of the numbers that topk sends
+    rank: int = 4  # rank of the matrices that powersgd sends
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
     unites: ClassVar[str] = "data"
-    why: ClassVar[str] = "gradients are added up as shorter messages; what they leave out follows"
+    why: ClassVar[str] = "gradients are summed as shorter messages; what one leaves out is added to the next"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -67,7 +75,7 @@ class CompressGradients(TrainingTechnique):
     def choices(cls, ledger: Ledger) -> tuple[CompressGradients, ...]:
         return tuple(
             map(cls, ("fp16", "int8"))
-        )  # what topk and powersgd do to a loss can't be predicted: they are for who asks
+        )  # the effect of topk and powersgd on the loss can't be predicted: used only when asked for
 
     @property
     def label(self) -> str:
@@ -79,11 +87,11 @@ class CompressGradients(TrainingTechnique):
 
     @property
     def error(self) -> float:
-        """What a message may leave out, by its codec's own measure."""
+        """What a message may leave out, in the codec's own measure."""
         return PowerSGD.error if self.kind == "powersgd" else self.codec.error
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
@@ -113,9 +121,9 @@ class CompressGradients(TrainingTechnique):
         if self.kind == "powersgd":
             factors = LowRankFactors(self.rank)
             parts["powers"] = factors
-            made = united(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
+            made = sum_gradients(run, link, lambda bucket: LowRankSum(bucket, factors.of(bucket), feedback, link))
         else:
-            made = united(
+            made = sum_gradients(
                 run,
                 link,
                 lambda bucket: CompressedSum(bucket, self.codec, feedback, link),
@@ -126,7 +134,7 @@ class CompressGradients(TrainingTechnique):
 
 
 class CompressedSum:
-    """A bucket that goes to its adders and comes back, each number as a shorter one."""
+    """A bucket being summed, compressed on the way to the workers that sum its parts and on the way back."""
 
     def __init__(self, bucket: Bucket, codec: Codec, feedback: ErrorFeedback, link: Link) -> None:
         self.name, self.flat, self.codec, self.feedback, self.link = bucket.name, bucket.filled, codec, feedback, link
@@ -139,7 +147,7 @@ class CompressedSum:
             )
         self.incoming = bytes_for(self.flat, len(outgoing))
         self.sending: Sending = link.exchange(outgoing, self.incoming)
-        self.outgoing = outgoing  # until it is sent
+        self.outgoing = outgoing  # kept alive until it is sent
 
     def of(self, whole: Tensor, rank: int, size: int) -> Tensor:
         return whole[rank * size : (rank + 1) * size]
@@ -158,7 +166,7 @@ class CompressedSum:
 
 
 class LowRankSum:
-    """A bucket whose matrices are added up as products of thin ones."""
+    """A bucket being summed as products of thin matrices."""
 
     def __init__(self, bucket: Bucket, power: PowerSGD, feedback: ErrorFeedback, link: Link) -> None:
         self.flat, self.power, self.link = bucket.filled, power, link
@@ -177,12 +185,12 @@ class LowRankSum:
 
 
 class LowRankFactors(RunState):
-    """The thin matrices of every bucket."""
+    """The PowerSGD matrices of every bucket."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.made: dict[str, PowerSGD] = {}
-        self.loaded: dict[str, Any] = {}  # of buckets that are not made yet
+        self.loaded: dict[str, Any] = {}  # from a checkpoint, for buckets that do not exist yet
 
     def of(self, bucket: Bucket) -> PowerSGD:
         if bucket.name not in self.made:

@@ -1,12 +1,14 @@
-"""DataParallel: every worker trains on its own samples of each batch; their gradients are added up while backward runs.
+"""DataParallel: every worker trains on its own samples of each batch; gradients are summed (all-reduce) while backward
+runs.
 
-    sent       2 (w - 1) / w  g            g: bytes of all gradients; and a few bytes a weight
+    sent       2 (w - 1) / w  g            g: bytes of all gradients, w: workers; and a few bytes a weight
     memory     + one bucket                gradients live in the buckets that are sent
 
-The loss is a mean over the batch's weight W, so worker r counts W_r / W, whatever its share of the samples is: equal to one process with
-the whole batch, up to the order of the sum, as long as no layer mixes samples (batch norm does) and none draws (dropout then draws other
-masks of the same distribution). Statistics that layers keep are averaged. With a batch that grows with the number of workers, the rate
-can be multiplied by it (`linear`), and reached from the job's own in some first steps (`warmup`).
+The loss is a mean over the batch's weight W, so worker r counts W_r / W, whatever its share of the samples. Equal to
+one process with the whole batch, up to the order of the sum, as long as no layer mixes samples (batch norm does) and
+none draws random numbers (dropout then draws other masks of the same distribution). Statistics that layers keep are
+averaged. For a batch that grows with the number of workers, `linear` multiplies the rate by it, and `warmup` reaches
+that rate gradually from the job's own.
 Goyal et al.: Accurate, Large Minibatch SGD, 2017, arXiv 1706.02677.
 """
 
@@ -30,7 +32,7 @@ from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
 from shoestring.core.run import Run, RunState, add_up_shared, weighed
 from shoestring.training.data_parallel.learning_rate import rate_times
-from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, bucketed
+from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
 from shoestring.training.technique import MIXED, TrainingTechnique
 
 
@@ -45,12 +47,12 @@ class DataParallel(TrainingTechnique):
     """
 
     linear: bool = False  # multiply the optimizer's rate by the number of workers
-    warmup: int = 0  # steps from the job's own rate to that
+    warmup: int = 0  # steps from the job's own rate to the multiplied one
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "data"
-    why: ClassVar[str] = "every worker trains on a part of each batch; gradients are added up"
+    why: ClassVar[str] = "every worker trains on a part of each batch; gradients are summed"
 
     def __post_init__(self) -> None:
         if self.warmup < 0 or (self.warmup and not self.linear):
@@ -60,13 +62,13 @@ class DataParallel(TrainingTechnique):
             )
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED if self.linear else split_exactness(ledger)
 
     def drift(self, ledger: Ledger) -> float:
-        """With a rate that is multiplied by the number of workers, it goes as much further."""
+        """A rate multiplied by the number of workers moves the weights so many times as far."""
         return (ledger.workers.world - 1 if self.linear else 0.0) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
@@ -75,12 +77,12 @@ class DataParallel(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
-        averaged = united(run, link, lambda bucket: link.sum(bucket.filled))
-        return paced(averaged, link.world, self.warmup) if self.linear else averaged
+        averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
+        return scale_rate(averaged, link.world, self.warmup) if self.linear else averaged
 
 
-def alone(ledger: Ledger) -> str:
-    """Why workers can't train this model together; empty if they can."""
+def data_parallel_refusal(ledger: Ledger) -> str:
+    """Why data parallelism is impossible here; empty if it is possible."""
     workers = ledger.workers
     if workers.world < 2:
         return (
@@ -95,11 +97,11 @@ def alone(ledger: Ledger) -> str:
             f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
             f"samples or more, or fewer --devices"
         )
-    return unaddable(ledger)
+    return gradient_sum_refusal(ledger)
 
 
-def unaddable(ledger: Ledger) -> str:
-    """Why gradients can't be sent and added up; empty if they can."""
+def gradient_sum_refusal(ledger: Ledger) -> str:
+    """Why gradients can't be sent and summed; empty if they can."""
     if ledger.has("sparse gradients"):
         return (
             "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
@@ -108,52 +110,53 @@ def unaddable(ledger: Ledger) -> str:
 
 
 def split_exactness(ledger: Ledger) -> Exactness:
-    """How close training stays when every worker has a part of each batch."""
+    """How close training stays to plain training when every worker has a part of each batch."""
     if ledger.has("mixes samples"):
         return Exactness.CHANGED
     return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
 
 def mixed_drift(ledger: Ledger) -> float:
-    """What sharing a batch adds to the drift, where layers mix its samples."""
+    """The drift that splitting a batch adds where layers mix its samples."""
     return MIXED if ledger.has("mixes samples") else 0.0
 
 
 def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:
-    """The ledger of a step that sends so many bytes in so many messages."""
+    """The ledger of a step that sends `sent` bytes in `messages` messages."""
     hidden = ledger.pieces * ledger.columns.total("backward") if ledger.workers.hides else 0.0
     waiting = max(ledger.workers.seconds(sent, messages) - hidden, 0.0)
     return replace(ledger, traffic=ledger.traffic + Traffic(sent=sent, waiting=waiting))
 
 
 def with_buckets(ledger: Ledger) -> Ledger:
-    """A bucket is there whole when its first gradient is."""
+    """The ledger with gradients in buckets: a whole bucket is allocated when its first gradient comes."""
     blocks = ledger.columns
     return replace(
         ledger, blocks=blocks.changed(spike=blocks.column("spike") + np.clip(blocks.column("gradient"), 0.0, BUCKET))
     )
 
 
-def trained(run: Run) -> list[nn.Parameter]:
+def trained_parameters(run: Run) -> list[nn.Parameter]:
     return [
         parameter for group in run.optimizer.param_groups for parameter in group["params"] if parameter.requires_grad
     ]
 
 
-def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
-    """The run in which gradients are the sum over a link's workers. `send` is how a bucket, of a multiple of some size, gets to be that.
+def sum_gradients(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | None = None) -> Run:
+    """The run whose gradients are summed over a link's workers. `send` starts to sum a bucket, whose size is a multiple
+    of `multiple`.
 
-    Where a sum depends on what else is in its bucket, weights that several workers of a copy hold (along stage or tensor) would drift
-    apart: `alike` is how buckets of these alone are sent."""
-    weights = trained(run)
+    Where the result depends on what else is in the bucket (compression), weights that several workers of a replica hold
+    (along stage or tensor) would drift apart: buckets of these weights alone are sent with `alike`."""
+    weights = trained_parameters(run)
     held = {one for one in weights if alike is not None and (one in run.shared or run.share(one) < 1)}
     buckets = [
         Bucket(members, multiple, str(number))
-        for number, members in enumerate(bucketed(one for one in weights if one not in held))
+        for number, members in enumerate(make_buckets(one for one in weights if one not in held))
     ]
     together = [
         Bucket(members, 1, f"alike {number}")
-        for number, members in enumerate(bucketed(one for one in weights if one in held))
+        for number, members in enumerate(make_buckets(one for one in weights if one in held))
     ]
     reducer = Reducer(
         [*buckets, *together], link, lambda bucket: alike(bucket) if alike and bucket in together else send(bucket)
@@ -174,7 +177,7 @@ def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | No
         total, unused = reducer.tally(loss)
         for parameter in unused:
             parameter.grad = None
-        if now.last:  # another stage may use what no copy of this one did
+        if now.last:  # another stage may have used weights that no replica of this stage used
             add_up_shared(run.shared)
         statistics.average()
         return total
@@ -183,7 +186,8 @@ def united(run: Run, link: Link, send: Send, multiple: int = 1, alike: Send | No
 
 
 def share_of(run: Run, link: Link, batch: Batch) -> Callable[[], float]:
-    """This worker's share of the batch's weight, to be asked when it is needed: the others' weights are on their way meanwhile."""
+    """A function for this worker's share of the batch's weight; call it late, since the others' weights are being
+    received meanwhile."""
     own = 0.0 if run.assignment.idle else float(run.weight(batch))
     whole = torch.tensor([own], dtype=torch.float64)
     sending = link.sum(whole)
@@ -201,9 +205,9 @@ def share_of(run: Run, link: Link, batch: Batch) -> Callable[[], float]:
 
 
 class Statistics:
-    """Numbers that layers keep beside weights (batch norm's means): averaged after every step in which they changed.
+    """Buffers that layers update (batch norm's statistics): averaged after every step in which they changed.
 
-    Of whole numbers (batch norm's count) there is no mean; with `counts` they are among them, to be sent as they are.
+    Integers (batch norm's count) have no mean; with `counts` they are included, and sent as they are.
     """
 
     def __init__(self, model: nn.Module, link: Link, counts: bool = False) -> None:
@@ -214,29 +218,29 @@ class Statistics:
             for part in model.modules()
             if isinstance(part, RUNNING_NORMS)
             for buffer in part.buffers(recurse=False)
-        }  # their kernels change them without a word
+        }  # norm layers: their kernels change buffers without raising the version counter
 
     def begin(self) -> None:
         self.versions = [write_count(buffer) for buffer in self.buffers]
 
     def norms(self) -> list[bool]:
-        """Of each, whether it is a norm's, which changes in every step."""
+        """For each buffer, whether it belongs to a norm layer, which changes it in every step."""
         return [buffer in self.silent for buffer in self.buffers]
 
     def changed(self) -> list[bool]:
-        """Of each, whether it changed since the step began."""
+        """For each buffer, whether it changed since the step began."""
         return [
             norm or write_count(buffer) != version
             for norm, buffer, version in zip(self.norms(), self.buffers, self.versions, strict=True)
         ]
 
     def flat(self, which: Iterable[bool]) -> Tensor:
-        """Some of them, one after the other."""
+        """The chosen buffers as one flat tensor."""
         with torch.no_grad():
             return torch.cat([buffer.reshape(-1).to(self.dtype) for buffer in compress(self.buffers, which)])
 
     def put(self, buffers: Sequence[Tensor], flat: Tensor) -> None:
-        """Set them to what they have in such a stretch."""
+        """Set buffers from such a flat tensor."""
         with torch.no_grad():
             for buffer, value in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
                 buffer.copy_(value.view(buffer.shape))
@@ -250,7 +254,7 @@ class Statistics:
 
 
 class Pace(RunState):
-    """How many steps were taken."""
+    """The number of steps taken."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -262,8 +266,8 @@ class Pace(RunState):
         self.step = state["step"]
 
 
-def paced(run: Run, world: int, warmup: int) -> Run:
-    """The run with its rate multiplied by the number of workers, reached step by step."""
+def scale_rate(run: Run, world: int, warmup: int) -> Run:
+    """The run with its rate multiplied by the number of workers, reached gradually during warm-up."""
     pace = Pace()
 
     def update(now: Run) -> None:

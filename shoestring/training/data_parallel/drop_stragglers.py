@@ -1,12 +1,12 @@
-"""DropStragglers: every round the server goes on with the gradients that come first, and drops those of the last workers.
+"""DropStragglers: every round the server uses the gradients that come first, and drops those of the slowest workers.
 
-    used      w - backup of w gradients, a mean by their weights      of a batch, (w - backup) / w of the samples
+    used      w - backup of w gradients, averaged by their weights    (w - backup) / w of a batch's samples
     sent      p to a worker and g back for each                       p, g: bytes of weights and of gradients
     time      that of the (w - backup)-th fastest worker
 
-Gradients that come when their round is over are of old weights: they are dropped and counted. Who is late goes on with the batch of the
-round that runs. No gradient is stale, so the rate needs no correction; which samples count depends on time, so two runs differ, and the
-planner takes it only when asked to.
+Gradients that come after their round is over belong to old weights: they are dropped and counted. A late worker goes on
+with the batch of the present round. No gradient is stale, so the rate needs no correction. Which samples count depends
+on timing, so two runs differ, and the planner uses it only on request.
 Chen, Pan, Monga, Bengio, Jozefowicz: Revisiting Distributed Synchronous SGD, 2016, arXiv 1604.00981.
 """
 
@@ -22,9 +22,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.asynchronous import check, served
+from shoestring.training.data_parallel.asynchronous import check, server_ledger
 from shoestring.training.data_parallel.client import Client, client_run
-from shoestring.training.data_parallel.data_parallel import mixed_drift, unaddable
+from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, mixed_drift
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.server import PULL, AssignmentServer, Push
 from shoestring.training.technique import TrainingTechnique
@@ -39,7 +39,7 @@ class DropStragglers(TrainingTechnique):
     Not for: workers of equal speed: then every dropped gradient is work lost.
     """
 
-    backup: int = 1  # gradients of a round that are not waited for
+    backup: int = 1  # number of gradients per round that are not waited for
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
@@ -67,7 +67,7 @@ class DropStragglers(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         least, world = self.backup + 2, ledger.workers.world
         return (
-            unaddable(ledger)
+            gradient_sum_refusal(ledger)
             if world >= least
             else (
                 f"of {world - 1} workers that compute, {self.backup} are not waited for and none is left: --devices {least} or more"
@@ -75,12 +75,12 @@ class DropStragglers(TrainingTechnique):
         )
 
     def drift(self, ledger: Ledger) -> float:
-        """Each step is that of a part of its batch."""
+        """Each step uses a part of its batch only."""
         return 1.0 + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
-        made = served(ledger)
-        rise = made.update.rise + ledger.all_gradients  # one gradient arrives while others are added up
+        made = server_ledger(ledger)
+        rise = made.update.rise + ledger.all_gradients  # one gradient arrives while the others are summed
         return replace(made, update=replace(made.update, rise=rise))
 
     def apply(self, run: Run) -> Run:
@@ -121,7 +121,7 @@ class DropStragglers(TrainingTechnique):
 
 
 def add(total: list[Tensor], push: Push) -> None:
-    """Add a gradient to others, by its weight."""
+    """Add a gradient to a sum, by its weight."""
     for place, flat in enumerate(push.flats):
         if place < len(total):
             total[place].add_(flat, alpha=push.weight)
@@ -130,7 +130,7 @@ def add(total: list[Tensor], push: Push) -> None:
 
 
 class OnePartPerRound:
-    """A part of the batch of this round to every worker that has none of it yet."""
+    """Gives every worker one part of the round's batch."""
 
     def next_part(self, server: AssignmentServer, rank: int) -> tuple[int, int]:
         return server.batch, rank - 1

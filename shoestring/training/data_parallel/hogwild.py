@@ -1,7 +1,8 @@
-"""Hogwild: weights in memory that all workers of a machine share; each steps them by its own gradients and moments, and nobody locks them.
+"""Hogwild: weights in memory shared by all workers of a machine; each worker steps them with its own gradients and
+moments, without locks.
 
-Two steps at once may lose parts of each other, and what a checkpoint has of a weight is what some worker left there. There is a lock for
-what is counted: parts of batches that are taken, and how stale a gradient is.
+Two simultaneous steps may overwrite parts of each other, and a checkpoint holds whatever the workers had written by
+then. Only the counters have a lock: which parts of batches are taken, and how stale a gradient is.
 """
 
 from __future__ import annotations
@@ -24,30 +25,30 @@ from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
 from shoestring.core.run import Run, RunState
 from shoestring.core.schedule import Schedule
-from shoestring.training.data_parallel.data_parallel import trained
+from shoestring.training.data_parallel.data_parallel import trained_parameters
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.links.shared_memory import Shared
 
-IDLE = -1  # instead of the version that a worker computes on
-PAUSE = 0.0005  # seconds between two looks at what others do
-LONG = 1 << 60  # steps: more than any run has
+IDLE = -1  # in place of a version: the worker computes nothing now
+PAUSE = 0.0005  # seconds between two looks at the counters
+LONG = 1 << 60  # more steps than any run has
 
 
 class SharedCounts:
-    """What workers tell each other: bytes that all see."""
+    """Counters in shared memory."""
 
     def __init__(self, numbers: np.ndarray[Any, Any], world: int, delay: int) -> None:
         counts = numbers[: 8 * (2 + world * (delay + 2))].view(np.int64)
-        self.head = counts[:2]  # the next part to take, and whether it is over
+        self.head = counts[:2]  # the next part to take, and whether training is over
         rows = counts[2:].reshape(world, delay + 2)
         self.begun, self.staleness = (
             rows[:, 0],
             rows[:, 1:],
-        )  # of each worker: the version it computes on, its steps by staleness
+        )  # per worker: the version it computes on, and its steps by staleness
         self.losses = (
             numbers[counts.nbytes :].view(np.float64).reshape(world, 2)
-        )  # and the sums of loss x weight, and of weight
+        )  # and the sums of loss x weight and of weight
 
     @staticmethod
     def size(world: int, delay: int) -> int:
@@ -55,50 +56,52 @@ class SharedCounts:
 
     @property
     def version(self) -> int:
-        """Of the weights: the steps that all have taken."""
+        """The version of the weights: the number of updates by all workers."""
         return int(self.staleness.sum())
 
 
 class Hogwild(RunState, Assignment):
-    """One worker's side."""
+    """One worker's side of Hogwild."""
 
     asynchronous = True
 
     def __init__(self, run: Run, link: Link, delay: int, corrected: bool) -> None:
         self.run, self.link, self.rank, self.parts, self.delay = run, link, link.rank, link.world, delay
-        self.before = Pushes(corrected)  # of the run up to the checkpoint that it goes on from
+        self.before = Pushes(corrected)  # counted before the checkpoint that this run resumed from
         statistics = [
             buffer for buffer in run.model.buffers() if buffer.is_floating_point()
-        ]  # counts stay each worker's own
-        self.shared = Shared(link, trained(run), SharedCounts.size(self.parts, delay))
+        ]  # integer counts stay each worker's own
+        self.shared = Shared(link, trained_parameters(run), SharedCounts.size(self.parts, delay))
         if statistics:
             Shared(link, statistics)
         self.counts = SharedCounts(self.shared.numbers, self.parts, delay)
         self.counts.begun[:] = IDLE
-        self.feed: Batches | None = None  # where this worker's samples come from, from its first part on
-        self.stale: int | None = None  # of the gradient that waits for its update
+        self.feed: Batches | None = None  # the source of this worker's samples, set with its first part
+        self.stale: int | None = None  # staleness of the gradient that waits for its update
         self.first, self.target = (
             0,
             0,
-        )  # the batch that it began with; the version at which the first worker's step is done
+        )  # the batch it began with; the version at which the first worker's step is done
         self.seen, self.loss = np.zeros(2), 0.0
 
-    # Parts
+    # Parts of batches
 
     @property
     def counts_steps(self) -> bool:
         return self.rank == 0
 
     def steps_done(self, own: int, before: int) -> int:
-        """A worker but the first counts parts, and a step is as many as all take."""
+        """For the first worker its steps; another worker counts parts, and a step is as many parts as all workers
+        take."""
         return own if self.rank == 0 else min(before + self.counts.version // self.parts, self.run.steps or LONG)
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
-        """The next part. None for the first worker, if the others have done all of this step meanwhile, or have its last parts."""
+        """The next part. None for the first worker if the others did the whole step meanwhile, or took its last
+        parts."""
         if self.feed is None:
             self.feed, self.first = feed, feed.taken
             self.counts.head[0] = feed.taken * self.parts
-            self.wait_for_all()  # nobody begins while another one still loads a checkpoint into the weights
+            self.wait_for_all()  # nobody begins while another worker still loads a checkpoint into the weights
         if self.rank == 0:
             number = self.first + self.target // self.parts
             self.target += self.parts
@@ -121,7 +124,7 @@ class Hogwild(RunState, Assignment):
             return divmod(int(self.counts.head[0]) - 1, self.parts)
 
     def compute(self, now: Run, batch: Batch) -> Tensor:
-        """The gradient of a part, and how stale it is. Without a sample there is none."""
+        """Compute a part's gradient and note its staleness; no gradient if the part has no samples."""
         self.begin()
         loss = torch.zeros(()) if self.idle else self.run.gradients(now, batch)
         weight = 0.0 if self.idle else float(self.run.weight(batch))
@@ -130,7 +133,7 @@ class Hogwild(RunState, Assignment):
         return loss
 
     def begin(self) -> None:
-        """Begin on the weights as they are; wait if somebody's gradient could get too stale by that."""
+        """Begin on the present weights; wait if that could make somebody's gradient too stale."""
         until = time.monotonic() + self.link.deadline
         while True:
             with self.locked():
@@ -141,7 +144,7 @@ class Hogwild(RunState, Assignment):
             self.pause(until)
 
     def pause(self, until: float) -> None:
-        """Wait a little for others, unless that has taken too long."""
+        """Wait a little for others; raise PeerLost if that took too long."""
         if time.monotonic() > until:
             begun = {rank: version for rank, version in enumerate(self.counts.begun.tolist()) if version != IDLE}
             who = f"worker {min(begun, key=begun.__getitem__)}" if begun else "another worker"
@@ -149,7 +152,7 @@ class Hogwild(RunState, Assignment):
         time.sleep(PAUSE)
 
     def update(self, now: Run) -> None:
-        """Step the weights by the gradient that is there, if one is."""
+        """Step the weights with the waiting gradient, if there is one."""
         if self.stale is None:
             return
         with rate_times(now.optimizer, 1 / max(self.stale, 1) if self.before.corrected else 1.0):
@@ -160,7 +163,8 @@ class Hogwild(RunState, Assignment):
         self.stale = None
 
     def step(self, now: Run, batch: Batch) -> Tensor:
-        """The first worker's step, which is as many parts as a batch has, whoever computes them. The loop does the last update."""
+        """The first worker's step: as many parts as a batch has, whoever computes them. The loop does the last
+        update."""
         if batch is not None:
             self.compute(now, batch)
         until = time.monotonic() + self.link.deadline
@@ -170,7 +174,7 @@ class Hogwild(RunState, Assignment):
             assert self.feed is not None, "a step begins with a part"
             try:
                 self.compute(now, self.feed.part(*self.take(self.feed)))
-            except StopIteration:  # the others have the last parts
+            except StopIteration:  # the others took the last parts
                 self.pause(until)
         losses, weights = (total := self.counts.losses.sum(0)) - self.seen
         if weights > 0:
@@ -191,18 +195,18 @@ class Hogwild(RunState, Assignment):
             fcntl.flock(self.shared.file, fcntl.LOCK_UN)
 
     def wait_for_all(self) -> None:
-        """Wait for all. What is sent for that belongs to no step."""
+        """Wait for all workers. The bytes sent for that belong to no step."""
         self.link.begin_sum(torch.zeros(1)).wait()
 
     def end(self) -> None:
-        """Over, if the first worker says so. All have stopped when they are here."""
+        """Mark training as over if this is the first worker, and wait until all have stopped."""
         if self.rank == 0:
             self.counts.head[1] = 1
-        if self.feed is None:  # there was nothing to do
+        if self.feed is None:  # this worker never got a part
             self.wait_for_all()
         self.wait_for_all()
 
-    # What survives a restart
+    # Checkpoint state
 
     def state_dict(self) -> dict[str, Any]:
         whole = Pushes(self.before.corrected)

@@ -1,4 +1,4 @@
-"""The optimizer's rate, multiplied by a factor for the time of one step."""
+"""Multiply the optimizer's learning rate by a factor during one step."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""LocalSteps: every worker takes h steps on its own samples, then all weights are averaged.
+"""LocalSteps: every worker takes h steps on its own samples, then the workers average their weights.
 
     sent      2 (w - 1) / w  p / h  a step        p: bytes of the weights; a step in between sends nothing
 
-They are averaged after the last step too. With `after`, the first steps average gradients (post-local SGD). With `outer`, what the workers
-moved on average is a gradient for a second optimizer, SGD with Nesterov momentum (DiLoCo):
+Weights are averaged after the last step too. With `after`, the first steps average gradients (post-local SGD). With
+`outer`, the workers' mean movement is the gradient of a second optimizer, SGD with Nesterov momentum (DiLoCo):
 
     d = x - mean_r x_r        m = momentum m + d        x = x - outer (d + momentum m)
 
-Inexact: workers go apart in between. Each keeps its own moments.
-Stich: Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767; Lin et al.: Don't Use Large Mini-Batches, Use Local SGD,
-2018, arXiv 1808.07217; Douillard et al.: DiLoCo, 2023, arXiv 2311.08105.
+Inexact: the workers' weights differ in between. Each worker keeps its own moments.
+Stich: Local SGD Converges Fast and Communicates Little, 2018, arXiv 1805.09767; Lin et al.: Don't Use Large
+Mini-Batches, Use Local SGD, 2018, arXiv 1808.07217; Douillard et al.: DiLoCo, 2023, arXiv 2311.08105.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run, RunState
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
-    alone,
+    data_parallel_refusal,
     mixed_drift,
-    trained,
-    united,
+    sum_gradients,
+    trained_parameters,
     with_traffic,
 )
-from shoestring.training.data_parallel.local_updates import joint, load_own_state, own_gradients, own_state, put
-from shoestring.training.data_parallel.reducer import BUCKET, bucketed
+from shoestring.training.data_parallel.local_updates import (
+    flat_weights,
+    load_own_state,
+    own_gradients,
+    own_state,
+    unflatten_into,
+)
+from shoestring.training.data_parallel.reducer import BUCKET, make_buckets
 from shoestring.training.technique import TrainingTechnique
 
-LONG = 1 << 60  # steps: more than any run has
+LONG = 1 << 60  # more steps than any run has
 
 
 @dataclass(frozen=True)
@@ -51,15 +57,15 @@ class LocalSteps(TrainingTechnique):
     Not for: fast links, where averaging gradients in every step costs little.
     """
 
-    h: int = 8  # steps from one averaging of the weights to the next
-    after: int = 0  # steps of averaged gradients before the first that a worker takes on its own
-    outer: float = 0.0  # rate of the second optimizer; 0: weights are averaged. 0.7 is DiLoCo's
+    h: int = 8  # steps between two averagings of the weights
+    after: int = 0  # first steps that average gradients, before local steps begin
+    outer: float = 0.0  # rate of the second optimizer (DiLoCo uses 0.7); 0: weights are averaged
     momentum: float = 0.9  # of the second optimizer
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = False
     unites: ClassVar[str] = "data"
-    why: ClassVar[str] = "workers meet only every few steps and average their weights"
+    why: ClassVar[str] = "workers communicate only every few steps, to average their weights"
 
     def __post_init__(self) -> None:
         if self.h < 1 or self.after < 0 or self.outer < 0 or not 0 <= self.momentum < 1:
@@ -73,7 +79,8 @@ class LocalSteps(TrainingTechnique):
         return 1 / self.h
 
     def talking(self, steps: int) -> dict[TrainingTechnique, int]:
-        """The steps in which workers talk: those in which weights are averaged, and the first ones, which add up gradients."""
+        """The steps in which workers communicate: those that average weights, and the first ones, which sum
+        gradients."""
         alone = max(steps - self.after, 0)
         return {
             replace(self, h=1, after=0): -(-alone // self.h),
@@ -85,13 +92,13 @@ class LocalSteps(TrainingTechnique):
         return cls(8), cls(32), cls(32, outer=0.7)
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger)
+        return data_parallel_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
-        """Averaged weights stay near those of averaged gradients; a second optimizer goes its own length."""
+        """Averaged weights stay near those of averaged gradients; a second optimizer takes steps of its own length."""
         return (1.5 if self.outer else 0.25) + mixed_drift(ledger)
 
     def cost(self, ledger: Ledger) -> Ledger:
@@ -106,7 +113,7 @@ class LocalSteps(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         link = run.mesh.along(self.unites)
-        together = united(run, link, lambda bucket: link.sum(bucket.filled))
+        together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
 
@@ -133,19 +140,17 @@ class LocalSteps(TrainingTechnique):
 
 
 class WeightAveraging(RunState):
-    """When the workers' weights are averaged, and how."""
+    """When and how the workers' weights are averaged."""
 
     def __init__(self, run: Run, link: Link, knobs: LocalSteps) -> None:
         self.run, self.link, self.knobs = run, link, knobs
         self.step = 0
-        self.due = True  # after this step all workers have the same weights
-        self.groups = bucketed(trained(run))
-        self.before: list[
-            Tensor
-        ] = []  # the weights when they were averaged last, where a second optimizer wants to know,
+        self.due = True  # whether all workers have the same weights after this step
+        self.groups = make_buckets(trained_parameters(run))
+        self.before: list[Tensor] = []  # the weights at the last averaging, for a second optimizer,
         self.moments: list[Tensor] = []  # and its momentum
         if knobs.outer:
-            self.before = [joint(members) for members in self.groups]
+            self.before = [flat_weights(members) for members in self.groups]
             self.moments = [torch.zeros_like(flat) for flat in self.before]
 
     def begin(self) -> None:
@@ -155,21 +160,21 @@ class WeightAveraging(RunState):
 
     @property
     def apart(self) -> bool:
-        """Whether this step is a worker's own."""
+        """Whether this is a local step."""
         return self.step > self.knobs.after
 
     @torch.no_grad()
     def average(self) -> None:
         for number, members in enumerate(self.groups):
-            flat = joint(members)
+            flat = flat_weights(members)
             self.link.sum(flat).wait()
             flat.div_(self.link.world)
             if self.knobs.outer:
                 flat = self.led(number, flat)
-            put(members, flat)
+            unflatten_into(members, flat)
 
     def led(self, number: int, mean: Tensor) -> Tensor:
-        """Where the second optimizer goes from the weights averaged last."""
+        """The second optimizer's step, from the weights at the last averaging."""
         before, moment = self.before[number], self.moments[number]
         way = before - mean
         moment.mul_(self.knobs.momentum).add_(way)

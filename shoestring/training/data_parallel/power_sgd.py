@@ -1,14 +1,15 @@
-"""PowerSGD: every matrix of gradients as the product of two thin ones, which workers can sum before they are multiplied.
+"""PowerSGD: send every gradient matrix as the product of two thin ones, which workers can sum before they multiply.
 
     P = sum_w M_w Q        orthonormal columns: P'        Q = sum_w M_w^T P'        sum_w M_w  ~  P' Q^T
 
-r (rows + columns) numbers instead of rows * columns. Q of one step is where the next begins, so that over the steps P' turns
-towards the largest directions of the gradient (power iteration). What has no two dimensions, or is too small to gain, is sent as it is.
+r (rows + columns) numbers instead of rows * columns. Each step starts with the previous step's Q, so that over the
+steps P' turns towards the largest directions of the gradient (power iteration). Tensors that are no matrices, or too
+small to gain, are sent whole.
 
     numbers ----> first ----> summed between workers ----> second ----> summed ----> add, warm
-                  P of all                                 Q of all, and what is not compressed
+                  P of all                                 Q of all, and the uncompressed tensors
 
-Each worker makes P' of the same sum, so machines that round alike have the same bits.
+Each worker computes P' from the same sum, so machines that round alike get the same bits.
 Vogels, Karimireddy, Jaggi: PowerSGD, 2019, arXiv 1905.13727.
 """
 
@@ -26,7 +27,7 @@ from shoestring.core.errors import Mistake
 
 
 class Matrix(NamedTuple):
-    start: int  # its first number's place in the bucket
+    start: int  # position of its first number in the bucket
     rows: int
     columns: int
 
@@ -40,15 +41,15 @@ def check_rank(rank: int) -> None:
 
 
 class PowerSGD:
-    """The codec of a bucket that holds the gradients of these shapes, one after another."""
+    """The codec of a bucket that holds gradients of these shapes, one after another."""
 
-    error = 1.0  # of each matrix, in the Euclidean norm: it leaves out at most the whole; of rank r or less, nothing but rounding
+    error = 1.0  # of each matrix, Euclidean norm: at most all is left out; only rounding if its rank is r or less
 
     def __init__(self, shapes: Sequence[Sequence[int]], rank: int = 4, seed: int = 0) -> None:
         check_rank(rank)
         self.rank = rank
         self.matrices: list[Matrix] = []
-        self.plain: list[slice] = []  # what is sent as it is
+        self.plain: list[slice] = []  # ranges that are sent uncompressed
         start = 0
         for shape in shapes:
             rows, count = (shape[0] if shape else 1), prod(shape)
@@ -57,7 +58,7 @@ class PowerSGD:
             else:
                 self.plain.append(slice(start, start + count))
             start += count
-        draw = np.random.default_rng(seed)  # the same on all workers, and nobody else's chance
+        draw = np.random.default_rng(seed)  # the same on all workers, and independent of every other generator
         self.fresh = [
             torch.from_numpy(draw.standard_normal((matrix.columns, rank), np.float32)) for matrix in self.matrices
         ]
@@ -83,16 +84,16 @@ class PowerSGD:
         return torch.cat([numbers[:0], *(part.flatten() for part in parts)])
 
     def second(self, numbers: Tensor, first: Tensor) -> Tensor:
-        """Q = M^T P' of every matrix and what is not compressed, to be summed between workers; first is the sum."""
+        """Q = M^T P' of every matrix and the uncompressed tensors, to be summed between workers; `first` is the sum."""
         thin = first.split([matrix.rows * self.rank for matrix in self.matrices])
         self.left = [torch.linalg.qr(part.view(-1, self.rank)).Q for part in thin]
         parts = [matrix.of(numbers).mT @ left for matrix, left in zip(self.matrices, self.left, strict=True)]
         return torch.cat([numbers[:0], *(part.flatten() for part in parts), *(numbers[part] for part in self.plain)])
 
     def add(self, second: Tensor, total: Tensor, times: float = 1.0) -> None:
-        """total += times (P' Q^T and what is not compressed): of the sum, or of one worker's own part of it.
+        """total += times (P' Q^T and the uncompressed tensors); `second` is the sum, or one worker's own part of it.
 
-        Subtracted from what a worker owed, its own part leaves what it keeps back.
+        Subtracting a worker's own part from what it owed leaves what it keeps for the next step.
         """
         for matrix, left, right in zip(self.matrices, self.left, self.rights(second), strict=True):
             matrix.of(total).addmm_(left, right.mT, alpha=times)
@@ -103,9 +104,11 @@ class PowerSGD:
             start = end
 
     def warm(self, second: Tensor) -> None:
-        """Begin the next step with this sum's Q; with the seeded one where that is zero or not finite, since it would stay so."""
+        """Start the next step with this sum's Q, or with the initial Q where it is zero or not finite, since it would
+        stay so."""
         self.right = [
-            renewed(right, fresh.to(right.device)) for right, fresh in zip(self.rights(second), self.fresh, strict=True)
+            rescale_columns(right, fresh.to(right.device))
+            for right, fresh in zip(self.rights(second), self.fresh, strict=True)
         ]
 
     def rights(self, second: Tensor) -> Iterator[Tensor]:
@@ -121,7 +124,7 @@ class PowerSGD:
         self.right = [right.clone() for right in state["right"]]
 
 
-def renewed(right: Tensor, fresh: Tensor) -> Tensor:
-    """Columns with 1 as their largest number, so that squares of huge or tiny gradients never occur."""
+def rescale_columns(right: Tensor, fresh: Tensor) -> Tensor:
+    """Columns scaled to 1 as their largest number, so that squares of huge or tiny gradients never occur."""
     largest = right.abs().amax(0)
     return torch.where((largest > 0) & largest.isfinite(), right / largest, fresh)

@@ -1,6 +1,6 @@
-"""Pushes: the gradients that workers gave, by worker and by staleness.
+"""Pushes: counts of the gradients that workers sent, by worker and by staleness.
 
-staleness s    versions of the weights that came between the one a gradient was computed on and the one it was applied to
+staleness s    updates of the weights between the version a gradient was computed on and the one it was applied to
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from shoestring.core.run import RunState
 
 
 class Pushes(RunState):
-    """What was pushed so far. Part of the run's state, and so of its report."""
+    """Counts of pushes so far. Part of the run's state, and of its report."""
 
     def __init__(self, corrected: bool | None) -> None:
-        self.corrected = corrected  # the rate of a step was divided by its staleness; None: nothing stale was used
-        self.staleness: Counter[int] = Counter()  # pushes that were applied, by staleness,
-        self.applied: Counter[int] = Counter()  # and by worker
+        self.corrected = corrected  # whether the rate was divided by staleness; None: nothing stale was used
+        self.staleness: Counter[int] = Counter()  # applied pushes by staleness
+        self.applied: Counter[int] = Counter()  # applied pushes by worker
         self.dropped: Counter[int] = Counter()  # pushes that came too late, by worker
 
     def add(self, rank: int, staleness: int, count: int = 1) -> None:
@@ -42,9 +42,9 @@ class Pushes(RunState):
 
 
 def may_begin(version: int, out: Collection[int], delay: int) -> bool:
-    """Whether one more worker may begin on this version, so that no gradient can get staler than `delay`.
+    """Whether one more worker may begin on this version without making any gradient staler than `delay`.
 
-    `out` are the versions that others compute on. In the worst case the oldest is pushed last, after all others:
+    `out` are the versions that others compute on now. In the worst case the oldest is pushed last, after all others:
 
         version + |out| - min(out) <= delay
 

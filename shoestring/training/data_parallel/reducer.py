@@ -1,8 +1,9 @@
-"""Gradients of all workers, added up in buckets while backward still runs.
+"""Sum all workers' gradients in buckets while backward still runs.
 
-A gradient that is there is copied into its bucket; a bucket that is full is sent. Buckets go in the order in which backward fills them,
-last weights first, and each waits for those before it, so that all workers send the same things in the same order whatever they used.
-Weights that nobody used keep no gradient, as in plain training.
+A gradient is copied into its bucket when it is ready; a full bucket is sent. Buckets are sent in the order in which
+backward fills them, last weights first, each after the one before it, so that all workers send the same buckets in the
+same order whichever weights they used.
+Weights that no worker used keep no gradient, as in plain training.
 Li et al.: PyTorch Distributed: Experiences on Accelerating Data Parallel Training, 2020, arXiv 2006.15704.
 """
 
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link, Sending
 
-BUCKET = 16 << 20  # bytes of gradients that are sent at once, unless one weight has more
+BUCKET = 16 << 20  # bytes of gradients per message, unless one weight has more
 
 
 class Bucket:
-    """Weights whose gradients are sent together. They lie one after the other, in a stretch of a multiple of some size."""
+    """Weights whose gradients are sent together, flattened into one tensor whose length is a multiple of `multiple`."""
 
     def __init__(self, members: Sequence[nn.Parameter], multiple: int = 1, name: str = "") -> None:
         self.members, self.name = list(members), name
@@ -31,7 +32,7 @@ class Bucket:
             self.offsets[parameter] = size
             size += parameter.numel()
         self.full, self.size = size, -(-size // multiple) * multiple
-        self.flat: Tensor | None = None  # the gradients, from the first that is there until they are sent
+        self.flat: Tensor | None = None  # the gradients, from the first one's arrival until they are sent
         self.here: set[nn.Parameter] = set()
 
     def view(self, parameter: nn.Parameter) -> Tensor:
@@ -42,7 +43,7 @@ class Bucket:
 
     @property
     def filled(self) -> Tensor:
-        assert self.flat is not None, "what is full was filled"
+        assert self.flat is not None, "a bucket has memory from its first gradient on"
         return self.flat
 
 
@@ -50,10 +51,10 @@ def part_of(flat: Tensor, begin: int, parameter: nn.Parameter) -> Tensor:
     return flat[begin : begin + parameter.numel()].view(parameter.shape)
 
 
-Send = Callable[[Bucket], Sending]  # begins to add up a bucket over all workers
+Send = Callable[[Bucket], Sending]  # starts to sum a bucket over all workers
 
 
-def bucketed(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
+def make_buckets(parameters: Iterable[nn.Parameter], most: int = BUCKET) -> list[list[nn.Parameter]]:
     """Weights in buckets of one dtype, from the last to the first."""
     groups: list[list[nn.Parameter]] = []
     size = 0
@@ -71,19 +72,19 @@ class Reducer:
 
     def __init__(self, buckets: Sequence[Bucket], link: Link, send: Send, keeps_gradients: bool = True) -> None:
         self.buckets, self.link, self.send = buckets, link, send
-        self.keeps_gradients = keeps_gradients  # gradients stay as views of their bucket
+        self.keeps_gradients = keeps_gradients  # whether gradients stay, as views of their bucket
         self.bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.members}
-        self.used: set[nn.Parameter] = set()  # in this step
+        self.used: set[nn.Parameter] = set()  # weights that got a gradient in this step
         self.sendings: list[Sending] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """While inside, gradients that arrive are sent; at the end all are there."""
+        """While inside, buckets are sent as gradients arrive; at the end all are summed."""
         hooks = [
             parameter.register_post_accumulate_grad_hook(self.arrived)
             for parameter in self.bucket_of
             if parameter.requires_grad
-        ]  # one that was frozen since counts as not used
+        ]  # a weight frozen since then counts as unused
         try:
             yield
         finally:
@@ -98,7 +99,7 @@ class Reducer:
                 "a weight has a sparse gradient, which can't be added up in buckets: make its embedding with sparse=False"
             )
         bucket = self.bucket_of[parameter]
-        if parameter in bucket.here:  # its bucket may have been sent
+        if parameter in bucket.here:  # a second gradient: its bucket may have been sent
             raise Mistake(
                 "a weight's gradient came a second time in one backward, as it does where a weight is used both in a checkpoint "
                 "with use_reentrant=True and somewhere else: make the model's checkpoints with use_reentrant=False"
@@ -111,7 +112,7 @@ class Reducer:
         self.send_full()
 
     def send_full(self) -> None:
-        """Send what is full and in turn."""
+        """Send full buckets, in order."""
         while len(self.sendings) < len(self.buckets):
             bucket = self.buckets[len(self.sendings)]
             if len(bucket.here) < len(bucket.members):
@@ -121,14 +122,14 @@ class Reducer:
                 bucket.flat = None
 
     def send_rest(self) -> None:
-        """Send what is left, with zeros for what was not used, and wait for all."""
+        """Send the remaining buckets, with zeros for unused weights, and wait for all."""
         for bucket in self.buckets[len(self.sendings) :]:
             for parameter in bucket.members:
                 if parameter not in bucket.here:
                     view = bucket.view(parameter)
                     if parameter.grad is None:
                         view.zero_()
-                    else:  # of an earlier piece of the batch
+                    else:  # the gradient is of an earlier micro-batch
                         view.copy_(parameter.grad)
                         self.used.add(parameter)
                     parameter.grad = view if self.keeps_gradients else None
@@ -142,7 +143,7 @@ class Reducer:
             bucket.here.clear()
 
     def tally(self, loss: Tensor) -> tuple[Tensor, set[nn.Parameter]]:
-        """The sum of the workers' losses, and the weights that nobody used in this step."""
+        """The sum of the workers' losses, and the weights that no worker used in this step."""
         weights = list(self.bucket_of)
         own = torch.tensor([float(parameter in self.used) for parameter in weights])
         sums = torch.cat([loss.detach().reshape(1).float(), own.to(loss.device)])

@@ -1,10 +1,10 @@
 """The parameter server: the first worker keeps the weights and the optimizer, the others compute gradients.
 
     worker   ask  -> which batch, which part of it     pull -> version, weights     push: version, loss, weight, gradients
-    server   answers one message after the other, in the order they come; what may not be answered yet waits
+    server   answers messages in the order they come; a request that must wait is answered later
 
-A gradient is pushed when backward is done, so that nobody waits for half of it. Statistics that layers keep (batch norm's) are each
-worker's own; the server has those that came last.
+A gradient is pushed when backward is done, so that nobody waits for half of one. Statistics that layers keep (batch
+norm's) are each worker's own; the server has those that came last.
 Li et al.: Scaling Distributed Machine Learning with the Parameter Server, 2014 (OSDI).
 """
 
@@ -22,12 +22,12 @@ from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.data_parallel import Statistics, trained
+from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
 from shoestring.training.data_parallel.pushes import Pushes
-from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
+from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part_of
 
-ASK, PULL, PUSH, DONE = range(4)  # what a worker says first; DONE: it has no more data
-FINISHED = -1  # instead of an answer
+ASK, PULL, PUSH, DONE = range(4)  # the kind of a worker's message; DONE: it has no more data
+FINISHED = -1  # sent in place of an answer
 
 
 @dataclass
@@ -37,38 +37,38 @@ class Push:
     rank: int
     staleness: int
     loss: float
-    weight: float  # of the samples that it is a mean over
-    used: set[nn.Parameter]  # the weights that have a gradient,
-    flats: list[Tensor]  # which lie in these buckets
+    weight: float  # weight of the samples that it averages
+    used: set[nn.Parameter]  # the weights that have a gradient
+    flats: list[Tensor]  # the gradients, in buckets
 
 
 class WaitPolicy(Protocol):
-    """Who gets which part of which batch, and who has to wait."""
+    """Decides who gets which part of which batch, and who has to wait."""
 
     def next_part(self, server: AssignmentServer, rank: int) -> tuple[int, int]: ...
     def may_go_on(self, server: AssignmentServer, rank: int, kind: int) -> bool: ...
 
 
 class AssignmentServer(Assignment):
-    """The first worker's side."""
+    """The parameter server, run by the first worker."""
 
     asynchronous = True
 
     def __init__(self, run: Run, link: Link, rule: WaitPolicy, pushes: Pushes) -> None:
         self.run, self.rule, self.link, self.pushes = run, rule, link, pushes
         self.parts = link.world - 1
-        self.weights = trained(run)
-        self.buckets = [Bucket(members) for members in bucketed(self.weights)]
+        self.weights = trained_parameters(run)
+        self.buckets = [Bucket(members) for members in make_buckets(self.weights)]
         self.statistics = Statistics(run.model, link, counts=True)
         self.version = 0  # of the weights
-        self.batch = 0  # that the loop stands at
-        self.computing: dict[int, int] = {}  # who computes now, and on which version
-        self.last_push: dict[int, int] = {}  # of each worker, the version of its last push
-        self.waiting: list[tuple[int, int]] = []  # who waits for an answer to what
+        self.batch = 0  # the loop's present batch
+        self.computing: dict[int, int] = {}  # computing worker -> the version it computes on
+        self.last_push: dict[int, int] = {}  # worker -> the version of its last push
+        self.waiting: list[tuple[int, int]] = []  # requests that wait: (worker, kind)
         self.loss: float | None = None  # of the last step
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
-        """The server needs no samples, but stands where the workers do, so that a checkpoint says where to go on."""
+        """No samples: the server needs none. It only follows the workers' position in the data, for checkpoints."""
         self.batch = feed.taken
         return feed.taken, None
 
@@ -83,7 +83,7 @@ class AssignmentServer(Assignment):
             self.waiting.append((rank, kind))
 
     def answer(self) -> None:
-        """Answer those who may go on."""
+        """Answer the waiting workers that may go on."""
         for rank, kind in list(self.waiting):
             if kind == DONE or not self.rule.may_go_on(self, rank, kind):
                 continue
@@ -105,11 +105,11 @@ class AssignmentServer(Assignment):
 
     def next_message(self) -> tuple[int, int, int, float, float]:
         """The next message, whoever it is from: rank, kind, version, loss, weight."""
-        if self.link.imagined:  # all are as fast: whoever may go on does, and who began first is done first
+        if self.link.imagined:  # all are equally fast: whoever may go on does, and who began first is done first
             busy = {rank for rank, _ in self.waiting} | self.computing.keys()
             self.waiting += [(rank, ASK) for rank in range(1, self.link.world) if rank not in busy]
             self.answer()
-            self.answer()  # those who were told which part is theirs
+            self.answer()  # workers that were assigned a part
             rank = next(iter(self.computing))
             return rank, PUSH, self.computing[rank], 0.0, 1.0
         head = torch.empty(4, dtype=torch.float64)
@@ -118,12 +118,12 @@ class AssignmentServer(Assignment):
         return rank, int(kind), int(version), loss, weight
 
     def receive_push(self, rank: int, version: int, loss: float, weight: float) -> Push:
-        """The rest of a push."""
+        """Receive the rest of a push."""
         self.computing.pop(rank, None)
         self.last_push[rank] = version
         flags = torch.tensor(
             [True] * len(self.weights) + self.statistics.norms(), dtype=torch.uint8
-        )  # unless they say otherwise
+        )  # the default, unless the message says otherwise
         self.link.receive(flags, rank)
         found = flags.tolist()
         used = set(compress(self.weights, found))
@@ -138,14 +138,14 @@ class AssignmentServer(Assignment):
         return Push(rank, self.version - version, loss, weight, used, flats)
 
     def set_gradients(self, used: set[nn.Parameter], flats: list[Tensor]) -> None:
-        """Put gradients to where the optimizer looks for them, and leave them nowhere else."""
+        """Move gradients to the weights' `.grad`."""
         for bucket, flat in zip(self.buckets, flats, strict=False):
             for parameter in bucket.members:
                 parameter.grad = part_of(flat, bucket.offsets[parameter], parameter) if parameter in used else None
         flats.clear()
 
     def mean(self, pushes: Sequence[tuple[float, float]]) -> Tensor:
-        """The mean of (loss, weight) by weight. Where workers had no samples in this step, it is that of the last."""
+        """The mean of (loss, weight) by weight. If no worker had samples in this step, the last step's loss."""
         whole = sum(weight for _, weight in pushes)
         if whole > 0:
             self.loss = sum(loss * weight for loss, weight in pushes) / whole
@@ -156,7 +156,7 @@ class AssignmentServer(Assignment):
         return torch.tensor(self.loss)
 
     def end(self) -> None:
-        """Tell everybody, as they come, that it is over; what they push now is too late."""
+        """Tell every worker, when it next sends a message, that training is over; a push by then is too late."""
         working = set(range(1, self.link.world))
         while True:
             for rank, _ in self.waiting:

@@ -1,15 +1,16 @@
-"""Shard: every worker trains on its own samples and owns a part of what one process would hold whole (ZeRO).
+"""Shard: every worker trains on its own samples and owns a part of the optimizer state, gradients and weights (ZeRO,
+FSDP).
 
-    stage    a worker holds of w                              sent a step, of p bytes of weights and as many of gradients
-    1        optimizer / w                                    (w - 1) / w  2 p      gradients to their owners, weights back
-    2        and gradients / w                                the same; with n pieces of the batch (w - 1) / w  (n + 1) p
+    stage    a worker holds of w                              sent per step (p: bytes of weights, and as many of gradients)
+    1        optimizer state / w                              (w - 1) / w  2 p      gradients to their owners, weights back
+    2        and gradients / w                                the same; with n micro-batches (w - 1) / w  (n + 1) p
     3        and weights / w, and those of a block or two     (w - 1) / w  3 p      weights before forward and before backward
 
-Stage 1 keeps a worker's own gradients until the last piece of the batch, stage 2 sends those of every piece; without Accumulate they do
-the same. The numbers are those of DataParallel, but for the order of sums. Parts of weights can be stepped alone only by optimizers that
-look at every number alone (Adam does, LAMB and Adafactor do not).
-Rajbhandari et al.: ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2019, arXiv 1910.02054; Zhao et al.: PyTorch
-FSDP, 2023, arXiv 2304.11277.
+Stage 1 keeps a worker's own gradients until the batch's last micro-batch, stage 2 sends those of every micro-batch;
+without Accumulate they do the same. The results are those of DataParallel, up to the order of sums. Only elementwise
+optimizers can step parts of weights (Adam is one, LAMB and Adafactor are not).
+Rajbhandari et al.: ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2019, arXiv 1910.02054; Zhao
+et al.: PyTorch FSDP, 2023, arXiv 2304.11277.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from shoestring.core.run import Run, weighed
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
-    alone,
+    data_parallel_refusal,
     mixed_drift,
     share_of,
     split_exactness,
@@ -50,13 +51,13 @@ class Shard(TrainingTechnique):
     Not for: optimizers that look at whole weights (LAMB, Adafactor, Muon), and slow links with stage 3.
     """
 
-    stage: int = 2  # 1: optimizer state; 2: and gradients; 3: and weights
+    stage: int = 2  # 1: shard the optimizer state; 2: and gradients; 3: and weights
 
     order: ClassVar[int] = 60
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "data"
     divides: ClassVar[StepDivision] = StepDivision.IN_PARTS
-    why: ClassVar[str] = "every worker owns a part of the optimizer's state, the gradients, the weights"
+    why: ClassVar[str] = "every worker owns a part of the optimizer state, the gradients, the weights"
 
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
@@ -69,7 +70,7 @@ class Shard(TrainingTechnique):
         return tuple(map(cls, STAGES))
 
     def refusal(self, ledger: Ledger) -> str:
-        return alone(ledger) or super().refusal(ledger)
+        return data_parallel_refusal(ledger) or super().refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return split_exactness(ledger)

@@ -1,7 +1,8 @@
-"""Units: how the weights of a model are cut into parts, one for every worker.
+"""Units: how the weights of a model are cut into shards, one for every worker.
 
-A unit is a block, or a bucket of the weights outside of all blocks. Its weights lie one after the other in a stretch that is cut into
-`world` equal parts, padded at the end. The optimizer steps pieces: what of each weight lies in this worker's part.
+A unit is a block, or a bucket of weights outside of all blocks. Its weights are flattened into one tensor that is cut
+into `world` equal parts, padded at the end. The optimizer steps *pieces*: the part of each weight that lies in this
+worker's shard.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 from shoestring.core.link import Link
 from shoestring.core.private import resize_storage
 from shoestring.core.run import Run
-from shoestring.training.data_parallel.reducer import Bucket, bucketed, part_of
+from shoestring.training.data_parallel.reducer import Bucket, make_buckets, part_of
 
-VECTOR = 16  # numbers: parts begin at a multiple of it
+VECTOR = 16  # numbers: shards begin at a multiple of this
 
 
 class ShardUnit(Bucket):
-    """Weights that are cut together."""
+    """Weights that are flattened and cut together."""
 
     def __init__(self, members: Sequence[nn.Parameter], link: Link, block: nn.Module | None, parted: bool) -> None:
         super().__init__(members, link.world * VECTOR)
@@ -47,30 +48,30 @@ class ShardUnit(Bucket):
             for start, stop in [self.span(parameter)]
             if start < stop
         }
-        self.gradient: Tensor | None = None  # of this worker's part
+        self.gradient: Tensor | None = None  # of this worker's shard
 
     def span(self, parameter: nn.Parameter) -> tuple[int, int]:
-        """Where in the stretch this worker's piece of a weight begins and ends."""
+        """Where in the flat tensor this worker's piece of a weight begins and ends."""
         start = self.offsets[parameter]
         return max(start, self.begin), min(start + parameter.numel(), self.begin + self.part)
 
     def gather(self) -> None:
-        """Bring the whole here."""
+        """All-gather the unit's weights."""
         if not self.present:
             resize_storage(self.whole, self.size)
             self.link.gather(self.own, self.whole).wait()
             self.present = True
 
     def release(self) -> None:
-        """Keep only this worker's part."""
+        """Keep only this worker's shard."""
         if self.present and self.parted:
             resize_storage(self.whole, 0)
             self.present = False
 
 
 def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Parameter]]]:
-    """The members of every unit, with its block, in the order in which backward comes to them. What several stages use is a unit for
-    itself, so that workers of all these stages cut it alike."""
+    """The members of every unit, with its block, in the order in which backward comes to them. Weights that several
+    stages use form a unit of their own, so that the workers of all these stages cut them alike."""
     count: dict[nn.Parameter, int] = {}
     for block in run.blocks.values():
         for parameter in block.parameters():
@@ -93,13 +94,13 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
     ]
     return [
         *inside,
-        *((None, members) for kind in alike(outside) for members in bucketed(kind)),
+        *((None, members) for kind in alike(outside) for members in make_buckets(kind)),
         *((None, [one]) for one in run.shared),
     ]
 
 
 def alike(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Weights that can lie in one stretch: of one dtype and device, all trained or all not."""
+    """Weights that can share a flat tensor: of one dtype and device, all trained or all frozen."""
     kinds: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         kinds.setdefault((parameter.dtype, parameter.device, parameter.requires_grad), []).append(parameter)

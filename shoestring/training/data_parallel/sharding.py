@@ -1,8 +1,8 @@
-"""The engine of Shard: every worker owns a part of each unit of weights, and of all that goes with it.
+"""The engine of Shard: every worker owns a shard of each unit of weights, with its gradients and optimizer state.
 
-stage 1, 2    the whole stretch is here; after the update everybody sends its part round
-stage 3       only this worker's part is here; the whole comes before a block's forward and backward and goes after them.
-              Its storage is emptied and filled again, so what autograd saved of it is right again in time
+stage 1, 2    all weights are here; after the update every worker sends its shard to the others
+stage 3       only this worker's shard is here; a block's weights are gathered before its forward and backward and freed afterwards.
+              Their storage is emptied and refilled in place, so that tensors saved by autograd are valid again in time
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from shoestring.measure.interception import Guard, patched
 from shoestring.training.data_parallel.reducer import Bucket, Reducer
 from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
 
-CHUNK = 1 << 22  # bytes that are gathered at once for a checkpoint
+CHUNK = 1 << 22  # bytes gathered at once for a checkpoint
 
 
 class Sharding(RunState):
-    """A run's weights in units, and what a run says of them."""
+    """A run's weights in units, and the run state that goes with them."""
 
     def __init__(self, run: Run, link: Link, stage: int) -> None:
         self.run, self.stage, self.link = run, stage, link
@@ -43,7 +43,7 @@ class Sharding(RunState):
                 self.of_block.setdefault(unit.block, []).append(unit)
         self.reducer = Reducer(moving, link, self.send, keeps_gradients=False)
         self.sending: Sending = CompletedWork()
-        self.in_backward = False  # backward runs
+        self.in_backward = False  # whether backward is running
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
         for group in run.optimizer.param_groups:
             group["params"] = [piece for parameter in group["params"] for piece in self.pieces_of(parameter)]
@@ -52,11 +52,11 @@ class Sharding(RunState):
         unit = self.unit_of.get(parameter)
         return [parameter] if unit is None else [unit.pieces[parameter]] if parameter in unit.pieces else []
 
-    # The step
+    # One step
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """While inside, blocks find their weights, in forward and when they are computed again."""
+        """While inside, blocks find their weights, in forward and when they are recomputed."""
         if self.stage < 3:
             yield
             return
@@ -67,7 +67,7 @@ class Sharding(RunState):
             yield
 
     def guard(self) -> AbstractContextManager[object]:
-        """In a rehearsal, a weight that is used while it is not there is found."""
+        """In a rehearsal, detect a weight that is used while it is not gathered."""
         storages = {storage_id_of(unit.whole): self.names[unit.members[0]] for unit in self.units if unit.parted}
 
         def absent(leaf: Tensor) -> str:
@@ -97,7 +97,8 @@ class Sharding(RunState):
 
     @contextmanager
     def backward(self, last: bool) -> Iterator[None]:
-        """While inside, gradients that arrive go to their owners. In stage 1 they stay until the last piece of the batch."""
+        """While inside, gradients are sent to their owners as they arrive. In stage 1 they stay until the last
+        micro-batch."""
         self.in_backward = True
         try:
             if self.stage == 1 and not last:
@@ -114,7 +115,7 @@ class Sharding(RunState):
                     unit.release()
 
     def send(self, bucket: Bucket) -> Sending:
-        """One unit's gradients on the way at a time: what they need is there once."""
+        """Send one unit's gradients; waits for the previous unit's, so that buffers exist once."""
         assert isinstance(bucket, ShardUnit), "these are the units"
         self.sending.wait()
         self.sending = Arriving(bucket, self.link)
@@ -123,7 +124,7 @@ class Sharding(RunState):
         return self.sending
 
     def gather_outside(self) -> None:
-        """Bring what lies outside of all blocks, for the time of a step."""
+        """Gather the weights outside of all blocks for the time of a step."""
         for unit in self.units:
             if unit.block is None:
                 unit.gather()
@@ -133,8 +134,9 @@ class Sharding(RunState):
             unit.release()
 
     def add_up_parts(self, shared: Mapping[nn.Parameter, AddUp], unused: set[nn.Parameter]) -> set[nn.Parameter]:
-        """Add up this worker's part of the gradients of weights that several stages use, whose workers have the same part. Of the weights
-        that no copy of this stage used, gives those that no other stage used either."""
+        """Sum this worker's shard of the gradients of weights that several stages use; the workers of those stages hold
+        the same shard. Of the weights that no replica of this stage used, return those that no other stage used
+        either."""
         for parameter, add_up in shared.items():
             unit = self.unit_of[parameter]
             unit.gradient = unit.gradient if unit.gradient is not None else unit.own.new_zeros(unit.part)
@@ -155,7 +157,7 @@ class Sharding(RunState):
             unit.gradient = None
 
     def clip(self, most: float, optimizer: Any) -> None:
-        """Scale gradients down to a global norm, which is that of all workers' pieces."""
+        """Scale gradients down to a global norm of `most`, computed over all workers' pieces."""
         found = [piece.grad for group in optimizer.param_groups for piece in group["params"] if piece.grad is not None]
         weights = {piece: weight for unit in self.units for weight, piece in unit.pieces.items()}
         square = self.units[0].own.new_zeros(1, dtype=torch.float32)
@@ -172,14 +174,14 @@ class Sharding(RunState):
             gradient.mul_(factor.to(gradient.dtype))
 
     def gather_weights(self) -> None:
-        """After the update: everybody's parts to everybody, where the whole keeps_gradients here."""
+        """After the update: all-gather the weights where they stay whole."""
         if self.stage < 3:
             for sending in [unit.link.gather(unit.own, unit.whole) for unit in self.units if unit not in self.frozen]:
                 sending.wait()
 
     @contextmanager
     def usable(self) -> Iterator[None]:
-        """While inside, all weights are here."""
+        """While inside, all weights are gathered."""
         for unit in self.units:
             unit.gather()
         try:
@@ -189,7 +191,8 @@ class Sharding(RunState):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """While inside, all workers may call the model at the same time: blocks find their weights when they are called."""
+        """While inside, all workers may call the model at the same time: blocks gather their weights when they are
+        called."""
         self.gather_outside()
         try:
             with patched(
@@ -201,7 +204,7 @@ class Sharding(RunState):
         finally:
             self.release()
 
-    # What survives a restart: the same as in one process, so that any number of workers can go on from it
+    # Checkpoint state: the same as for one process, so that any number of workers can resume from it
 
     @property
     def kept(self) -> dict[str, ShardedTensor]:
@@ -216,7 +219,7 @@ class Sharding(RunState):
         }
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
-        """What is parted is gathered when it is written."""
+        """The optimizer's state dict with sharded tensors whole; each is gathered when it is written."""
         optimizer = self.run.optimizer
         known = [next(map(self.known, self.pieces_of(parameter)), {}) for parameter in self.all_weights()]
         told = self.link.objects(known)
@@ -240,7 +243,7 @@ class Sharding(RunState):
         return [parameter for members in self.groups for parameter in members]
 
     def known(self, piece: nn.Parameter) -> dict[str, tuple[Any, Any]]:
-        """What a piece's state has: of a tensor as long as the piece its dtype, of anything else the value."""
+        """A piece's optimizer state: the dtype of every tensor as long as the piece, and the value of anything else."""
         state = self.run.optimizer.state.get(piece, {})
         return {
             key: (value.dtype, None) if isinstance(value, Tensor) and value.shape == piece.shape else (None, value)
@@ -259,7 +262,7 @@ class Sharding(RunState):
         )
 
     def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
-        """This worker's pieces of a whole state."""
+        """This worker's pieces of a whole optimizer state."""
         state: dict[int, dict[str, Any]] = {}
         groups, local, number = [], 0, 0
         for group, members in zip(whole["param_groups"], self.groups, strict=True):
@@ -287,7 +290,7 @@ class Sharding(RunState):
 
 
 class Arriving:
-    """A unit's gradients on their way to their owners."""
+    """A unit's gradients on the way to their owners."""
 
     def __init__(self, unit: ShardUnit, link: Link) -> None:
         self.unit: ShardUnit | None = unit
@@ -307,7 +310,7 @@ class Arriving:
 
 
 class ShardedTensor:
-    """A tensor of a weight's shape of which every worker holds a piece. All of them must ask for it."""
+    """A tensor of a weight's shape, of which every worker holds a piece. All workers must read it together."""
 
     def __init__(
         self, sharding: Sharding, parameter: nn.Parameter, piece: Any, dtype: torch.dtype | None = None
@@ -317,7 +320,7 @@ class ShardedTensor:
         self.gathered = False
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its numbers in order: workers put theirs into zeros and add up bytes, which changes none."""
+        """Its numbers in order: workers put their pieces into zeros and sum the bytes, which changes no bit."""
         self.gathered = True
         unit, own = self.sharding.unit_of[self.parameter], self.piece()
         start, stop = (place - unit.offsets[self.parameter] for place in unit.span(self.parameter))
@@ -332,7 +335,7 @@ class ShardedTensor:
             yield numbers
 
     def take(self, whole: Tensor) -> None:
-        """Take this worker's piece of a whole."""
+        """Take this worker's piece of a whole tensor."""
         own = self.piece()
         if own is not None:
             own.data.copy_(self.sharding.piece_of(whole, self.parameter))

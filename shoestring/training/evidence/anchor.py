@@ -1,8 +1,9 @@
-"""The anchor: one real step, measured, to which all predicted times and process sizes are relative.
+"""The anchor: one measured real step; all predicted times and process sizes are relative to it.
 
-Run in a child process. Times come from clocks at the borders of the blocks, forward and (by the gradients that pass there)
-backward. Memory comes from the kernel's own high-water mark, read and reset at every moment of a tracked step: what it
-exceeds the tensors by is the base of the process plus the scratch memory of that moment's kernels.
+It runs in a child process. Times come from clocks at the borders of blocks, in forward and (by gradients that pass
+there) in backward.
+Memory comes from the kernel's high-water mark, read and reset at every moment of a tracked step: what exceeds the
+tensors is the base of the process plus the scratch memory of that moment's kernels.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from shoestring.core.private import tree_leaves
 from shoestring.core.run import Run
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.holdings import Holders
-from shoestring.measure.load import HELD_UP, Timing, believed, busy_share, effort, enough, timing
-from shoestring.measure.process import forget_peak, status, touched
-from shoestring.measure.timeline import filled, stretches
-from shoestring.measure.tracker import Tracker, watched
+from shoestring.measure.load import HELD_UP, Timing, believed_timings, busy_share, effort, enough, timing
+from shoestring.measure.process import forget_peak, status, touched_bytes
+from shoestring.measure.timeline import stretches, with_filled_workspaces
+from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.training.catalogue import ALL_BLOCKS_AGAIN, CATALOGUE
 from shoestring.training.evidence.held_out import Watching, looked_through, own_validation
 from shoestring.training.evidence.rehearse import planned_data, prepared
 from shoestring.training.loop import steps
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.validation import SilentObserver, check_goal, validated
+from shoestring.training.validation import SilentObserver, check_goal, run_validation
 
-TIMED = 5  # steps whose median counts, at most
-ENOUGH = 1.5  # seconds of such steps; of long ones, two are enough
-VARIED = 8  # steps with batches as they come, where they are of several sizes
-MORE = 4  # times as many steps, while other processes hold them up,
-LONGEST = 8.0  # seconds of them
-ENDLESS = 4.0  # seconds: of steps longer than this, the first one is enough
+TIMED = 5  # at most so many steps are timed; their median counts
+ENOUGH = 1.5  # seconds of timed steps; if steps are long, two are enough
+VARIED = 8  # number of timed steps if batches differ in size
+MORE = 4  # time up to so many times as many steps while other processes slow them down,
+LONGEST = 8.0  # but for no more seconds than this
+ENDLESS = 4.0  # seconds: if a step takes longer, one is enough
 
 
 class BlockTimer:
-    """Seconds that each block takes forward and backward; what lies between blocks goes to the place after the block."""
+    """Seconds of each block, forward and backward; time between blocks is counted for the place after the block."""
 
     def __init__(self) -> None:
         self.spans: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -58,7 +59,7 @@ class BlockTimer:
         self.place = place
 
 
-def timed(run: Run, clock: BlockTimer) -> Run:
+def with_clock(run: Run, clock: BlockTimer) -> Run:
     """The run with a clock at the borders of its blocks."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
@@ -69,7 +70,7 @@ def timed(run: Run, clock: BlockTimer) -> Run:
             def enter(module: nn.Module, args: Any, name: str = name) -> None:
                 before = clock.place
                 clock.lap("forward", name)
-                # The block before may have its output here too, and then its clock has rung already.
+                # If the previous block's output is an input here, its clock has been read already.
                 on_gradient(args, lambda: clock.lap("backward", before) if clock.place == name else None)
 
             def leave(module: nn.Module, args: Any, output: Any, name: str = name) -> None:
@@ -101,7 +102,7 @@ def timed(run: Run, clock: BlockTimer) -> Run:
 
 
 def on_gradient(values: Any, lap: Callable[[], None]) -> None:
-    """Call `lap` when the gradient of the first tensor among values that has one arrives."""
+    """Call `lap` when the gradient arrives of the first tensor among `values` that needs one."""
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             leaf.register_hook(lambda gradient: lap())
@@ -110,11 +111,11 @@ def on_gradient(values: Any, lap: Callable[[], None]) -> None:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of a step, of the timings that were not held up by other processes."""
+    """Seconds of a step, over the timings that other processes did not slow down."""
 
-    times: Mapping[str, float]  # median by "phase place", and of the whole step as "step"
-    spread: float  # how far steps are from that, in the mean, as a share of it
-    busy: float  # share of the time that threads had no core: above HELD_UP, the machine was never quiet
+    times: Mapping[str, float]  # medians by "phase place", and of the whole step as "step"
+    spread: float  # mean deviation of steps from the median, relative to it
+    busy: float  # fraction of the time that threads waited for a core: above HELD_UP, the machine was never quiet
 
     @property
     def step(self) -> float:
@@ -122,18 +123,18 @@ class StepTimes:
 
     @property
     def by_clock(self) -> float:
-        """Seconds that such a step takes here and now, with the time in the queue."""
+        """Wall-clock seconds of such a step here and now, including the time spent waiting for a core."""
         return self.step / max(1 - self.busy, 1e-3)
 
 
 def step_times(
     run: Run, feeds: Sequence[Sequence[Batch]], count: int, most: int = 0, alone: bool = True
 ) -> list[StepTimes]:
-    """Times of `count` steps with each feed, or up to `most` while other processes hold them up. Feeds take turns, so that a slow moment
-    of the machine meets all of them. `alone`: nobody of ours works beside this process; of a group, workers hold up each other when they
-    train too, and that is no disturbance."""
+    """Times of `count` steps with each feed, or of up to `most` while other processes slow them down. Feeds alternate,
+    so that a slow moment of the machine hits all of them. `alone`: whether this is our only process; workers of a group
+    slow each other down, as they also do in training, so that is no disturbance."""
     clock = BlockTimer()
-    watch = timed(run, clock)
+    watch = with_clock(run, clock)
     timings: list[list[Timing]] = [[] for _ in feeds]
     spans: list[list[dict[tuple[str, str], list[float]]]] = [[] for _ in feeds]
     number = 0
@@ -150,9 +151,9 @@ def step_times(
 
 
 def typical(timings: Sequence[Timing], spans: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
-    """What timed steps say together; `spans`: the parts of each."""
+    """Summary of timed steps; `spans`: the parts of each step."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
-    counted = believed(timings)
+    counted = believed_timings(timings)
     for number in counted:
         for place, times in spans[number].items():
             found[place] += [one * (1 - timings[number].held_up) for one in times]
@@ -165,7 +166,7 @@ def typical(timings: Sequence[Timing], spans: Sequence[Mapping[tuple[str, str], 
 
 
 def spread(times: Sequence[float]) -> float:
-    """How far these are from their median, in the mean, as a share of it.
+    """Mean deviation of the times from their median, relative to it.
 
     >>> spread([1.0, 1.0, 1.3])
     0.1
@@ -175,20 +176,22 @@ def spread(times: Sequence[float]) -> float:
 
 
 def validate_largest(run: Run, job: Job, watch: SilentObserver | None = None) -> None:
-    """Validate as training would, on the largest held-out batch: what the process needs for that counts. The job's own does as it likes."""
+    """Validate on the largest held-out batch, as training would, so that its memory counts. A job's own `validate` runs
+    as it is."""
     if job.validate is not None:
-        check_goal(job, validated(run, job, watch))
+        check_goal(job, run_validation(run, job, watch))
     elif job.held_out is not None:
         found = looked_through(job)
-        check_goal(job, validated(run, job, watch, [(found.largest, True)]))
+        check_goal(job, run_validation(run, job, watch, [(found.largest, True)]))
 
 
 def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) -> tuple[dict[str, int], float, int]:
-    """By "phase place": bytes that the process has above its tensors at the highest point of that moment; the share of libraries'
-    workspaces that was written to, which is all of them that counts; and bytes of tensors that the job's own validation makes."""
+    """Three figures: bytes by "phase place" that the process exceeds its tensors by at that moment's peak; the fraction
+    of libraries' workspaces that was written to (only written pages count); and bytes of tensors that the job's own
+    validation makes."""
     found: dict[str, int] = {}
     marks: list[int] = []
-    written = whole = 0  # bytes of workspaces
+    written = whole = 0  # bytes of workspaces, written and in total
 
     class Gauge(Tracker):
         def mark(self, phase: str, block: str = "") -> None:
@@ -198,12 +201,12 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) ->
 
         def workspace(self, tensor: Tensor) -> None:
             nonlocal written, whole
-            written += touched(tensor)
+            written += touched_bytes(tensor)
             whole += tensor.nbytes
             super().workspace(tensor)
 
     gauge = Gauge()
-    watch = watched(run, gauge, holders)
+    watch = watch_run(run, gauge, holders)
     forget_peak()
     with gauge:
         for _ in steps(watch, islice(batches, 1)):
@@ -211,28 +214,29 @@ def overheads(run: Run, batches: Iterable[Batch], job: Job, holders: Holders) ->
     validate_largest(run, job, Watching(run, gauge, holders))
     marks.append(status("VmHWM"))
     share = written / whole if whole else 1.0
-    for stretch, most in zip(stretches(filled(gauge.log, share), paged), marks, strict=True):
+    for stretch, most in zip(stretches(with_filled_workspaces(gauge.log, share), resident_bytes), marks, strict=True):
         if stretch.moment.phase:
             name = " ".join(stretch.moment)
             found[name] = max(found.get(name, -(1 << 62)), most - stretch.top)
     return found, share, own_validation(gauge.log) if job.validate is not None else 0
 
 
-def paged(size: int) -> int:
-    """Bytes that a tensor's storage takes of the process: pinned malloc maps large ones by whole pages, with a header."""
+def resident_bytes(size: int) -> int:
+    """Bytes of the process that a tensor's storage takes: pinned malloc maps large ones in whole pages, with a
+    header."""
     return size if size < 65536 else -(-(size + 64 + 16) // 4096) * 4096
 
 
-def anchored(
+def measure_anchor(
     job: Job, techniques: tuple[Technique, ...], model: nn.Module, memory: bool, usual: Sequence[Batch] = ()
 ) -> dict[str, Any]:
-    """One step of the job under these techniques, measured: its memory with the largest batch, its time with `usual` ones, if those are
-    others."""
-    with planned_data(job) as (batches, held):  # what the data keep is there in training too
-        return anchored_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
+    """One measured step of the job under these techniques: memory with the largest batch, time with the `usual` batches
+    if those are others."""
+    with planned_data(job) as (batches, held):  # what the data source keeps is in memory in training too
+        return measure_anchor_on(list(islice(batches, 2)), job, techniques, model, memory, usual, Holders(job, held))
 
 
-def anchored_on(
+def measure_anchor_on(
     largest: list[Batch],
     job: Job,
     techniques: tuple[Technique, ...],
@@ -241,7 +245,7 @@ def anchored_on(
     usual: Sequence[Batch],
     holders: Holders,
 ) -> dict[str, Any]:
-    """The same with these batches as the largest."""
+    """The same, given the largest batches."""
     feed = list(usual) or largest
     run, alone = prepared(job, techniques, model), job.link.world == 1
     times = step_times(run, [feed], 1, alone=alone)[0]
@@ -265,7 +269,7 @@ def anchored_on(
     smaller = {number: part for number, part in smaller.items() if can_run(run, part)}
     if not endless:
         times, *others = step_times(run, [feed, *smaller.values()], count, most, alone)
-    if usual:  # the largest among others: what the allocator keeps back of those is there too
+    if usual:  # run the largest batch among the others, because the allocator keeps memory of those too
         for _ in steps(run, chain(islice(planned_batches(replace(job, largest=None)), VARIED), largest)):
             pass
     result: dict[str, Any] = {
@@ -281,8 +285,8 @@ def anchored_on(
     result["adding"] = fastest(
         lambda: [p.grad.add_(p.grad) for p in model.parameters() if p.grad is not None and not p.grad.is_sparse]
     )
-    result["probes"] = probed(run)
-    if job.validates:  # at the end: it takes the gradients away
+    result["probes"] = run_probes(run)
+    if job.validates:  # last, because it frees the gradients
         forget_peak()
         begun = time.perf_counter()
         validate_largest(run, job)
@@ -291,17 +295,18 @@ def anchored_on(
     return result
 
 
-def probed(run: Run) -> dict[str, float]:
-    """Seconds of what techniques want to know of a plain run; some of it can't be done with every model."""
+def run_probes(run: Run) -> dict[str, float]:
+    """Seconds of the probes that techniques ask for; some are impossible with some models."""
     found = {}
     for name, probe in ((name, probe) for kind in CATALOGUE for name, probe in kind.probes(run).items()):
-        with suppress(RuntimeError), probe as work:  # kernels are not for all weights: of complex ones there are none
+        with suppress(RuntimeError), probe as work:  # a kernel may not exist for some weights, such as complex ones
             found[name] = fastest(work)
     return found
 
 
 def why_not_again(job: Job, model: nn.Module) -> str:
-    """Why blocks of a model can't be computed again; empty if they can: a step in which all of them are compares every one."""
+    """Why blocks of a model can't be recomputed; empty if they can. Runs a step that recomputes every block and
+    compares each."""
     try:
         for _ in steps(prepared(job, (ALL_BLOCKS_AGAIN,), model), islice(planned_batches(job), 1)):
             pass
@@ -311,7 +316,8 @@ def why_not_again(job: Job, model: nn.Module) -> str:
 
 
 def pieces_of(job: Job, feed: Sequence[Batch]) -> dict[float, list[Batch]]:
-    """A half and a small part of every batch, by how many of them make the whole; none where a batch can't be split."""
+    """A half and a smaller part of every batch, by the number of such parts in a batch; empty if a batch can't be
+    split."""
     try:
         count = job.count(feed[0])
         return {
@@ -324,7 +330,7 @@ def pieces_of(job: Job, feed: Sequence[Batch]) -> dict[float, list[Batch]]:
 
 
 def can_run(run: Run, feed: Sequence[Batch]) -> bool:
-    """Whether a step can be done with such batches; batch norm can't with a lone sample."""
+    """Whether a step can run on such batches; batch norm can't with a single sample."""
     try:
         step_times(run, [feed], 1)
     except Exception:
@@ -333,8 +339,8 @@ def can_run(run: Run, feed: Sequence[Batch]) -> bool:
 
 
 def pace(whole: StepTimes, piece: StepTimes, number: float) -> float:
-    """Seconds that the batch takes in so many pieces, per second that it takes at once. If other processes held up either, pieces
-    are not taken to be faster than the whole: the difference may be theirs.
+    """Seconds of the batch in `number` micro-batches, per second of the batch at once. If other processes slowed down
+    either timing, micro-batches are not assumed to be faster than the whole: the difference may be theirs.
 
     >>> def took(step, busy): return StepTimes({"step": step + 1.0, "update (update)": 1.0}, 0.0, busy)
     >>> pace(took(4.0, 0.0), took(1.5, 0.0), 2), pace(took(4.0, 0.5), took(1.5, 0.0), 2), pace(took(4.0, 0.5), took(3.0, 0.0), 2)
@@ -345,7 +351,7 @@ def pace(whole: StepTimes, piece: StepTimes, number: float) -> float:
 
 
 def fastest(work: Callable[[], object]) -> float:
-    """Least seconds of a few tries."""
+    """The shortest time of several tries, in seconds."""
     times = []
     for _ in range(TIMED):
         start = time.perf_counter()

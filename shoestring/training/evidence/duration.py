@@ -1,4 +1,4 @@
-"""How long planning takes on this machine, by how long it took before: kept beside what is known of the machine."""
+"""How long planning takes on this machine, from earlier plannings; kept beside the machine's other figures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from statistics import median
 from shoestring.measure.cache import read_kept, write_kept
 from shoestring.measure.probe import hardware_file
 
-MOST = 100  # plannings that are kept
+MOST = 100  # number of plannings that are kept
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ def kept_at() -> Path:
 
 
 def expected_seconds(question: Path) -> float | None:
-    """Seconds that the answer to a question (`earlier.place_of`) took the last time; else those that other plannings took, the median."""
+    """Seconds that planning took the last time for this question (`earlier.place_of`); else the median over other
+    plannings."""
     found = kept_seconds()
     return found.get(question.stem) or (median(found.values()) if found else None)
 

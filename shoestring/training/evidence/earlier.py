@@ -1,8 +1,8 @@
-"""What the planner chose when it was asked the same before: among plans within the noise of timing, it is chosen again.
+"""The planner's earlier choice for the same question: among plans within timing noise, it is chosen again.
 
-Times are measured, so a second planning of the same command may rank two plans of about the same speed the other way round, and if
-they round differently, the weights differ. Kept beside what is known of the machine; a plan that does not fit any more, or is slower
-than others by more than noise, is not chosen for having been chosen.
+Times are measured, so planning the same command twice may rank two plans of similar speed differently, and if they
+round differently, the weights differ. The choice is kept beside the machine's figures; a plan that no longer fits, or
+is slower than others by more than noise, is not chosen again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniqu
 from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique as Technique
 
-MOST = 500  # answers that are kept
+MOST = 500  # number of answers that are kept
 
 
 @dataclass(frozen=True)
 class KeptChoice:
-    """What is kept of a plan."""
+    """What is stored of a plan."""
 
     techniques: tuple[TechniqueSpec, ...]
 
 
 def place_of(file: str, asked: Mapping[str, Any]) -> Path:
-    """Where the answer to a question is kept: a job file and what was asked of it, on this machine."""
+    """The path for the answer to a question: a job file and its options, on this machine."""
     machine = hardware_file()
     question = {"source": hashlib.sha256(Path(file).read_bytes()).hexdigest(), "machine": machine.stem} | dict(asked)
     written = json.dumps(question, sort_keys=True, default=str)
@@ -42,7 +42,7 @@ def place_of(file: str, asked: Mapping[str, Any]) -> Path:
 
 def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
     found = read_kept(place, KeptChoice)
-    with suppress(Mistake):  # of another version
+    with suppress(Mistake):  # written by another version
         return techniques_of(found.techniques) if found is not None else None
     return None
 

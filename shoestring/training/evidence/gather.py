@@ -1,4 +1,5 @@
-"""All that is found out of a job before anything is predicted: the ledger of its plain step, and what it stands on."""
+"""Gather the evidence about a job before anything is predicted: the ledger of its plain step, and where its figures
+come from."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.measure.instructions import deadly
 from shoestring.measure.tracker import Log
 from shoestring.training.evidence.anchor import why_not_again
-from shoestring.training.evidence.pieces import tried_in_pieces
+from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.real_steps import needs_of, real_steps
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
@@ -22,9 +23,9 @@ from shoestring.training.technique import TrainingTechnique as Technique
 
 @dataclass(frozen=True)
 class Evidence:
-    ledger: Ledger  # of the plain step, with those of the precisions that were measured
+    ledger: Ledger  # of the plain step, with the ledgers of measured precisions
     plain: Log  # of the plain steps
-    anchors: Mapping[str, Anchor] = field(default_factory=dict)  # real steps by the key of their variant; "": plain
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)  # measured steps by variant; "": plain
     reserved: int = 0  # bytes of address space that a worker needs above its memory
 
     @property
@@ -34,30 +35,32 @@ class Evidence:
 
 @dataclass
 class Traits:
-    """What the model and the job do that techniques care about, while it is being found out."""
+    """Traits of the model and the job that techniques depend on, while they are being found."""
 
     found: set[str]
     reasons: dict[str, str] = field(
         default_factory=dict
-    )  # trait -> what was found that shows it, where that has to be told
+    )  # trait -> the observation that shows it, where messages quote it
 
     def note(self, trait: str, why: str) -> None:
         self.found.add(trait)
         self.reasons[trait] = why
 
     def note_pieces(self, rehearsals: Rehearsals, plain: Log, tried: Mapping[str, str]) -> None:
-        """Note what a trial of the batch in two pieces found: the worker's, or where there is none, one here if the model is small."""
+        """Note what the trial of the batch in two micro-batches found: the worker's trial, or one here if there is none
+        and the model is small."""
         if "mixes samples" in self.found:
             self.reasons["mixes samples"] = "batch norm looks at all samples of a batch at once"
         if "can't be split" in self.found or "mixes samples" in self.found:
             return
         if rehearsals.worker is None and rehearsals.fits_here(plain):
-            tried = tried_in_pieces(rehearsals.job, rehearsals.made_here)
+            tried = try_in_pieces(rehearsals.job, rehearsals.made_here)
         self.reasons |= tried
         self.found |= set(tried) - {"not tried"}
 
     def note_again(self, rehearsals: Rehearsals, plain: Log, again: str) -> None:
-        """Note why blocks can't be computed again: as the worker found, or where there is none, by a step here if the model is small."""
+        """Note why blocks can't be recomputed: as the worker found, or by a step here if there is none and the model is
+        small."""
         if rehearsals.worker is None and "no block runs" not in self.found and rehearsals.fits_here(plain):
             with random_state.kept():
                 model = rehearsals.made_here()
@@ -67,17 +70,18 @@ class Traits:
             self.note("can't be recomputed", again)
 
 
-def gathered(
+def gather_evidence(
     rehearsals: Rehearsals, variants: Iterable[Technique], only: tuple[Technique, ...] | None = None
 ) -> Evidence:
-    """The evidence for a job; each of the variants is measured beside the plain step. `only`: what these techniques need, and no more."""
+    """The evidence for a job; each variant is measured beside the plain step. `only`: measure just what these
+    techniques need."""
     plain, hardware = rehearsals.log(()), rehearsals.hardware
-    job = rehearsals.job  # planned for the batch that needs most, which the plain steps have told
+    job = rehearsals.job  # planned for the batch that needs most memory, which the plain steps have found
     traits = Traits(rehearsals.traits(plain))
     half = half_of_the_batch(rehearsals, traits)
     dying = {
         one.computes_in for one in variants if one.computes_in and deadly(one.computes_in)
-    }  # to this process, which rehearses them
+    }  # these dtypes crash this process, which rehearses them
     traits.found |= {f"{dtype} is deadly here" for dtype in dying}
     variants = [one for one in variants if one.computes_in not in dying]
     steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found, needs_of(only))
@@ -118,7 +122,7 @@ def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed:
 
 
 def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
-    """The log of a plain step with half the batch; none where that can't be, which is noted, or says nothing."""
+    """The log of a plain step with half the batch; None if that is impossible (which is noted) or useless."""
     job = rehearsals.job
     if "can't be split" in traits.found:
         traits.reasons["can't be split"] = unsplittable(job)
@@ -131,7 +135,8 @@ def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
 
 
 def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Ledger:
-    """The ledger of the plain step without a real one: enough to know how close the wanted techniques stay."""
+    """The plain step's ledger without a real step: enough to tell how close the wanted techniques stay to plain
+    training."""
     plain = rehearsals.log(())
     traits = Traits(rehearsals.traits(plain))
     if any(one.splits_batch or one.unites for one in wanted):

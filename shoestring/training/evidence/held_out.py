@@ -1,8 +1,8 @@
-"""The validation in a rehearsal: one pass over the largest held-out batch, and how much all of them are.
+"""Rehearse the validation: one pass over the largest held-out batch, and the total amount of held-out data.
 
-It is the very code that validates in training, so its memory is exact too. Code of the job that looks at values which depend on weights
-(a metric by `item()`) is followed up to there, and the log says so. The job's own `validate` may do anything, so of that only what it
-finds is rehearsed; what it makes itself is measured in a real run of it, where there is one.
+It runs the very code that validates in training, so its memory is exact too. A metric that reads values which depend on
+weights (`item()`) is followed up to that point, and the log says so. The job's own `validate` may do anything, so only
+the memory standing before it is rehearsed; what it allocates is measured in a real run, where there is one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
 from shoestring.measure.tracker import VALIDATE, Log, StorageEvent, Tracker, hold_run, visits_told
-from shoestring.training.validation import SilentObserver, check_goal, held_out, measured, once_through, validating
+from shoestring.training.validation import SilentObserver, batch_metrics, check_goal, held_out, once_through, validating
 
-LONGEST = 5.0  # seconds that held-out data are looked through
+LONGEST = 5.0  # seconds to spend looking through held-out data
 OWN = "validate=... may do anything, so only a real run of it tells"
 
 
 class Watching(SilentObserver):
-    """The tracker looks on at a validation; of batches, at those that are larger than all before. `also` gives the batch of the last
-    step and its loss, which stand meanwhile."""
+    """Tracks a validation, and of its batches only those that are larger than all before. `also` returns the last
+    step's batch and its loss, which are in memory meanwhile."""
 
     def __init__(
         self, run: Run, tracker: Tracker, holders: Holders, also: Callable[[], tuple[Batch, Any]] = lambda: (None, None)
     ) -> None:
         self.run, self.tracker, self.holders, self.also = run, tracker, holders, also
-        self.begun, self.largest = False, -1  # bytes of a batch
+        self.begun, self.largest = False, -1  # largest: bytes of the largest batch so far
 
     @contextmanager
     def around(self) -> Iterator[None]:
@@ -51,12 +51,12 @@ class Watching(SilentObserver):
             self.mark("")
 
     def hold_all(self) -> None:
-        """Count what was made while the tracker looked away."""
+        """Count what was allocated while the tracker was off."""
         hold_run(self.run, self.tracker)
         batch, loss = self.also()
         if not self.tracker.alive(
             "inputs"
-        ):  # data that keep their batches have those of the first steps still, which count
+        ):  # a data source that keeps its batches still has those of the first steps, which count
             self.tracker.hold(tensors(batch), "inputs")
         self.tracker.hold(tensors(loss))
         self.tracker.hold_new(self.holders.found(self.run))
@@ -83,25 +83,25 @@ class Watching(SilentObserver):
 
 
 def size_of(batch: Batch) -> int:
-    """Bytes of a batch; of a part of one, those of the part."""
+    """Bytes of a batch; of a sharded one, those of the part."""
     return sum(one.nbytes for one in tensors(batch) if one.layout is torch.strided)
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What was found in a look through the held-out data."""
+    """What a look through the held-out data found."""
 
     largest: Batch
-    counts: bool  # it is this worker's, and not only to stand there
+    counts: bool  # whether this worker validates the batch, or only holds it
     all: float  # bytes of all batches / bytes of the largest
-    batches: int  # that were looked at
-    ended: bool  # those were all
-    seconds: float  # that making and fetching all of them takes
+    batches: int  # number of batches looked at
+    ended: bool  # whether those were all
+    seconds: float  # to make and fetch all of them
 
 
 @dataclass(frozen=True)
 class HeldOutSource:
-    """What held-out batches follow from, to look through them once; and the job that they are of."""
+    """The job and the settings from which held-out batches are made, for one look through them."""
 
     data: ByIdentity
     size: int
@@ -114,7 +114,7 @@ class HeldOutSource:
 
 
 def looked_through(job: Job, whole: bool = False) -> HeldOut:
-    """The largest held-out batch, or of a group this worker's part of it, and how much all of them are."""
+    """The largest held-out batch (in a group, this worker's part of it), and the total amount."""
     link = job.mesh.along("data")
     place = (0, 1) if whole else (link.rank, link.world)
     return look(
@@ -135,7 +135,7 @@ def look(source: HeldOutSource) -> HeldOut:
             largest, counts, most = batch, own, size
         spent = time.monotonic() - begun
         if spent > LONGEST:
-            rest = max(feed.per_epoch - number, 0)  # where data say how many there are
+            rest = max(feed.per_epoch - number, 0)  # if the data tell their length
             return HeldOut(
                 largest,
                 counts,
@@ -152,12 +152,12 @@ def look(source: HeldOutSource) -> HeldOut:
 
 
 def without_validation(job: Job) -> Job:
-    """The same job, which is not validated: for rehearsals of which only the step is wanted."""
+    """The same job without validation, for rehearsals that need only the step."""
     return replace(job, held_out=None, metrics=None, validate=None, patience=0)
 
 
 def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, last: Batch) -> None:
-    """Validate once, on the largest held-out batch, where the tracker looks on. `last`: the batch of the last step."""
+    """Validate once on the largest held-out batch, under the tracker. `last`: the batch of the last step."""
     if not job.validates or not run.assignment.counts_steps:
         return
     watch = Watching(run, tracker, holders, lambda: (last, None))
@@ -171,12 +171,12 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
     names: list[str] = []
     with validating(run, job, watch), watch.batch(found.largest):
         try:
-            names = list(measured(run, job, moved(found.largest, device)))
+            names = list(batch_metrics(run, job, moved(found.largest, device)))
         except Mistake:
             raise
         except (
             Exception
-        ) as error:  # training can go on fake tensors here, or this would not be reached; metrics may not
+        ) as error:  # training itself ran on fake tensors, or this would not be reached; a metric may not
             if tracker.stage is None:
                 raise
             tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
@@ -185,13 +185,13 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
 
 
 def own_validation(log: Log) -> int:
-    """Bytes of tensors that the job's own validation made at most, above what it found."""
+    """The most bytes of tensors that the job's own validation allocated."""
     found = validation(log)
     return max(stretch.top for stretch in found) - found[0].end if found else 0
 
 
 def with_own(log: Log, size: int) -> Log:
-    """The log of a rehearsal in which the job's own validation makes tensors of so many bytes."""
+    """The log of a rehearsal in which the job's own validation allocates `size` bytes of tensors."""
     place = next((number for number, (_, moment) in enumerate(log.marks) if moment.phase == VALIDATE), None)
     if place is None or not size:
         return log

@@ -1,12 +1,14 @@
-"""A trial: is a batch in two pieces the same as the batch at once? Losses, gradients and what the forward itself changes are compared.
+"""A trial: does a batch in two micro-batches give the same as the batch at once? Compares losses, gradients and state
+changes.
 
-Plain training sees the whole batch; Accumulate and groups of workers see pieces of it. That is the same up to rounding only if the loss
-is a mean over samples and no sample is looked at beside others: not with contrastive losses, moving averages, weights that are set by the
-first batch. Nobody can read that off a model, so it is tried: two models from the same seed, one given the batch, the other its two
-halves, twice over, so that what a forward leaves behind shows in the next.
+Plain training sees the whole batch; Accumulate and groups of workers see parts of it. That is the same up to rounding
+only if the loss is a mean over samples and samples do not interact: not with contrastive losses, moving averages, or
+weights initialised from the first batch. This can't be read off a model, so it is tried: two models from the same seed,
+one given the batch, the other its two halves, twice over, so that state left by a forward shows in the next.
 
-Chance must not decide: every number that is drawn is replaced by one and the same (a coin falls as it mostly does, a permutation is a
-reversal), which is the same for a sample wherever it stands in a batch. What Python or NumPy draw can't be replaced.
+Randomness must not decide: every random number is replaced by the same constant (a coin shows its likelier side, a
+permutation is a reversal), so a sample gets the same wherever it stands in a batch. Numbers drawn by Python or NumPy
+can't be replaced.
 """
 
 from __future__ import annotations
@@ -34,14 +36,14 @@ from shoestring.training.evidence.step import first_batch
 from shoestring.training.technique import TrainingTechnique as Technique
 
 ROUNDS = 2
-QUICK = 0.5  # seconds: where a step takes longer, the trial is made with a few samples, FEW or a little more
+QUICK = 0.5  # seconds: if a step takes longer, the trial uses a few samples, FEW or a little more
 FEW = 4
 TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-4,
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
-}  # relative, of losses and states
+}  # relative tolerances for losses and states
 SLOPE = 10  # gradients may differ by so many times that: they are sums with cancellation
 KNOWN = (
     "bernoulli",
@@ -58,27 +60,28 @@ KNOWN = (
     "log_normal",
     "cauchy",
 )
-QUANTILE = 0.37  # drawn numbers are this far between the least and the most, or so many deviations above the mean
+QUANTILE = 0.37  # replaces random numbers: this far between lowest and highest, or so many deviations above the mean
 
 
 @dataclass(frozen=True)
 class PassOutputs:
-    """What some passes over a batch gave."""
+    """The results of several passes over a batch."""
 
     losses: list[float]
-    scale: float  # of the losses: the sum of their sizes
+    scale: float  # sum of the losses' absolute values
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    outside: str  # what drew numbers that could not be replaced
+    outside: str  # the generator whose numbers could not be replaced
 
 
-def tried_in_pieces(
+def try_in_pieces(
     job: Job, make: Callable[[], nn.Module], techniques: Iterable[Technique] = (), small: bool = False
 ) -> dict[str, str]:
-    """What is not the same when the job's batch comes in two pieces: traits of the model with what was found; "not tried": why.
+    """What differs when the job's batch comes in two micro-batches: traits of the model, each with the observation;
+    "not tried": why.
 
-    `techniques` are those under which a step fits this machine; `small`: with a few samples instead of the whole batch.
+    `techniques` make a step fit this machine; `small`: use a few samples instead of the whole batch.
     """
     try:
         batch = first_batch(job)
@@ -99,32 +102,32 @@ def tried_in_pieces(
     alone = replace(job, mesh=on_one_axis())
     with random_state.kept():
         try:
-            once = passed(alone, used, make(), [(batch, 1.0)])
+            once = run_passes(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
             return {"not tried": f"{type(error).__name__}: {error}".splitlines()[0]}
         try:
-            apart = passed(alone, used, make(), list(zip(halves, shares, strict=True)))
+            apart = run_passes(alone, used, make(), list(zip(halves, shares, strict=True)))
         except Exception as error:
             told = f"half of the batch can't be trained on: {type(error).__name__}: {error}".splitlines()[0]
             return {"not tried": told} if small else {"can't be split": told}
-    return compared(once, apart)
+    return differing_traits(once, apart)
 
 
-def passed(
+def run_passes(
     job: Job, techniques: Iterable[Technique], model: nn.Module, pieces: list[tuple[Batch, float]]
 ) -> PassOutputs:
-    """Losses, gradients and state after passing over the pieces a few times, without an update."""
+    """Losses, gradients and state after a few passes over the micro-batches, without an update."""
     model.zero_grad(set_to_none=True)
     run = prepared(job, techniques, model)
     losses, scale, outside = [], 0.0, set[str]()
     for _ in range(ROUNDS):
         found = []
         for piece, share in pieces:
-            random_state.seed(job.seed)  # a coin that is tossed once a forward falls the same way in all of them
-            before = others()
+            random_state.seed(job.seed)  # so that a number drawn once per forward is the same in all of them
+            before = generator_states()
             with Settled() as calm:
-                found.append(float(run.gradients(replace(run, loss=scaled(run.loss, share)), piece)))
-            outside |= calm.left | ({"Python or NumPy"} if others() != before else set())
+                found.append(float(run.gradients(replace(run, loss=scale_loss(run.loss, share)), piece)))
+            outside |= calm.left | ({"Python or NumPy"} if generator_states() != before else set())
         losses.append(sum(found))
         scale += sum(map(abs, found))
     return PassOutputs(
@@ -137,27 +140,27 @@ def passed(
     )
 
 
-def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
     return lambda output, batch: weighed(loss(output, batch), share)
 
 
-def compared(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
+def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
     """The traits that the differences show."""
     if not all(map(math.isfinite, (*once.losses, *apart.losses))):
         return {"not tried": f"the loss of the trial became {once.losses[-1]}"}
     reason = difference(once, apart)
-    if once.outside:  # which numbers a sample gets depends on where it stands
+    if once.outside:  # the numbers that a sample gets depend on its position
         drawn = f"the model draws numbers by {once.outside}"
         return {"draws": drawn} | ({"not tried": f"{drawn}, which differ from piece to piece"} if reason else {})
     return {"mixes samples": reason} if reason else {}
 
 
 def difference(once: PassOutputs, apart: PassOutputs) -> str:
-    """What differs by more than rounding; empty if nothing does."""
+    """A difference larger than rounding; empty if there is none."""
     tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
     for kind, before, after in (("weight", once.weights, apart.weights), ("buffer", once.buffers, apart.buffers)):
         for name, value in before.items():
-            if off(value, after.get(name)) > tolerance:
+            if relative_difference(value, after.get(name)) > tolerance:
                 return f"a forward changes the {kind} {name} itself, to other values when the batch comes in two pieces"
     for whole, parts in zip(once.losses, apart.losses, strict=True):
         if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
@@ -175,8 +178,8 @@ def difference(once: PassOutputs, apart: PassOutputs) -> str:
     return ""
 
 
-def off(value: Tensor, other: Tensor | None) -> float:
-    """By how much of its size a tensor differs."""
+def relative_difference(value: Tensor, other: Tensor | None) -> float:
+    """Relative difference between two tensors."""
     if other is None or other.shape != value.shape or other.dtype != value.dtype:
         return math.inf
     if value.layout is not torch.strided or not value.numel() or torch.equal(value, other):
@@ -187,33 +190,34 @@ def off(value: Tensor, other: Tensor | None) -> float:
     return float((value - other).abs().max()) / largest if largest > 0 else 0.0
 
 
-def others() -> tuple[Any, ...]:
-    """Where the generators of Python and NumPy stand."""
+def generator_states() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's generators."""
     kind, keys, place, *rest = np.random.get_state()
     return random.getstate(), kind, bytes(np.asarray(keys).data), place, rest
 
 
 class Settled(DispatchMode):
-    """While active, what is drawn is not left to chance."""
+    """While active, random numbers are replaced by constants."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.left: set[str] = set()  # operations that were left to chance
+        self.left: set[str] = set()  # random operations that could not be replaced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         drawn = torch.Tag.nondeterministic_seeded in func.tags and really_draws(func, args, kwargs)
         if not drawn:
             return func(*args, **kwargs)
-        found = settled(func, args, kwargs)
+        found = draw_constant(func, args, kwargs)
         if found is None:
             self.left.add(operation_of(func).__name__)
             return func(*args, **kwargs)
         return found
 
 
-def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The result of an operation that draws, with one number for all that it would draw; None: nobody knows which."""
+def draw_constant(func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    """The result of a random operation with one constant in place of all random numbers; None if the operation is
+    unknown."""
     name = operation_of(func).__name__.rstrip("_").removesuffix("_like")
     if name not in KNOWN:
         return None
@@ -222,7 +226,7 @@ def settled(func: Any, args: Any, kwargs: Any) -> Tensor | None:
     source = given.get("self")
     chances = (
         source.clone() if isinstance(source, Tensor) and source.is_floating_point() else None
-    )  # an operation in place overwrites it
+    )  # an in-place operation overwrites it
     out: Tensor = func(*args, **kwargs)
     if name == "bernoulli":
         likely = torch.as_tensor(given["p"] if given.get("p") is not None else chances)

@@ -1,8 +1,8 @@
-"""The last resort of planning: plain training, where shoestring's own look at a model failed.
+"""The last resort of planning: plain training, when shoestring's own inspection of a model failed.
 
-A look (blocks, a rehearsal, the tracker, a trial) can fail for a model that trains well, with an error of ours, or with one of the
-user's code that only the look calls. Whose it is, plain steps show, in which nothing is looked at: if those fail too, it is the job that
-fails, and their error is told. Else the plan is plain training, and says that nothing is predicted and why.
+Inspection (blocks, a rehearsal, the tracker, a trial) can fail for a model that trains well, by an error of ours or of
+user code that only inspection calls. A few plain steps, without inspection, tell which: if they fail too, the job
+itself fails, and their error is reported. Else the plan is plain training, and says that nothing is predicted and why.
 """
 
 from __future__ import annotations
@@ -28,41 +28,42 @@ from shoestring.training.evidence.tasks import TrialResult, TrialTask, Worker
 from shoestring.training.loop import steps
 from shoestring.training.plan import Plan
 
-STEPS = 3  # of plain training that are tried
+STEPS = 3  # number of plain steps to try
 
 
 def is_an_answer(error: Exception) -> bool:
-    """Whether an error while a job is looked at is what the user must know: what was asked for can't be, or memory ran out."""
+    """Whether an error during inspection is itself the answer for the user: the request is impossible, or memory ran
+    out."""
     refused = isinstance(error, (Mistake, OverBudget)) and not isinstance(error, (JobFailed, NoRoom))
     return refused or isinstance(error, MemoryError)
 
 
 @dataclass(frozen=True)
 class PlainOnly:
-    """A job at which shoestring could not look, and why."""
+    """A job that shoestring could not inspect, and why."""
 
     job: Job
     error: Exception
-    worker: Worker | None = None  # does tasks of a job file in a child process; None: what is tried is tried here
-    model: nn.Module | None = None  # this very model instead of the job's
+    worker: Worker | None = None  # runs tasks of a job file in a child process; None: everything is tried here
+    model: nn.Module | None = None  # use this model object instead of the job's factory
     environment: Mapping[str, str] = field(default_factory=dict)  # of the worker
-    largest: Job | None = None  # the job planned for the batch that needs most, if that is known,
-    numbers: tuple[int, ...] = ()  # and which batches may be that one
-    subject: str = "this model"  # what could not be looked at
+    largest: Job | None = None  # the job planned for the batch that needs most memory, if that is known,
+    numbers: tuple[int, ...] = ()  # and the candidates for that batch
+    subject: str = "this model"  # what could not be inspected
 
     @property
     def reason(self) -> str:
-        told = isinstance(self.error, (Mistake, Crashed))  # by a worker, whose frames are not here
+        told = isinstance(self.error, (Mistake, Crashed))  # from a worker, whose stack frames are not here
         said = str(self.error).strip().splitlines()[0] if told else failure_text(self.error)
         return f"shoestring could not look at {self.subject} ({said})"
 
     def refusal(self, what: str) -> Mistake:
-        """That something can't be had for this job, where the job itself does not fail."""
+        """The error for a request that is impossible for this job, when the job itself does not fail."""
         self.try_plain()
         return Mistake(f"{what}: {self.reason}, so nothing is known of it; plain training by one worker works")
 
     def plan(self, memory: int | None) -> Plan:
-        """Plain training, with what plain steps show of it; `memory`: bytes that the user allows."""
+        """Plain training, with the figures that plain steps gave; `memory`: bytes that the user allows."""
         tried = self.try_plain()
         found = Plan(
             sure=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works",
@@ -85,7 +86,8 @@ class PlainOnly:
         return found
 
     def try_plain(self) -> TrialResult | None:
-        """Plain steps, by the worker or here; None where they would say nothing or can't be done. Raises what the job fails with."""
+        """Run plain steps, by the worker or here; None if they would tell nothing or are impossible. Raises the job's
+        own error."""
         if self.worker is not None and self.job.origin is not None:
             origin = self.job.origin
             count = min(STEPS, self.job.steps) if self.job.steps else STEPS
@@ -104,7 +106,7 @@ class PlainOnly:
         return None
 
     def step_here(self, model: nn.Module) -> None:
-        """A few plain steps of a model, with the first batches and the largest."""
+        """Run a few plain steps of a model, with the first batches and the largest."""
         run = prepared(self.job, (), model, tracked=False)
         with looking(self.job) as feed:
             largest = (
@@ -116,7 +118,7 @@ class PlainOnly:
                 pass
 
     def made_here(self) -> nn.Module | None:
-        """A model to try; None where this very one can't be copied, which training need not, or has no room."""
+        """A model to try; None if the given object can't be copied (training need not copy it) or does not fit."""
         if self.model is None:
             return self.job.model()
         if COPIES * sum(one.nbytes for one in self.model.parameters()) > memory_free():

@@ -1,4 +1,5 @@
-"""Real steps of a job, measured by the worker: whole ones, under techniques that save memory if need be, or one block of each kind."""
+"""Real steps of a job, measured by the worker: a whole step, with memory-saving techniques if needed, or one block of
+each kind."""
 
 from __future__ import annotations
 
@@ -15,39 +16,37 @@ from shoestring.measure.timeline import blocks_of, peak
 from shoestring.measure.tracker import Log
 from shoestring.training.catalogue import CATALOGUE, close_environment
 from shoestring.training.evidence.rehearsals import PATIENCE, Rehearsals
-from shoestring.training.evidence.step import Anchor, first_batch, put_together
+from shoestring.training.evidence.step import Anchor, anchor_of_sample, first_batch
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
 from shoestring.training.technique import TrainingTechnique as Technique
 
-SAMPLE = 3 << 28  # bytes: a block that needs more is not made only to be timed
+SAMPLE = 3 << 28  # bytes: a larger block is not allocated just to be timed
 UNTRIED = {"not tried": "no real step could be run here"}
 
 
 @dataclass(frozen=True)
 class RealSteps:
-    """What real steps told."""
+    """The results of real steps."""
 
-    anchors: Mapping[str, Anchor] = field(
-        default_factory=dict
-    )  # by the key of the variant that was measured; "": plain
-    failed: Mapping[str, str] = field(default_factory=dict)  # variants that can't run, and why
+    anchors: Mapping[str, Anchor] = field(default_factory=dict)  # by variant; "": plain
+    failed: Mapping[str, str] = field(default_factory=dict)  # variants that can't run -> why
     pieces: Mapping[str, str] = field(
         default_factory=lambda: UNTRIED
-    )  # what a batch in two pieces changes: trait -> what was found
-    again: str = ""  # why blocks can't be computed again
+    )  # what changes with two micro-batches: trait -> observation
+    again: str = ""  # why blocks can't be recomputed
     reserved: int = 0  # bytes of address space that a worker needs above its memory
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is to be measured beside the times of a step."""
+    """What to measure beside the times of a step."""
 
-    sizes: bool = True  # where its memory goes, by which processes follow that have an allocator of their own
-    pieces: bool = True  # whether a batch in two pieces gives the same numbers
+    sizes: bool = True  # where memory goes, to predict processes with other allocators
+    pieces: bool = True  # whether a batch in two micro-batches gives the same numbers
 
 
 def needs_of(only: tuple[Technique, ...] | None) -> Needs:
-    """What must be measured to predict these techniques alone; None: whatever may be chosen."""
+    """What must be measured to predict these techniques alone; None: any technique may be chosen."""
     if only is None:
         return Needs()
     united = any(one.unites for one in only)
@@ -60,11 +59,11 @@ def needs_of(only: tuple[Technique, ...] | None) -> Needs:
 def real_steps(
     rehearsals: Rehearsals, plain: Log, variants: Iterable[Technique], splittable: bool, needs: Needs
 ) -> RealSteps:
-    """Measured steps, plain and under each variant; nothing where no step can be run."""
+    """Measured steps, plain and under each variant; empty where no step can run."""
     environment = rehearsals.hardware.environment
     if rehearsals.worker is None or rehearsals.job.origin is None:
         return RealSteps()
-    extra = eased(rehearsals, plain, splittable)
+    extra = easing_techniques(rehearsals, plain, splittable)
     if extra is None:
         return sample(rehearsals, plain)
     wanted = {"": extra} | {variant.key: in_order((*extra, variant)) for variant in variants}
@@ -76,14 +75,14 @@ def real_steps(
             rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step")
         )
     except Mistake as error:
-        if not extra or not str(error).startswith(ABOUT_A_BLOCK):  # memory that ran out says nothing of blocks
+        if not extra or not str(error).startswith(ABOUT_A_BLOCK):  # running out of memory tells nothing about blocks
             raise
-        return RealSteps(again=str(error))  # blocks that can't be computed again, of a model too large for a plain step
+        return RealSteps(again=str(error))  # blocks can't be recomputed, and the model is too large for a plain step
     close = {**environment, **close_environment()}
     tensors = peak(rehearsals.log(extra)).bytes if extra else peak(plain).bytes
     pieces = next((technique.parts for technique in extra if technique.splits_batch), 1)
     first = timed.steps[""]
-    if needs.sizes or extra:  # what does not fit here can't be tried either, and is estimated from this
+    if needs.sizes or extra:  # a plan that does not fit here can't be tried, and is estimated from this
         sizing = AnchorTask(**rehearsals.about_job(), variants={"": specs[""]}, memory=True, typical=typical)
         sized = rehearsals.asked(sizing, close, "measuring where the memory of a real step goes").steps[""]
     else:
@@ -116,8 +115,8 @@ def real_steps(
 def with_same_times(
     rehearsals: Rehearsals, plain: Log, variants: Mapping[str, tuple[TechniqueSpec, ...]], measured: AnchorResult
 ) -> AnchorResult:
-    """What was measured, with the seconds that were measured first for such a step. Sizes and what was tried are this job's own: a
-    number may change them without changing the step's log."""
+    """The measurements, with the seconds replaced by those first measured for the same step. Sizes and trials are this
+    job's own: a number in the job may change them without changing the step's log."""
     if rehearsals.kept is None or rehearsals.real:
         return measured
     first = rehearsals.kept.same_times(plain, {"times": to_json(variants)}, measured)
@@ -139,8 +138,8 @@ def with_same_times(
     return replace(measured, steps=steps)
 
 
-def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
-    """Techniques under which a real step fits this machine; None if it can't, or would take too long."""
+def easing_techniques(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:
+    """Techniques under which a real step fits this machine; None if none do, or it would take too long."""
     flops = sum(plain.flops.values()) / 2
     if flops / rehearsals.hardware.flops > PATIENCE:
         return None
@@ -151,7 +150,7 @@ def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Techniq
         easing = product(*filter(None, (kind.easing(samples) for kind in CATALOGUE)))
         tries += [techniques for techniques in easing if any(one.splits_batch for one in techniques)]
     for techniques in tries:
-        with suppress(Exception):  # what can't be done for this model is no way to run its step
+        with suppress(Exception):  # a technique that is impossible for this model is no way to run its step
             need = peak(plain).bytes * 1.5 if not techniques else peak(rehearsals.log(techniques)).bytes * 2
             if need + 1e9 < free:
                 return techniques
@@ -159,7 +158,7 @@ def eased(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Techniq
 
 
 def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
-    """An anchor of one block of each kind, where a whole step is too much and a block is not."""
+    """An anchor made from one block of each kind, where a whole step is too large and a block is not."""
     assert rehearsals.worker is not None, "samples run in a child process"
     largest = max((block.gradient + block.kept for block in blocks_of(plain) if block.inside), default=0)
     if not largest or rehearsals.real or 2 * largest > SAMPLE:
@@ -169,4 +168,4 @@ def sample(rehearsals: Rehearsals, plain: Log) -> RealSteps:
         {**rehearsals.hardware.environment, **close_environment()},
         "timing one block of each kind",
     )
-    return RealSteps({"": put_together(found, plain)}, reserved=found.reserved)
+    return RealSteps({"": anchor_of_sample(found, plain)}, reserved=found.reserved)

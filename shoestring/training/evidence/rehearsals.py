@@ -1,4 +1,4 @@
-"""Rehearsals of a job, on fake tensors wherever those can run it, else on real ones: in a child process, or here."""
+"""Rehearsals of a job, on fake tensors if those can run it, else on real ones: in a child process, or here."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ from shoestring.training.evidence.tasks import Position, R, RehearseTask, Task, 
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
-COPIES = (
-    8  # of a model's weights that must fit in memory for real steps in this process: gradients, moments, activations
-)
-CLOSE = 0.8  # of the peak of the batch that needs most: others that need less than this are not rehearsed again
+COPIES = 8  # real steps in this process need room for so many times the weights: gradients, moments, activations
+CLOSE = 0.8  # fraction of the largest peak: batches that need less are not rehearsed again
 PATIENCE = 40.0  # seconds: a real step that is expected to take longer is not run
 Tell = Callable[[str], None]
 
@@ -45,36 +43,37 @@ class NoRoom(Mistake):
 
 
 def silent(doing: str) -> None:
-    """Tells nobody."""
+    """A `Tell` that prints nothing."""
 
 
 @dataclass
 class Rehearsals:
-    """A job, the machine, and who does tasks; and what was found out about rehearsing this job."""
+    """A job, the machine, who runs tasks, and what was found out about rehearsing this job."""
 
     job: Job
     hardware: Hardware
     worker: Worker | None = (
-        None  # does tasks of a job file in a child process, or in as many as will train; None: all happens here
+        None  # runs tasks of a job file in a child process, or in as many as will train; None: all runs here
     )
-    model: nn.Module | None = None  # this very model instead of the job's factory
-    real: bool = False  # whether plain steps need real tensors, and with them all others
+    model: nn.Module | None = None  # use this model object instead of the job's factory
+    real: bool = False  # whether plain steps, and so all others, need real tensors
     guessed: str = ""  # why fake tensors can't run the model
-    measured: set[tuple[Technique, ...]] = field(default_factory=set)  # plans that were rehearsed on real tensors
-    lengths: Lengths = field(default_factory=Lengths)  # what is known of the sizes of the job's batches
-    # Where several batches may be the one that needs most: the job planned for each, with the batch's number. `job` is the first of them
+    measured: set[tuple[Technique, ...]] = field(default_factory=set)  # plans rehearsed on real tensors
+    lengths: Lengths = field(default_factory=Lengths)  # sizes of the job's batches, as far as known
+    # If several batches may be the one that needs most: (job planned for it, its number); `job` is the first of them
     candidates: tuple[tuple[int, Job], ...] = ()
-    kept: MeasuredAnswers | None = None  # what earlier plannings of this job found; None: it can't be known again
-    tell: Tell = silent  # told what is being done
+    kept: MeasuredAnswers | None = None  # results of earlier plannings of this job; None: they can't be looked up
+    tell: Tell = silent  # receives progress messages
 
     def log(self, techniques: tuple[Technique, ...], rank: int | None = None) -> Log:
-        """The log of a rehearsal: that of the worker that needs most, or of the one with this rank; with the batch that needs most."""
+        """The log of a rehearsal with the batch that needs most; of the worker that needs most, or the one with this
+        rank."""
         if len(self.candidates) < 2:
             return self.log_of(self.job, self.numbers, techniques, rank)
         logs = [self.log_of(job, (number,), techniques, rank) for number, job in self.candidates]
         needs = [peak(log).bytes for log in logs]
         most = max(needs)
-        if not techniques:  # what needs far less than another in a plain step will under every plan
+        if not techniques:  # a batch that needs far less in a plain step will do so under every plan
             ranked = sorted(zip(needs, self.candidates, strict=True), key=lambda one: -one[0])
             self.candidates = tuple(candidate for need, candidate in ranked if need >= CLOSE * most)
             self.job = self.candidates[0][1]
@@ -82,7 +81,7 @@ class Rehearsals:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the batches that are planned for, as a worker is told of them; none where it knows them from the job."""
+        """The numbers of the planned batches, to tell a worker; empty if it knows them from the job."""
         return tuple(number for number, _ in self.candidates if number != STATED)
 
     def log_of(self, job: Job, numbers: tuple[int, ...], techniques: tuple[Technique, ...], rank: int | None) -> Log:
@@ -108,7 +107,7 @@ class Rehearsals:
                     if isinstance(error, LooksAtValues)
                     else f"{type(error).__name__}: {first_line(error)}"
                 )
-                self.real = not techniques  # what plain steps can do on fake tensors, other plans can
+                self.real = not techniques  # if plain steps run on fake tensors, other plans may too
         self.measured.add(techniques)
         if self.worker is not None:
             stands = {"position": position_of(mesh), "largest": numbers}
@@ -124,7 +123,8 @@ class Rehearsals:
         return self.rehearsed(self.job, techniques, half=True, numbers=self.numbers[:1])
 
     def rehearsed(self, job: Job, techniques: tuple[Technique, ...], half: bool, numbers: tuple[int, ...]) -> Log:
-        """The log of a rehearsal on fake tensors, which is made only if it is not kept; `numbers`: of the batches it is planned for."""
+        """The log of a rehearsal on fake tensors, run only if it is not kept; `numbers`: of the batches it is planned
+        for."""
 
         def work() -> Log:
             self.tell(f"rehearsing {named(techniques)} on fake tensors" + " with half the batch" * half)
@@ -148,7 +148,7 @@ class Rehearsals:
         return self.kept.answer(question, Log, work)
 
     def traits(self, plain: Log) -> set[str]:
-        """What the model and the job do that techniques care about, as far as the log of plain steps tells."""
+        """Traits of the model and the job that techniques depend on, as far as the log of plain steps shows them."""
 
         def work() -> set[str]:
             return traits_of(self.job, plain, self.worker is not None)
@@ -156,7 +156,7 @@ class Rehearsals:
         return work() if self.kept is None else self.kept.answer({"traits": self.worker is not None}, set[str], work)
 
     def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
-        """The result of a task, done by the worker if it is not kept; `doing` is told then."""
+        """The result of a task, run by the worker if it is not kept; `doing` is the progress message for that."""
         assert self.worker is not None, "somebody does tasks"
         worker = self.worker
 
@@ -167,7 +167,7 @@ class Rehearsals:
         return work() if self.kept is None else self.kept.by_worker(task, environment, work)
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
-        """The log of real steps in this process, of a copy of the model; refused where that might not fit."""
+        """The log of real steps in this process, of a copy of the model; refused if that might not fit."""
         with random_state.kept():
             if COPIES * self.weights() > memory_free():
                 raise NoRoom(
@@ -179,7 +179,7 @@ class Rehearsals:
             return tracked(job, techniques, model, original=self.model)
 
     def weights(self) -> int:
-        """Bytes of the model's weights; 0 if only making it would tell."""
+        """Bytes of the model's weights; 0 if only constructing it would tell."""
         if self.model is not None:
             return sum(one.nbytes for one in self.model.parameters())
         with suppress(Exception), torch.device("meta"):
@@ -191,14 +191,14 @@ class Rehearsals:
         return self.job.model() if self.model is None else copied_module(self.model, {})
 
     def fits_here(self, plain: Log) -> bool:
-        """Whether real passes over the model can be afforded in this process; `plain` is the log of plain steps."""
-        if self.hardware.described:  # its speed is not this machine's
+        """Whether real passes over the model are affordable in this process; `plain` is the log of plain steps."""
+        if self.hardware.described:  # another machine, whose speed is not this one's
             return False
         seconds = sum(plain.flops.values()) / self.hardware.flops
         return 2 * peak(plain).bytes + 1e9 < 0.8 * memory_free() and 2 * seconds < PATIENCE
 
     def about_job(self, techniques: tuple[Technique, ...] = ()) -> dict[str, Any]:
-        """What every task about this job has in common."""
+        """The fields that every task about this job has in common."""
         assert self.job.origin is not None, "only a job from a file can be made again in a child process"
         return {
             "file": self.job.origin.file,
@@ -209,18 +209,18 @@ class Rehearsals:
         }
 
     def how_real(self) -> str:
-        """How we know what was rehearsed on real tensors."""
+        """The basis of a figure that was measured on real tensors, as a sentence."""
         batches = "the first batches" if self.job.largest is None else "the largest batch"
         return f"measured on real tensors and {batches} alone, because fake ones could not run it ({self.guessed})"
 
 
 def position_of(mesh: Mesh) -> Position:
-    """Where a worker stands, for a process that makes its mesh again from its techniques."""
+    """A worker's position, for a process that makes its mesh again from its techniques."""
     return Position(mesh.link.rank, mesh.world, mesh.link.same_machine, mesh.sizes.get("stage", 1), mesh.link.speeds)
 
 
 def failure(error: BaseException) -> str:
-    """What went wrong, in a line."""
+    """An error as one line."""
     return first_line(error) if isinstance(error, Mistake) else f"{type(error).__name__}: {first_line(error)}"
 
 

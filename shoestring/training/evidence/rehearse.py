@@ -1,6 +1,7 @@
-"""A rehearsal: the very same loop, with the very same techniques applied, on fake tensors under the tracker.
+"""A rehearsal: the same training loop with the same techniques applied, on fake tensors under the tracker.
 
-The predicted peak is exact because it is the same program. What can't run on fake tensors runs for real, and says so.
+The predicted peak is exact because the program is the same. What can't run on fake tensors runs on real ones, and the
+plan says so.
 
 Contract: A rehearsal invents no value: code that looks at one is planned from real steps
 (tests/training/planning/test_values.py). Training begins from `seed` after the model was made from `seed`, so a
@@ -26,15 +27,15 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, RunState, plain_run, stored, traffic
-from shoestring.core.schedule import scheduled, takes_steps
+from shoestring.core.schedule import takes_steps, with_schedule
 from shoestring.core.technique import applied, in_order
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import data_begun, planned_batches, planned_feed
 from shoestring.measure.blocks import blocks
 from shoestring.measure.calls import as_calls, methods
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders, nothing
-from shoestring.measure.tracker import Log, Tracker, watched
+from shoestring.measure.tracker import Log, Tracker, watch_run
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.held_out import rehearse_validation
 from shoestring.training.loop import steps
@@ -42,7 +43,7 @@ from shoestring.training.memory.block_state import generators_of
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import check_division
 
-STEPS = 2  # the optimizer's state is there from the second step on
+STEPS = 2  # optimizer state exists from the second step on
 
 
 def rehearse(
@@ -52,13 +53,14 @@ def rehearse(
     model: nn.Module | None = None,
     on_device: bool = False,
 ) -> Log:
-    """The log of steps of the job under these techniques, on fake tensors: with its largest batch if that is known, else its first.
-    `on_device`: the model will be trained where the data are not in memory, on a GPU."""
-    log, tossed = acted(job, techniques, batches, model, on_device, faithful=False)
-    return acted(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
+    """The log of steps of the job under these techniques, on fake tensors, with its largest batch if that is known,
+    else its first.
+    `on_device`: the model will be trained on a GPU, while data stay in host memory."""
+    log, tossed = run_rehearsal(job, techniques, batches, model, on_device, faithful=False)
+    return run_rehearsal(job, techniques, batches, model, on_device, faithful=True)[0] if tossed else log
 
 
-def acted(
+def run_rehearsal(
     job: Job,
     techniques: Iterable[Technique],
     batches: Iterable[Batch] | None,
@@ -85,7 +87,8 @@ def tracked(
     original: nn.Module | None = None,
     on_device: bool = False,
 ) -> Log:
-    """The log of the first steps of a model, fake (on a stage) or real; `original` is what the model is a copy of."""
+    """The log of the first steps of a model, fake (on a stage) or real; `original` is the model that it is a copy
+    of."""
     tracker = Tracker(stage)
     techniques = tuple(techniques)
     with tracker:
@@ -97,12 +100,12 @@ def tracked(
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.mesh.sent
-    last: list[Batch] = []  # the batch of the step that is done: it stands, as its loss does, until the next step
+    last: list[Batch] = []  # the batch of the last step: it stays in memory, as its loss does, until the next step
     with planned_data(job, plain.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
-            run = watched(plain, tracker, holders)
-        for _ in tracked_steps(run, islice(remembered(source, last), STEPS), tracker):
+            run = watch_run(plain, tracker, holders)
+        for _ in tracked_steps(run, islice(remember_last(source, last), STEPS), tracker):
             tracker.log.moved.append(traffic(run) - before)
             tracker.log.sent.append(run.mesh.sent - sent)
             before, sent = traffic(run), run.mesh.sent
@@ -118,7 +121,8 @@ def tracked(
 def planned_data(
     job: Job, assignment: Assignment | None = None, batches: Iterable[Batch] | None = None
 ) -> Iterator[tuple[Iterable[Batch], Callable[[], Iterable[object]]]]:
-    """The batches of a rehearsal, and what their source keeps in memory; of the largest ones, that is what the job's data keep."""
+    """The batches of a rehearsal, and what their source keeps in memory; for the largest batches, what the job's data
+    keep."""
     if batches is not None:
         yield batches, nothing
         return
@@ -130,19 +134,19 @@ def planned_data(
 
 
 def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """What techniques care about of the job's optimizer."""
+    """Traits of the job's optimizer that techniques depend on."""
     return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
-def remembered(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
-    """The batches, of which `last` holds the one that was given last."""
+def remember_last(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
+    """The batches; `last` holds the most recent one."""
     for batch in batches:
         last[:] = [batch]
         yield batch
 
 
 def tracked_steps(run: Run, batches: Iterable[Batch], tracker: Tracker) -> Iterator[Tensor]:
-    """Steps under the tracker. How the data are made is not the step's: the tracker looks away while a batch is fetched."""
+    """Steps under the tracker. Making data is not part of the step: the tracker is off while a batch is fetched."""
     for batch in batches:
         with tracker:
             done = list(steps(run, [batch]))
@@ -157,27 +161,27 @@ def prepared(
     resumed: bool = False,
     tracked: bool = True,
 ) -> Run:
-    """The job's run with the techniques applied, in their order; `folder` is for what must survive a restart. Plain training that is not
-    tracked needs no blocks, so the model is not looked at."""
+    """The job's run with the techniques applied in order; `folder` is for state that must survive a restart. Plain
+    training that is not tracked needs no blocks, so the model is not inspected then."""
     model.train()
-    if job.epochs and takes_steps(job):  # its schedule wants to know how many they are
-        job = counted(job)
+    if job.epochs and takes_steps(job):  # its schedule needs the number of steps
+        job = with_step_count(job)
     techniques = in_order(techniques)
-    plain = scheduled(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
+    plain = with_schedule(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
     plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
     check_division(techniques, plain)
     run = applied(techniques, plain)
     for name, part in run.state.items():
         if not isinstance(part, RunState):
             raise Mistake(
-                f"the part {name!r} of the run's state is a {type(part).__name__}, of which nobody knows what it can do: let its "
-                f"class inherit from shoestring.core.run.Part"
+                f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
+                f"class inherit from shoestring.core.run.RunState"
             )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
 
 
 def entered_by_methods(run: Run) -> Run:
-    """The run whose blocks may be called by other methods than forward."""
+    """The run whose blocks may be called by methods other than forward."""
 
     def forward(model: nn.Module, batch: Batch) -> Any:
         with as_calls(run.blocks.values()):

@@ -1,8 +1,8 @@
-"""A sample: one block of each kind, made and timed for real, of a model that is too large for a real step.
+"""A sample: one block of each kind, made and timed for real, for a model that is too large for a real step.
 
-The model is made on fake tensors and its forward is run on them, to see what goes into its blocks. Then the first block of every kind
-gets real weights and real inputs of those shapes, and is run forward and backward. Blocks with weights of the same shapes, of which the
-same are frozen, are of one kind.
+The model's forward is run on fake tensors to find the shapes of its blocks' inputs. Then the first block of every kind
+gets real weights and real inputs of those shapes, and is run forward and backward. Blocks whose weights have the same
+shapes, and the same ones frozen, are of one kind.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shoestring.core.private import FakeTensor, own_buffers, tree_leaves, tree_m
 from shoestring.measure.calls import as_calls, without_caches
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
-from shoestring.measure.load import Timing, believed, busy_share, effort, enough, timing
+from shoestring.measure.load import Timing, believed_timings, busy_share, effort, enough, timing
 from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
-from shoestring.training.evidence.anchor import MORE, fastest, paged
+from shoestring.training.evidence.anchor import MORE, fastest, resident_bytes
 from shoestring.training.evidence.rehearse import optimizer_traits, prepared
 from shoestring.training.evidence.step import first_batch
 
@@ -40,8 +40,9 @@ def kind(block: nn.Module) -> tuple[Any, ...]:
     )
 
 
-def sampled(job: Job) -> dict[str, Any]:
-    """Seconds forward and backward of every block, of the update per byte of weights, and bytes of the process above its tensors."""
+def sample_blocks(job: Job) -> dict[str, Any]:
+    """Seconds of every block forward and backward, of the update per byte of weights, and bytes of the process above
+    its tensors."""
     found: dict[tuple[Any, ...], tuple[nn.Module, Any]] = {}
     stage = Stage()
     with random_state.kept():
@@ -63,12 +64,12 @@ def sampled(job: Job) -> dict[str, Any]:
         seconds: dict[Any, tuple[float, float]] = {}
         overhead, update, fused, busy = 0, 0.0, 0.0, 0.0
         for one, (block, given) in found.items():
-            real, inputs = made_real(block, given)
-            seconds[one], held_up = timed(real, inputs)
+            real, inputs = make_real(block, given)
+            seconds[one], held_up = time_block(real, inputs)
             busy = max(busy, held_up)
             overhead = max(overhead, above_tensors(real, inputs, Holders(job)))
             if any(parameter.requires_grad for parameter in real.parameters()):
-                update, fused = updated(run.optimizer, settings, real)
+                update, fused = time_update(run.optimizer, settings, real)
             del real, inputs
     return {
         "blocks": {name: seconds[kind(block)] for name, block in run.blocks.items() if kind(block) in seconds},
@@ -80,8 +81,8 @@ def sampled(job: Job) -> dict[str, Any]:
     }
 
 
-def made_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
-    """A block with real weights, and real inputs like those given."""
+def make_real(block: nn.Module, given: Any) -> tuple[nn.Module, Any]:
+    """A block with real weights, and real inputs shaped like the given ones."""
     weights = {
         id(old): nn.Parameter(
             torch.empty(old.shape, dtype=old.dtype).normal_(0, 0.02)
@@ -112,7 +113,7 @@ def real_like(leaf: Any) -> Any:
     return torch.randn(leaf.shape, dtype=leaf.dtype).requires_grad_(leaf.requires_grad)
 
 
-def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
+def time_pass(block: nn.Module, inputs: Any) -> tuple[float, float]:
     """Seconds of one forward and one backward."""
     args, kwargs = inputs
     begun = perf_counter()
@@ -130,35 +131,38 @@ def passed(block: nn.Module, inputs: Any) -> tuple[float, float]:
     return between - begun, ended - between
 
 
-def timed(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
-    """Seconds forward and backward, and the share of the time that other processes held up even the best pass."""
-    passed(block, inputs)
+def time_block(block: nn.Module, inputs: Any) -> tuple[tuple[float, float], float]:
+    """Seconds forward and backward, and the fraction of the time that other processes slowed down even the best
+    pass."""
+    time_pass(block, inputs)
     times: list[tuple[float, float]] = []
     timings: list[Timing] = []
     while not enough([timings], TIMES, MORE * TIMES):
         before = effort()
-        times.append(passed(block, inputs))
+        times.append(time_pass(block, inputs))
         timings.append(timing(sum(times[-1]), before, effort()))
     forward, backward = (
-        median(times[number][part] * (1 - timings[number].held_up) for number in believed(timings)) for part in (0, 1)
+        median(times[number][part] * (1 - timings[number].held_up) for number in believed_timings(timings))
+        for part in (0, 1)
     )
     return (forward, backward), busy_share(timings)
 
 
 def above_tensors(block: nn.Module, inputs: Any, holders: Holders) -> int:
-    """Bytes that the process has above its tensors, with those of the job, at the highest point of a pass."""
+    """Bytes by which the process exceeds its tensors, and those of the job, at the peak of a pass."""
     tracker = Tracker()
     tracker.hold(holders.real())
     tracker.hold(block.parameters())
     tracker.hold(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))
     forget_peak()
     with tracker:
-        passed(block, inputs)
-    return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, paged))
+        time_pass(block, inputs)
+    return status("VmHWM") - max(stretch.top for stretch in stretches(tracker.log, resident_bytes))
 
 
-def updated(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
-    """Seconds of the update per byte of weights, by the job's optimizer with the settings of a group, and by its fused kernel."""
+def time_update(optimizer: torch.optim.Optimizer, settings: dict[str, Any], block: nn.Module) -> tuple[float, float]:
+    """Seconds of the update per byte of weights, by the job's optimizer with the settings of one parameter group, and
+    by its fused kernel."""
     largest = max((one for one in block.parameters() if one.requires_grad), key=lambda one: one.numel())
     weight = nn.Parameter(largest.detach().flatten()[:UPDATED].clone())
     weight.grad = torch.full_like(weight, 1e-3)

@@ -1,4 +1,4 @@
-"""Whether the stages of a plan compute the numbers of one process: tried once for every setting, or told why not."""
+"""Whether a plan's stages compute the same as one process: tried once for every setting, or a reason why not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.technique import text
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
-from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import StagesResult, StagesTask
 from shoestring.training.technique import TrainingTechnique
 
@@ -19,7 +19,8 @@ class StagedTrials:
     found: dict[TrainingTechnique, StagesResult] = field(default_factory=dict)
 
     def check(self, rehearsals: Rehearsals, evidence: Evidence, techniques: Iterable[TrainingTechnique]) -> str:
-        """Refuse techniques whose stages compute something else than one process; gives what to say where that was not tried."""
+        """Refuse techniques whose stages compute something else than one process; returns a remark where that was not
+        tried."""
         told = ""
         for technique in techniques:
             if (tried := technique.tried_as()) is None:
@@ -41,7 +42,7 @@ def result(rehearsals: Rehearsals, evidence: Evidence, technique: TrainingTechni
     if rehearsals.worker is None:
         if not rehearsals.fits_here(evidence.plain):
             return StagesResult(untried="no real step could be run here")
-        return tried_in_stages(rehearsals.job, rehearsals.made_here, technique)
+        return try_in_stages(rehearsals.job, rehearsals.made_here, technique)
     if evidence.anchor is None or evidence.anchor.sampled or evidence.anchor.eased:
         return StagesResult(untried="a plain step does not fit this machine, or takes too long")
     task = StagesTask(**rehearsals.about_job((technique,)))

@@ -1,9 +1,9 @@
-"""A trial: do the stages of a pipeline compute the numbers of one process? Losses, gradients and buffers are compared.
+"""A trial: do the stages of a pipeline compute the same as one process? Compares losses, gradients and buffers.
 
-What a model does with what several blocks give (lists that forward hooks fill, attributes, a library's own recorder) can't be read off one
-look at shapes. So all stages run in one process on real numbers, on models from the same seed and on a few samples, twice over, so that
-what a forward leaves behind shows in the next. One process computes the same pieces one after the other. Chance is settled as in
-training/evidence/pieces.py.
+How a model combines the outputs of several blocks (lists filled by forward hooks, attributes, a library's own recorder)
+can't be seen from one trace on shapes. So all stages run in one process on real numbers, with models from the same seed
+and a few samples, twice over, so that state left by a forward shows in the next. The reference process computes the
+same micro-batches. Randomness is replaced as in training/evidence/pieces.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import Run
-from shoestring.training.evidence.pieces import FEW, ROUNDS, SLOPE, TOLERANCE, PassOutputs, Settled, off, passed
+from shoestring.training.evidence.pieces import (
+    FEW,
+    ROUNDS,
+    SLOPE,
+    TOLERANCE,
+    PassOutputs,
+    Settled,
+    relative_difference,
+    run_passes,
+)
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
@@ -32,8 +41,9 @@ ADVICE = (
 )
 
 
-def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
-    """What differs when the stages of a technique compute a batch; or why that was not tried. `make` gives the same model every time."""
+def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
+    """What differs when a technique's stages compute a batch, or why that was not tried. `make` returns the same model
+    every time."""
     alone = replace(job, mesh=on_one_axis())
     try:
         batch = few_samples(alone, technique.parts)
@@ -43,11 +53,11 @@ def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Techniqu
         return StagesResult(untried=str(error))
     with random_state.kept():
         try:
-            once = passed(alone, (), make(), list(zip(pieces, shares, strict=True)))
+            once = run_passes(alone, (), make(), list(zip(pieces, shares, strict=True)))
         except Exception as error:
             return StagesResult(untried=first_line(error))
         try:
-            staged = passed_in_stages(job, technique, make, batch)
+            staged = run_passes_in_stages(job, technique, make, batch)
         except Mistake as error:
             return StagesResult(str(error))
         except Exception as error:
@@ -61,18 +71,18 @@ def tried_in_stages(job: Job, make: Callable[[], nn.Module], technique: Techniqu
 
 
 def few_samples(job: Job, pieces: int) -> Batch:
-    """The job's batch, or a part of it with a few samples, at least one a piece."""
+    """The job's batch, or a part of it with a few samples, at least one per micro-batch."""
     batch, wanted = first_batch(job), max(FEW, pieces)
     return job.pieces(batch, job.count(batch) // wanted)[0] if job.count(batch) >= 2 * wanted else batch
 
 
-def passed_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
+def run_passes_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
     """Losses, gradients and state after all stages passed over a batch a few times, without an update."""
 
     def run_of(mesh: Mesh) -> Run:
         model = make()
         model.zero_grad(set_to_none=True)
-        return prepared(replace(job, mesh=mesh), (technique,), model)  # and other stages' weights are forgotten
+        return prepared(replace(job, mesh=mesh), (technique,), model)  # which frees other stages' weights
 
     line, losses = technique.line(run_of), []
     for _ in range(ROUNDS):
@@ -85,15 +95,15 @@ def passed_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Modul
 
 
 def difference_of_stages(once: PassOutputs, staged: PassOutputs) -> str:
-    """What differs by more than rounding; empty if nothing does. Stages compute the same numbers in the same order, or nearly: every
-    weight's gradient must agree, however small it is."""
+    """A difference larger than rounding; empty if there is none. Stages compute the same numbers in nearly the same
+    order: every weight's gradient must agree, however small it is."""
     tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
     for whole, parts in zip(once.losses, staged.losses, strict=True):
         if not abs(whole - parts) <= tolerance * max(once.scale, staged.scale):
             return f"the loss is {parts:.6g} in stages and {whole:.6g} in one process"
     for kind, before, after in (("weight", once.weights, staged.weights), ("buffer", once.buffers, staged.buffers)):
         for name, value in before.items():
-            if off(value, after.get(name)) > tolerance:
+            if relative_difference(value, after.get(name)) > tolerance:
                 return f"a forward changes the {kind} {name} itself, to other values in stages than in one process"
     return difference_of_gradients(once.gradients, staged.gradients, SLOPE * tolerance)
 

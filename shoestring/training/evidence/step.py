@@ -1,4 +1,5 @@
-"""The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process from the anchor."""
+"""The ledger of a job's plain step: bytes and operations from fake tensors, seconds and process size from the
+anchor."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.ledger import Block, Ledger, between
+from shoestring.core.ledger import Block, Ledger, interpolate
 from shoestring.core.ledger_parts import (
     Allocation,
     AllocatorRates,
@@ -30,7 +31,7 @@ from shoestring.core.ledger_parts import (
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
 from shoestring.data.lengths import planned_batches
-from shoestring.measure.timeline import blocks_of, filled, last_step, peak, validation
+from shoestring.measure.timeline import blocks_of, last_step, peak, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log
 from shoestring.training.evidence.held_out import looked_through, without_validation
 from shoestring.training.evidence.rehearse import rehearse
@@ -38,31 +39,31 @@ from shoestring.training.evidence.tasks import SampleResult
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
-CAUTION = 1.1  # what a plan keeps back against what the anchor did: the ledger should not promise too little
+CAUTION = 1.1  # safety factor on memory that the allocator keeps: the ledger should not promise too little
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """What one real step told; times in seconds by "phase place"."""
+    """The measurements of one real step; times in seconds by "phase place"."""
 
     times: Mapping[str, float]
-    paces: tuple[tuple[float, float], ...]  # (n, time in n pieces / time in one)
-    adding: float  # seconds of adding all gradients to others
+    paces: tuple[tuple[float, float], ...]  # (n, time in n micro-batches / time at once)
+    adding: float  # seconds to add all gradients to a sum
     probes: Mapping[
         str, float
-    ]  # seconds of what techniques asked for: "call", the update of one small weight; "fused", by kernel
+    ]  # seconds of techniques' probes: "call": the update of one small weight; "fused": by the fused kernel
     following: float  # seconds of the whole step under the allocator that follows the tensors
     process: int  # bytes of the process under the default allocator
     tensors: int  # bytes of tensors at its peak
-    overheads: Mapping[str, int]  # bytes above the tensors by "phase place", under that allocator
-    filled: float = 1.0  # share of libraries' workspaces that is written to
-    pieces: int = 1  # pieces that the anchor step was run in, where the whole batch was too much
+    overheads: Mapping[str, int]  # bytes above the tensors by "phase place", under the allocator that follows them
+    filled: float = 1.0  # fraction of libraries' workspaces that is written to
+    pieces: int = 1  # micro-batches of the anchor step, where the whole batch was too large
     eased: bool = False  # whether it needed techniques to fit this machine
     sampled: bool = False  # whether it was put together from one block of each kind
     validation_seconds: float = 0.0  # of the job's own validation, where it has one,
-    validation_bytes: int = 0  # and bytes of tensors that it makes, at most
-    spread: float = 0.0  # how far a step is from the median one, in the mean, as a share of it
-    busy: float = 0.0  # share of the time that other processes held up even the best step
+    validation_bytes: int = 0  # and the most bytes of tensors that it makes
+    spread: float = 0.0  # mean deviation of steps from the median, relative to it
+    busy: float = 0.0  # fraction of the time that other processes slowed down even the best step
 
 
 def plain_ledger(
@@ -70,7 +71,7 @@ def plain_ledger(
 ) -> Ledger:
     """The ledger of the step in `log`; `half` is the log of the same step with half the batch."""
     if anchor is not None:
-        log, half = filled(log, anchor.filled), half and filled(half, anchor.filled)
+        log, half = with_filled_workspaces(log, anchor.filled), half and with_filled_workspaces(half, anchor.filled)
     blocks = tuple(
         block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops))
     )
@@ -80,7 +81,9 @@ def plain_ledger(
     parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
     at_zero_batch = tuple(
-        emptied(block, part[block.name], parted / count) if block.name in part else Block(block.name, block.inside)
+        extrapolate_to_zero_batch(block, part[block.name], parted / count)
+        if block.name in part
+        else Block(block.name, block.inside)
         for block in blocks
     )
     parts = standing(log)
@@ -129,14 +132,14 @@ def plain_ledger(
 def validation_part(
     job: Job, log: Log, blocks: Iterable[Block], hardware: Hardware, anchor: Anchor | None
 ) -> ValidationCost | None:
-    """What a validation takes: its bytes from the log, its seconds at the speed at which the step's forward computes."""
+    """The cost of a validation: its bytes from the log, its seconds at the speed of the step's forward."""
     found = validation(log)
     if not found:
         return None
     forward, flops = (
         sum(block.forward for block in blocks),
         sum(block.flops for block in blocks),
-    )  # those of the log's steps together
+    )  # of all steps in the log together
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     speed = flops / steps / forward if forward and flops else hardware.flops
     held_out = looked_through(job) if job.held_out is not None else None
@@ -158,7 +161,7 @@ def validation_part(
 
 
 def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Anchor | None) -> Ledger:
-    """The ledger with what the process needs above its tensors, and what each allocator costs."""
+    """The ledger with the process's memory above its tensors, and the cost of each allocator."""
     base, price, retention = hardware.base, hardware.fault, 0.0 if hardware.described else 0.25
     if anchor is not None:
         base = min(anchor.overheads.values())
@@ -188,8 +191,8 @@ def with_process(ledger: Ledger, tensors: int, hardware: Hardware, anchor: Ancho
     return replace(ledger, allocation=replace(ledger.allocation, base=base, rates=default, kinds=kinds))
 
 
-def put_together(found: SampleResult, log: Log) -> Anchor:
-    """An anchor from a sample of the blocks; what lies between them takes its operations at their speed."""
+def anchor_of_sample(found: SampleResult, log: Log) -> Anchor:
+    """An anchor from a sample of the blocks; code between blocks is timed by its operations at the blocks' speed."""
     steps = sum(moment.phase == "update" for _, moment in log.marks)
     flops = {(moment.phase, moment.block): count / steps for moment, count in log.flops.items()}
     times = {}
@@ -252,13 +255,13 @@ def with_seconds(block: Block, hardware: Hardware, anchor: Anchor | None) -> Blo
 
 
 def time_of(times: Mapping[str, float], phase: str, place: str) -> float:
-    """Seconds of a place; visits of one block are not told apart."""
+    """Seconds of a place; several visits of one block are not told apart."""
     return times.get(f"{phase} {re.sub('#[0-9]+', '', place)}", 0.0)
 
 
-def emptied(full: Block, part: Block, share: float) -> Block:
-    """The block at no batch at all, by the line through a part of the batch and the whole."""
-    return between(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
+def extrapolate_to_zero_batch(full: Block, part: Block, share: float) -> Block:
+    """The block at batch size zero, extrapolated from a part of the batch and the whole."""
+    return interpolate(part, full, -share / (1 - share)) if share < 1 else Block(full.name, full.inside)
 
 
 def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) -> float:
@@ -268,7 +271,7 @@ def update_seconds(anchor: Anchor | None, tensors: float, hardware: Hardware) ->
 
 
 def first_batch(job: Job) -> Any:
-    """The first batch that is planned for: the largest if it is known, else the first of the data."""
+    """The first planned batch: the largest if it is known, else the first of the data."""
     batch = next(planned_batches(job), None)
     if batch is None:
         raise Mistake("the job's data yields no batch: nothing to train on")
@@ -276,19 +279,20 @@ def first_batch(job: Job) -> Any:
 
 
 def whole_count(job: Job) -> int:
-    """Samples of a batch over all workers; 1 where it can't be divided."""
+    """Samples of a batch over all workers; 1 if it can't be divided."""
     whole = replace(job, mesh=on_one_axis())
     return 1 if unsplittable(whole) else job.count(first_batch(whole))
 
 
 def workers_per_copy(job: Job, devices: int) -> int:
-    """Workers that must hold one copy of the model between them, at least, so that each copy has a sample of a batch."""
+    """The least number of workers that must share one replica so that each replica has a sample of every batch."""
     count = whole_count(job)
     return next(number for number in range(1, devices + 1) if devices % number == 0 and devices // number <= count)
 
 
 def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> Mesh:
-    """The imagined mesh of the worker with the largest part of a batch; of a line of workers that share it, the first."""
+    """The imagined mesh of the worker with the largest part of a batch; if several workers share that part, of the
+    first."""
     techniques = tuple(techniques)
     united = any(technique.unites for technique in techniques)
     sizes = mesh_sizes(techniques, place.world, 1 if united else workers_per_copy(job, place.world))
@@ -297,7 +301,8 @@ def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> M
 
 
 def largest_worker(job: Job, devices: int) -> int:
-    """The worker with the largest part of a batch, which is the last one, or where parts are equal of the state, which is the first."""
+    """The rank of the worker that needs most: the last, with the largest part of a batch; or the first if parts are
+    equal."""
     whole = replace(job, mesh=on_one_axis())
     count = whole_count(job)
     if job.split is not None and count >= devices > 1:
@@ -319,7 +324,7 @@ def unsplittable(job: Job) -> str:
 
 
 def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
-    """What the model and the job do that techniques care about."""
+    """Traits of the model and the job that techniques depend on."""
     traits = set()
     if log.draws:
         traits.add("draws")

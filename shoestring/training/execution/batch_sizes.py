@@ -1,7 +1,8 @@
-"""Sizes of batches while training: a batch larger than what was planned for is told of before its step, and which steps are tracked.
+"""Batch sizes during training: warn before a step whose batch is larger than planned, and choose which steps are
+tracked.
 
-The first two steps are tracked, and every one whose batch is larger than those of all tracked before but the first, so that what is
-measured is what the largest batch needs.
+Tracked are the first two steps, and every step whose batch is larger than all tracked ones after the first, so that the
+measured memory is that of the largest batch.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from shoestring.core.units import bytes_text
 from shoestring.data.lengths import BatchSize, Lengths, largest_of, size_of
 from shoestring.training.plan import Plan
 
-TRACKED = 2  # steps that always are
-# Parts of a peak that no batch changes
+TRACKED = 2  # the first so many steps are always tracked
+# Parts of a peak that do not depend on the batch
 STANDING = ("parameters", "buffers", "optimizer", "constants", "data", "gradients", "buffers of the disk")
 
 
 @dataclass(frozen=True)
 class ExpectedBatches:
-    """What a plan expects of batches."""
+    """The batches that a plan expects."""
 
     lengths: Lengths = field(default_factory=Lengths)
     process: int = 0  # bytes of the process with the largest of them,
-    growing: int = 0  # of which so many grow with the batch,
-    spare: int = 0  # but only after these: the peak is elsewhere
-    tracked: bool = True  # False: shoestring could not look at the model, so no step is tracked
+    growing: int = 0  # the part of it that grows with the batch,
+    spare: int = 0  # and how much that can grow before it matters, because the peak is elsewhere
+    tracked: bool = True  # False: shoestring could not inspect the model, so no step is tracked
 
     def process_for(self, ratio: float) -> int:
-        """Bytes of the process with a batch so many times as large as the largest, in proportion."""
+        """Bytes of the process with a batch `ratio` times as large as the largest, in proportion."""
         return int(self.process + max(self.growing * (ratio - 1) - self.spare, 0))
 
 
-def expected(plan: Plan) -> ExpectedBatches:
+def expected_batches(plan: Plan) -> ExpectedBatches:
     standing = sum(size for name, size in plan.parts if name in STANDING)
     highest = max((size for name, size in plan.blocks if not name.startswith("update")), default=plan.peak_bytes)
     return ExpectedBatches(
@@ -51,20 +52,20 @@ class BatchSizes:
         self.expected, self.budget, self.warn = expected, budget, warn
         self.known = [
             part_of(one, parts) for one in expected.lengths.largest
-        ]  # what was planned for, and what was warned of
+        ]  # sizes that were planned for, and sizes that were warned about
         self.planned = list(self.known)
-        self.tracked: list[BatchSize] = []  # the largest of those that were
-        self.count = 0  # steps that were tracked
+        self.tracked: list[BatchSize] = []  # the largest tracked sizes
+        self.count = 0  # number of tracked steps
 
     def tracks(self, batch: Batch, step: int) -> bool:
-        """Whether to track the step with this number, of this batch; one that was not planned for is warned of."""
+        """Whether to track this step; warns about a batch that was not planned for."""
         if not self.expected.tracked:
             return False
         size = size_of(batch, step - 1)
         self.check(size, step)
         if self.count >= TRACKED and any(one.covers(size) for one in self.tracked):
             return False
-        if step > 1:  # the first step of a run has no optimizer state yet, and needs less than others of its size
+        if step > 1:  # a run's first step has no optimizer state yet, so it needs less than others of its size
             self.tracked = largest_of([*self.tracked, size])
         self.count += 1
         return True
@@ -91,7 +92,7 @@ class BatchSizes:
 
 
 def is_beyond(size: BatchSize, known: list[BatchSize]) -> bool:
-    """Whether a batch has more bytes than all that are known, or is longer in some dimension than all of them."""
+    """Whether a batch has more bytes than all known ones, or is longer in some dimension than all of them."""
     if size.bytes > max(one.bytes for one in known):
         return True
     alike = [one for one in known if list(map(len, one.shapes)) == list(map(len, size.shapes))]
@@ -105,7 +106,7 @@ def is_beyond(size: BatchSize, known: list[BatchSize]) -> bool:
 
 
 def part_of(size: BatchSize, parts: int) -> BatchSize:
-    """How large the largest part of a batch is that so many workers share."""
+    """The size of the largest part of a batch shared by `parts` workers."""
     firsts = Counter(shape[0] for shape in size.shapes if shape)
     if parts == 1 or not firsts:
         return size

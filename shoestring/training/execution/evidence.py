@@ -10,11 +10,11 @@ from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.probe import measured_hardware
 from shoestring.measure.tracker import Log
 from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.evidence.anchor import anchored, why_not_again
-from shoestring.training.evidence.pieces import QUICK, tried_in_pieces
+from shoestring.training.evidence.anchor import measure_anchor, why_not_again
+from shoestring.training.evidence.pieces import QUICK, try_in_pieces
 from shoestring.training.evidence.rehearse import tracked
-from shoestring.training.evidence.sample import sampled
-from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.sample import sample_blocks
+from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import (
     AnchorResult,
     AnchorStep,
@@ -45,7 +45,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
     for name, specs in task.variants.items():
         try:
             steps[name] = from_json(
-                AnchorStep, to_json(anchored(job, techniques_of(specs), fresh_model(job), task.memory, usual))
+                AnchorStep, to_json(measure_anchor(job, techniques_of(specs), fresh_model(job), task.memory, usual))
             )
         except Exception as error:
             if name == "":
@@ -55,23 +55,23 @@ def anchor(task: AnchorTask) -> AnchorResult:
         return AnchorResult(steps)
     # At the end: what it needs must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
-    found = tried_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
+    found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
     return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))
 
 
 def pieces(task: PiecesTask) -> PiecesResult:
     job = job_of(task)
-    return PiecesResult(tried_in_pieces(job, lambda: fresh_model(job), techniques_of(task.techniques), task.small))
+    return PiecesResult(try_in_pieces(job, lambda: fresh_model(job), techniques_of(task.techniques), task.small))
 
 
 def stages(task: StagesTask) -> StagesResult:
     job = job_of(task)
     (technique,) = techniques_of(task.techniques)
-    return tried_in_stages(job, lambda: fresh_model(job), technique)
+    return try_in_stages(job, lambda: fresh_model(job), technique)
 
 
 def sample(task: SampleTask) -> SampleResult:
-    return from_json(SampleResult, to_json(sampled(job_of(task))))
+    return from_json(SampleResult, to_json(sample_blocks(job_of(task))))
 
 
 def rehearse(task: RehearseTask) -> Log:

@@ -1,8 +1,9 @@
-"""What a job from a file is known by, when it is planned again: whatever its measurements depend on, as far as that can be known.
+"""The key under which a job file's measurements are kept: everything they depend on, as far as that can be known.
 
-The job file's path and content, its flags, the files that they name, the folder it is planned in, the shapes of its first batches;
-shoestring's own source, Python, every installed package with its version; the machine, and variables of the environment that change how
-fast or how large a process is. Modules that the job imports are checked one by one (planning/answers.py).
+The job file's path and content, its flags, the files that they name, the working folder, the shapes of its first
+batches; shoestring's own source, Python, every installed package with its version; the machine, and environment
+variables that change how fast or how large a process is. Modules that the job imports are checked one by one
+(planning/answers.py).
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from shoestring.measure.process import memory_all
 from shoestring.planning.answers import digests
 
 INSTALLED = (".dist-info", ".egg-info")
-LENGTH = ("steps", "epochs", "patience")  # of a job: how long it trains says nothing of a step
-# Variables that change what is measured begin with one of these: threads, kernels, allocators, devices
+LENGTH = ("steps", "epochs", "patience")  # fields of a job that say how long it trains, which does not affect a step
+# Prefixes of environment variables that affect measurements: threads, kernels, allocators, devices
 SETTINGS = (
     "OMP_",
     "GOMP_",
@@ -53,8 +54,8 @@ SETTINGS = (
 
 
 def about_job(job: Job, machine: Hardware, devices: int, here: int) -> dict[str, Any]:
-    """All that can be known of what planning a job depends on."""
-    assert job.origin is not None, "only a job from a file can be known again"
+    """Everything that planning a job is known to depend on."""
+    assert job.origin is not None, "only a job from a file has a key"
     flags = dict(job.origin.flags)
     plain = {
         one.name: vars(job)[one.name] for one in fields(job) if isinstance(vars(job)[one.name], (bool, int, float, str))
@@ -83,8 +84,8 @@ def about_job(job: Job, machine: Hardware, devices: int, here: int) -> dict[str,
 
 
 def shapes(job: Job) -> list[list[str]]:
-    """Shapes and dtypes in the job's first batches, which is what a step is measured with."""
-    with suppress(Exception):  # planning will say what is wrong with the data
+    """Shapes and dtypes in the job's first batches, which a step is measured with."""
+    with suppress(Exception):  # planning will report what is wrong with the data
         return [
             [
                 f"{leaf.dtype} {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
@@ -97,7 +98,7 @@ def shapes(job: Job) -> list[list[str]]:
 
 @cache
 def software() -> dict[str, Any]:
-    """Whatever a measurement may depend on of the software: our own source, and all that is installed."""
+    """The software that a measurement may depend on: our own source, and everything that is installed."""
     ours = Path(__file__).parents[1]
     source = hashlib.sha256()
     for path in sorted(ours.rglob("*.py")):
@@ -110,7 +111,7 @@ def software() -> dict[str, Any]:
 
 
 def named_files(values: Iterable[object]) -> dict[str, tuple[int, int]]:
-    """Size and time of the last change of every file or folder that one of these values names."""
+    """Size and modification time of every file or folder that one of these values names."""
     found = {}
     for value in values:
         if isinstance(value, (str, Path)) and str(value):

@@ -1,4 +1,4 @@
-"""The job that a task is about, made again in a worker process."""
+"""Make a task's job again in a worker process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import imagined_mesh
-from shoestring.data.feed import shortened
+from shoestring.data.feed import first_steps
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
 from shoestring.training.evidence.tasks import JobTask, techniques_of
@@ -20,7 +20,7 @@ from shoestring.training.technique import axes_not_united, mesh_sizes
 
 
 def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
-    """The job of a task; with a link to a real group, or as one of a group that is imagined."""
+    """The job of a task, with a link to a real group, or as one worker of an imagined group."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     techniques = techniques_of(task.techniques)
@@ -39,4 +39,4 @@ def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
     if task.steps is None:
         return job
     to_the_end = isinstance(task, TrainTask) and task.recording is not None
-    return replace(job, steps=task.steps, epochs=0) if to_the_end else shortened(job, task.steps)
+    return replace(job, steps=task.steps, epochs=0) if to_the_end else first_steps(job, task.steps)

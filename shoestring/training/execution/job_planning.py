@@ -1,6 +1,7 @@
-"""Planning a job on this machine or a cluster on paper: what `shoestring.plan` and the commands call. They speak of flags.
+"""Plan a job on this machine or for a described cluster: called by `shoestring.plan` and the commands. Errors speak of
+flags.
 
-The machine is measured, child processes do tasks of a job file, and what was measured of it before is used again.
+The machine is measured, child processes run tasks of a job file, and earlier measurements are used again.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from pathlib import Path
 from torch import nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, allowed
+from shoestring.core.exactness import Exactness, allowed_levels
 from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job
 from shoestring.core.technique import parsed
 from shoestring.core.units import budget_bytes
-from shoestring.data.feed import counted
+from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.answers import MeasuredAnswers, opened, without_numbers
@@ -40,7 +41,7 @@ from shoestring.training.technique import mesh_sizes
 
 Doing = Callable[
     [str, float | None], None
-]  # is told what planning is doing, and how many seconds it may take in all, if that is known
+]  # called with what planning is doing, and the expected total seconds if known
 
 
 def planned(
@@ -56,20 +57,20 @@ def planned(
     fresh: bool = False,
     on_progress: Doing = lambda doing, expected: None,
 ) -> Outcome:
-    """What `plan` gives, for callers who speak of flags; `on_progress` is told what is being done."""
+    """The planner's outcome, for callers that speak of flags; `on_progress` is called with what is being done."""
     budget = None if memory is None else budget_bytes(memory)
-    if allowed(exact, inexact)[-1] is Exactness.BITS and devices > 1:
+    if allowed_levels(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(
             f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
             f"give {Exactness.ROUNDING.flag}, or train with one worker"
         )
-    made = counted(shared_data(job))
+    made = with_step_count(shared_data(job))
     asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(asked) if asked is not None else None
     forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not any(one.unites for one in forced):
         forced = (*forced, TOGETHER)
-    mesh_sizes(forced or (), devices)  # what can't stand is refused before anything is measured
+    mesh_sizes(forced or (), devices)  # refuses an impossible mesh before anything is measured
     machine = machine_for(hardware, devices, here or devices, inexact or any(one.computes_in for one in forced or ()))
     worker = workers(here or devices) if made.origin is not None and hardware is None else None
     planner = Planner(
@@ -97,13 +98,13 @@ def planned(
         if kept is None or not kept.used or is_an_answer(error):
             raise
         kept.added = (
-            False  # what was kept has the right types and no sense: it is as if it were not there, and is written anew
+            False  # kept values have the right types but make no sense: ignore them, and they will be overwritten
         )
         return planned(job, memory, use, inexact, model, devices, here, hardware, exact, True, on_progress)
     finally:
         if kept is not None:
             kept.save()
-    if asked is not None and not (kept is not None and kept.used):  # what is known does not take long
+    if asked is not None and not (kept is not None and kept.used):  # with kept measurements, planning is fast anyway
         remember_seconds(asked, outcome.seconds)
     return replace(
         outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0
@@ -111,8 +112,8 @@ def planned(
 
 
 def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) -> Hardware | Exception:
-    """The machine that is planned for: the one in a file, or this one as one of so many workers has it. Where measuring this one fails,
-    why: training does not need that."""
+    """The machine to plan for: the one in a file, or this one, shared by so many workers. If measuring this one fails,
+    the error: training does not need it."""
     if file is not None:
         return cluster(Path(file), devices)
     try:
@@ -124,9 +125,9 @@ def machine_for(file: str | Path | None, devices: int, here: int, dtypes: bool) 
 
 
 def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, devices: int, here: int) -> None:
-    """Refuse techniques from a file, such as a plan that a run keeps, which can't be used for a job; what planning this job has measured
-    here before is not measured again."""
-    made, machine = counted(shared_data(job)), machine_for(None, devices, here, False)
+    """Refuse techniques from a file, such as a run's plan, that can't be used for a job; earlier measurements of this
+    job are used again."""
+    made, machine = with_step_count(shared_data(job)), machine_for(None, devices, here, False)
     kept = kept_of(made, machine, devices, here, False) if isinstance(machine, Hardware) else None
     try:
         check_named(
@@ -138,7 +139,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
 
 
 def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
-    """What earlier plannings of a job file measured; None where nothing is kept, or the job can't be known again."""
+    """Measurements of earlier plannings of a job file; None where nothing is kept, or the job has no key."""
     if job.origin is None:
         return None
     try:
@@ -150,7 +151,7 @@ def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -
 
 
 def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
-    """The planner's outcome. What was chosen when the same was asked before is chosen again, among plans that are as good."""
+    """The planner's outcome. Among equally good plans, the earlier choice for the same question is chosen again."""
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:
         return planner.outcome(budget, forced)
@@ -171,13 +172,14 @@ def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] 
 
 
 def question(job: Job, *asked: object) -> Path:
-    """What planning is asked, by the job file and the rest."""
-    assert job.origin is not None, "only a job from a file can be asked again"
+    """The question that planning answers: the job file and all options."""
+    assert job.origin is not None, "only a job from a file can be asked about again"
     return place_of(job.origin.file, {"flags": dict(job.origin.flags), "asked": str(asked)})
 
 
 def workers(count: int) -> Worker:
-    """Who does tasks of planning: one process, or as many at once as will train, started as those will be."""
+    """A function that runs planning's tasks: in one process, or in as many at once as will train, started in the same
+    way."""
 
     def together(task: Task[R], environment: Mapping[str, str], /) -> R:
         return run_group(task, environment, devices=count)
@@ -186,13 +188,13 @@ def workers(count: int) -> Worker:
 
 
 def in_group(machine: Hardware, world: int, here: int) -> Hardware:
-    """The machine as one of so many workers on it has it; how they talk is measured once and kept, or when the machine is quiet. A network
-    is taken to be as fast as this machine's own."""
+    """The machine as shared by `here` of `world` workers; how they communicate is measured once and kept, and again
+    when the machine is quiet. A network is assumed to be as fast as this machine's own."""
     if world == 1:
         return machine
     count = max(here, 2)
     name = f"{count} {'near' if here == world else 'far'}"
-    known = machine.sums.get(name, {})  # of one way only, where the machine was busy
+    known = machine.sums.get(name, {})  # incomplete if the machine was busy
     if not known or (len(known) == 1 and machine.device == "cpu" and not busy_now()):
         busy = busy_now()
         with temporary_folder() as folder, ThreadPoolExecutor(count) as pool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shoestring.core.link import Link, agreement, agreement_bytes
-from shoestring.core.run import Run, gathered, traffic
+from shoestring.core.run import Run, gather_objects, traffic
 from shoestring.core.signals import asked_by, listen
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
@@ -245,11 +245,11 @@ class Recorder:
             self.validate(run, course)
         self.saver.wait()
         if any(
-            gathered(run, self.saver.saved_step != self.step)
+            gather_objects(run, self.saver.saved_step != self.step)
         ):  # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
-        lost: str = gathered(run, self.unsaved() if self.saver.saved_step != self.step else "")[
+        lost: str = gather_objects(run, self.unsaved() if self.saver.saved_step != self.step else "")[
             0
         ]  # the first worker's word
         if not why:

@@ -26,7 +26,7 @@ from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.report import Report, report_of
 from shoestring.show.page import page
 from shoestring.training.evidence.tasks import Position, specs_of
-from shoestring.training.execution.batch_sizes import expected
+from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.final_report import finished_report
 from shoestring.training.execution.job_planning import workers
 from shoestring.training.execution.recorder import RecordingSettings
@@ -80,7 +80,7 @@ class ScriptedGroup(Scripted):
             recording=RecordingSettings(
                 str(folder.path.resolve()), self.cadence, self.held.request.memory, self.plan.process_bytes
             ),
-            expected=expected(self.plan),
+            expected=expected_batches(self.plan),
             position=Position(speeds=self.plan.speeds),
         )
         try:

@@ -33,7 +33,7 @@ from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import OpenedRun, forget_attempt, opened, without_a_step
 from shoestring.show.page import page
 from shoestring.training.evidence.tasks import Worker
-from shoestring.training.execution.batch_sizes import expected
+from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.final_report import finished_report
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.training import Training
@@ -136,7 +136,9 @@ class Scripted:
                 recording = RecordingSettings(
                     str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes
                 )
-                made = Training(self.job, self.plan.techniques, recording, silent, expected(self.plan), self.model)
+                made = Training(
+                    self.job, self.plan.techniques, recording, silent, expected_batches(self.plan), self.model
+                )
                 assert made.recorder is not None, "there is a folder"
                 try:
                     for number in made.each():

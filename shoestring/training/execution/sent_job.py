@@ -1,9 +1,9 @@
-"""A job that a script made, for other processes: pickled into a folder, with a job file beside it that reads it again.
+"""A script's job for other processes: pickled into a folder, beside a job file that loads it.
 
-Worker processes make their job from its file, so a script's job becomes one: everything that is done with job files (trials while
-planning, groups, recovery) is done with it. Pickle keeps functions and classes by their names. Those of the script itself are found by
-importing the script in the worker, not as the main program: what it does under `if __name__ == "__main__":` is not done again there, and
-a script that would plan or train while it is imported is refused.
+Worker processes make their job from a file, so a script's job is turned into one: then everything that works with job
+files (trials in planning, groups, recovery) works with it. Pickle stores functions and classes by name. Names defined
+in the script itself are found by importing the script in the worker, not as the main program: code under `if __name__
+== "__main__":` does not run again there, and a script that would plan or train on import is refused.
 
 Contract: Groups, trials and recovery know nothing of scripts (tests/training/execution/test_script_group.py).
 """
@@ -32,21 +32,22 @@ from shoestring.jobfile import loaded_job
 from shoestring.runs.export import model_of
 from shoestring.training.execution.script_run import described
 
-SCRIPT = "shoestring_script"  # what a script is called where a worker imports it
+SCRIPT = "shoestring_script"  # module name under which a worker imports the script
 JOB = "job.pickle"
-OURS = ("origin", "mesh")  # fields of a job that every process sets for itself
+OURS = ("origin", "mesh")  # fields of a job that every process sets itself
 GUARD = 'put what begins it under `if __name__ == "__main__":`'
 FILE = '''"""A job that a script made; its parts are pickled beside this file. What can be seen of it has the SHA-256 {digest}."""
-from shoestring.training.execution.sent_job import received
+from shoestring.training.execution.sent_job import load_sent_job
 
 
 def job():
-    return received(__file__, {file!r}, {module!r}, {path!r})
+    return load_sent_job(__file__, {file!r}, {module!r}, {path!r})
 '''
 
 
 class SentOrigin:
-    """Of the job that this process was sent: the script's file, its name if it was started by that, and whether it is imported now."""
+    """Where this process's job came from: the script's file, its module name (`python -m`), and whether it is being
+    imported now."""
 
     file = module = ""
     importing = False
@@ -56,17 +57,17 @@ origin = SentOrigin()
 
 
 class FromFile:
-    """A factory that gives what was pickled, made anew every time."""
+    """A factory that unpickles its value anew every time."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def __call__(self) -> Any:
-        return unpickled(Path(self.path))
+        return unpickle(Path(self.path))
 
 
 class Given:
-    """A factory that gives one object."""
+    """A factory that returns one object."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -76,7 +77,7 @@ class Given:
 
 
 class Pickler(pickle.Pickler):
-    """Notes which names of the script it meets."""
+    """Records which names of the script it meets."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -97,33 +98,32 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
-    """The job as one that other processes can make again from a file in this folder; with this very model, if one is given."""
+def send_job(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
+    """The job as one that other processes can make again from a file in this folder; with this model object, if
+    given."""
     if job.origin is not None and model is None:
         return job
     parts = {one.name: getattr(job, one.name) for one in fields(job) if one.name not in OURS}
     of_script: set[str] = set()
     if model is not None:
-        written, of_script = pickled(model, "the model")
+        written, of_script = pickle_value(model, "the model")
         (folder / "model.pickle").write_bytes(written)
         parts["model"] = FromFile(str(folder / "model.pickle"))
     for name, value in parts.items():
-        of_script |= pickled(
+        of_script |= pickle_value(
             value, "the data" if name == "data" and isinstance(value, (Given, GivenData)) else f"the job's {name}"
         )[1]
     if of_script:
         check_guard(sorted(of_script)[0], devices)
-    whole, _ = pickled(parts, "the job")
+    whole, _ = pickle_value(parts, "the job")
     (folder / JOB).write_bytes(whole)
     name = type(model).__name__ if model is not None else "job"
     file = folder / f"{name}.py"
     folders = (Path(one).resolve() for one in sys.path)
-    path = [
-        str(one) for one in folders if not (one / JOB).exists()
-    ]  # without those of jobs that were sent, which come and go
+    path = [str(one) for one in folders if not (one / JOB).exists()]  # without folders of sent jobs, which come and go
     seen = described(
         job, model_of(job.model) if model is None else model
-    )  # so the same job has the same file, wherever it lies
+    )  # so the same job has the same file wherever it lies
     file.write_text(
         FILE.format(
             digest=hashlib.sha256(seen.encode()).hexdigest(), file=script_file(), module=script_module(), path=path
@@ -133,8 +133,8 @@ def sent(job: Job, model: nn.Module | None, folder: Path, devices: int) -> Job:
     return replace(loaded_job(file, {}), mesh=job.mesh)
 
 
-def pickled(value: Any, what: str) -> tuple[bytes, set[str]]:
-    """The bytes of a value, and the names of the script in it. Refuses what pickle can't keep, with what to do."""
+def pickle_value(value: Any, what: str) -> tuple[bytes, set[str]]:
+    """The bytes of a value, and the names of the script in it. Refuses what pickle can't store, with advice."""
     file = io.BytesIO()
     pickler = Pickler(file)
     try:
@@ -159,26 +159,27 @@ def cure(value: Any) -> str:
     return "make it of parts that pickle can keep (classes and functions at the top level of a module, no open files or generators)"
 
 
-def received(file: str, found: str, module: str, path: list[str]) -> Job:
-    """The job that was pickled beside a job file, by the script in this file or of this name, with these folders to import from."""
+def load_sent_job(file: str, found: str, module: str, path: list[str]) -> Job:
+    """The job pickled beside a job file by the script in `found` or named `module`, with these folders to import
+    from."""
     origin.file, origin.module = found, module
     sys.path += [one for one in path if one not in sys.path]
-    return Job(**unpickled(Path(file).with_name(JOB)))
+    return Job(**unpickle(Path(file).with_name(JOB)))
 
 
-def unpickled(path: Path) -> Any:
+def unpickle(path: Path) -> Any:
     with open(path, "rb") as file:
         return Unpickler(file).load()
 
 
 def script_file() -> str:
-    """The file of the main program; empty at a prompt or in a notebook."""
+    """The main program's file; empty at a prompt or in a notebook."""
     found = vars(sys.modules["__main__"]).get("__file__")
     return str(Path(found).resolve()) if found and Path(found).is_file() else ""
 
 
 def script_module() -> str:
-    """Its name where it was started by that (`python -m`); else empty."""
+    """The main program's module name if it was started by `python -m`; else empty."""
     spec = vars(sys.modules["__main__"]).get("__spec__")
     return str(spec.name) if spec is not None else ""
 
@@ -190,13 +191,13 @@ def script() -> ModuleType:
     if SCRIPT not in sys.modules:
         origin.importing = True
         try:
-            sys.modules[SCRIPT] = import_module(origin.module) if origin.module else imported(origin.file)
+            sys.modules[SCRIPT] = import_module(origin.module) if origin.module else import_script(origin.file)
         finally:
             origin.importing = False
     return sys.modules[SCRIPT]
 
 
-def imported(file: str) -> ModuleType:
+def import_script(file: str) -> ModuleType:
     loader = SourceFileLoader(SCRIPT, file)
     spec = importlib.util.spec_from_file_location(SCRIPT, file, loader=loader)
     assert spec is not None, "a loader was given"
@@ -211,7 +212,7 @@ def imported(file: str) -> ModuleType:
 
 
 def check_guard(name: str, devices: int) -> None:
-    """Refuse a script that would begin anew when a worker imports it to find one of its names."""
+    """Refuse a script that would start over when a worker imports it to find one of its names."""
     file = script_file()
     if not file:
         raise Mistake(
@@ -227,7 +228,7 @@ def check_guard(name: str, devices: int) -> None:
 
 
 def refuse_while_imported(what: str, devices: int = 1) -> None:
-    """Called before anything is planned or trained by a script, for so many workers."""
+    """Called before a script plans or trains with so many workers: refuses if it is being imported by a worker."""
     if devices < 1:
         raise Mistake(f"--devices {devices}: give 1 or more")
     if origin.importing:

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Run, StoredTensor, gathered, kept
+from shoestring.core.run import Run, StoredTensor, gather_objects, stored_weights
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
@@ -54,7 +54,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         "model": other,
         "optimizer": optimizer_state(run),
         "feed": feed.state_dict(),
-        "chances": gathered(run, random_state.state())[:: run.mesh.drawing_alike],
+        "chances": gather_objects(run, random_state.state())[:: run.mesh.drawing_alike],
         "parts": {name: part.state_dict() for name, part in run.state.items()},
         "best": best,
         "on_disk": on_disk(run),
@@ -72,7 +72,7 @@ def best_snapshot(run: Run, feed: Feed, step: int, metrics: Mapping[str, float])
     found = snapshot_of(run, feed, step, None)
     weights, aliases = dict(found.weights), dict(found.aliases)
     seen: dict[Any, str] = {}
-    for name, one in kept(run).items():  # those on disk; of a weight with several names, the first
+    for name, one in stored_weights(run).items():  # those on disk; of a weight with several names, the first
         if name not in weights and name not in aliases:
             first = seen.setdefault(getattr(one, "parameter", name), name)
             if first == name:
@@ -194,7 +194,7 @@ def left_out(run: Run) -> list[str]:
 
 def in_memory(run: Run) -> dict[str, Any]:
     """The model's state_dict but for weights that are kept elsewhere, and the buffers that it leaves out."""
-    elsewhere = kept(run)
+    elsewhere = stored_weights(run)
     state = {name: value for name, value in run.model.state_dict().items() if name not in elsewhere}
     for name, buffer in run.model.named_buffers(remove_duplicate=False):
         if name not in state:

@@ -1,4 +1,4 @@
-"""Who did what when, of workers that hold different layers: what each noted of itself, put together and told as one event."""
+"""Timelines of workers that hold different layers: each records its own actions, and they are reported as one event."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from shoestring.core.run import Run
 from shoestring.core.staging import OwnTimes, together
 from shoestring.runs.event import StageTimes
 
-TOLD_AFTER = 5  # steps of a process: then for the first time, for who watches; the last time is at the end
+TOLD_AFTER = 5  # the first report is after so many steps of a process, for `watch`; the last one at the end
 
 
 def own_times(run: Run) -> OwnTimes | None:
-    """What this worker did when; None where no part of the run has a schedule."""
+    """This worker's actions and times; None if no part of the run has a schedule."""
     return next((found for part in run.state.values() if (found := part.own_times) is not None), None)
 
 
 def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:
-    """After this process's step, what all of its group did in it, if it is time to tell; asked of all workers."""
+    """After a step, the timeline of the whole group, if a report is due; called by all workers."""
     if steps != TOLD_AFTER or own_times(run) is None or run.assignment.asynchronous:
         return None
-    return timed(run, steps, run.link.objects({"times": own_times(run), "peak_bytes": peak}))
+    return stage_times(run, steps, run.link.objects({"times": own_times(run), "peak_bytes": peak}))
 
 
-def timed(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
-    """The event, from what every worker gave by rank: its `times` and `peak_bytes`; None where there is no schedule."""
+def stage_times(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
+    """The event, from every worker's `times` and `peak_bytes` by rank; None without a schedule."""
     found = (
         [
             together([workers[rank]["times"] for rank in line])

@@ -25,14 +25,14 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, digested, gathered, guarded_outside, kept, weights
+from shoestring.core.run import Run, digest_state, gather_objects, guarded_outside, stored_weights, weights
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.holdings import Holders
 from shoestring.measure.process import status
 from shoestring.measure.timeline import peak
-from shoestring.measure.tracker import Tracker, watched
+from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Event, Measured, Stepped, Warned
 from shoestring.runs.history import History, measured, measured_by
@@ -44,12 +44,12 @@ from shoestring.training.evidence.tasks import TrialResult, TrialTask, technique
 from shoestring.training.execution.batch_sizes import TRACKED, BatchSizes, ExpectedBatches
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.recorder import Meter, Recorder, RecordingSettings
-from shoestring.training.execution.step_timing import own_times, timed, told_after
+from shoestring.training.execution.step_timing import own_times, stage_times, told_after
 from shoestring.training.execution.tasks import TrainResult, TrainTask
 from shoestring.training.loop import finite, steps
 from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique, making
-from shoestring.training.validation import SilentObserver, validated
+from shoestring.training.validation import SilentObserver, run_validation
 
 SHOWN = 1 << 28  # bytes of weights on disk: of more, nothing is shown
 
@@ -159,7 +159,7 @@ class Training:
             }
         )
         told, workers = (
-            timed(self.run, self.number, found),
+            stage_times(self.run, self.number, found),
             [{key: one[key] for key in one if key != "times"} for one in found],
         )
         if self.recorder and told is not None:
@@ -220,7 +220,7 @@ class Training:
             if self.sizes.count >= TRACKED:  # and then whenever there is something new to tell
                 self.note_tensors()
             if self.sizes.tracks(batch, self.number + 1) and not self.tracker.failed:
-                watch = watched(
+                watch = watch_run(
                     self.run, self.tracker, self.holders
                 )  # what was made while it looked away stands there too,
                 if loss is not None:
@@ -281,10 +281,10 @@ class Training:
         if not self.job.validates or not self.losses or not self.run.assignment.counts_steps:
             return
         if self.job.validate is not None:
-            validated(self.run, self.job, self.course.watch)
+            run_validation(self.run, self.job, self.course.watch)
         else:
             found = looked_through(self.job, self.run.assignment.asynchronous)
-            validated(self.run, self.job, self.course.watch, [(found.largest, True)])
+            run_validation(self.run, self.job, self.course.watch, [(found.largest, True)])
         self.note_tensors(validated=True)
 
     def note_tensors(self, validated: bool = False) -> None:
@@ -303,7 +303,7 @@ class Training:
         ):  # asynchronous workers tell of theirs at the end
             return
         own = self.tensors["peak_bytes"]
-        self.told = max(gathered(self.run, own)) if together else own
+        self.told = max(gather_objects(self.run, own)) if together else own
         if self.recorder and own:
             self.recorder.tell(Measured(self.told, self.tensors["flops"], self.tensors["where"], self.tensors["parts"]))
 
@@ -396,13 +396,13 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
 def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
-    if run.link.rank and not kept(run):  # the first worker has the same weights and tells of them
+    if run.link.rank and not stored_weights(run):  # the first worker has the same weights and tells of them
         return "", ""
     digest, shown = (
-        weights_sha256({name: value for name, value in digested(run).items() if hasattr(value, "dtype")}),
+        weights_sha256({name: value for name, value in digest_state(run).items() if hasattr(value, "dtype")}),
         "",
     )
-    absent = sum(prod(one.shape) * one.dtype.itemsize for one in kept(run).values())
+    absent = sum(prod(one.shape) * one.dtype.itemsize for one in stored_weights(run).values())
     if job.show is not None and absent > SHOWN:
         shown = (
             f"(the job's show is left out: {bytes_text(absent)} of weights are on disk and would be read for every call "

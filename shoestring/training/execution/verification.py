@@ -1,4 +1,4 @@
-"""Plain training and a plan side by side, each in a process of its own: what `shoestring verify` shows."""
+"""Plain training and a plan side by side, each in a process of its own, for `shoestring verify`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from shoestring.training.technique import environment
 
 
 def worker_environment(techniques: Iterable[Technique]) -> dict[str, str]:
-    """Variables that a worker for these techniques starts with on this machine."""
+    """Environment variables for a worker with these techniques on this machine."""
     cap_this_process()
-    return {**cap(), **environment(techniques)}  # nothing that must be measured
+    return {**cap(), **environment(techniques)}  # nothing here needs measuring
 
 
 class Verified(NamedTuple):
-    """What `verify` found."""
+    """The result of `verify`."""
 
     same_bits: bool
-    largest_difference: float  # between two weights
+    largest_difference: float  # between two corresponding weights
 
     def __str__(self) -> str:
         return (
@@ -47,8 +47,8 @@ class Verified(NamedTuple):
         )
 
 
-def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
-    """Whether two states are the same bits, and the largest difference between them."""
+def compare_weights(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Verified:
+    """Whether two states have the same bits, and their largest difference."""
     most, equal = 0.0, True
     for name, value in plain.items():
         other = planned[name]
@@ -58,11 +58,11 @@ def compared(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) -> Veri
     return Verified(equal, most)
 
 
-ROUNDED = 1e-4  # of a loss: how far sums in another order may lead in a few steps
+ROUNDED = 1e-4  # relative difference of losses that sums in another order may cause in a few steps
 
 
-def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
-    """Plain training, each technique alone and the whole plan, each in a process of its own, side by side."""
+def verify_plan(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+    """Plain training, each technique alone and the whole plan, each in its own process, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
     singles = plan.techniques if len(plan.techniques) > 1 else ()
     rehearsals = Rehearsals(job, known_hardware() if singles else Hardware(), run_worker)
@@ -107,23 +107,23 @@ def verified(job: Job, plan: Plan, count: int) -> dict[str, Any]:
 
 def own_levels(rehearsals: Rehearsals, techniques: tuple[Technique, ...]) -> list[Exactness]:
     """How close each technique alone stays to plain training of a job."""
-    if not techniques:  # plain training needs no look at the model
+    if not techniques:  # plain training needs no inspection of the model
         return []
     ledger = ledger_of_traits(rehearsals, techniques)
     return [one.exactness(ledger) for one in techniques]
 
 
 class TrainedWeights(NamedTuple):
-    """What a worker process trained."""
+    """The result of a worker process's training."""
 
     result: TrainResult
     weights: Mapping[str, Tensor]
 
 
 def verdict(name: str, level: Exactness, plain: TrainedWeights, other: TrainedWeights) -> dict[str, Any]:
-    """What was found of a plan against the level that it states. What draws anew or is changed is promised nothing that one run of
-    each could show: `kept` is then None."""
-    equal, most = compared(plain.weights, other.weights)
+    """A plan's result against the level that it states. For `draws` and `changed` one run can't prove anything: `kept`
+    is then None."""
+    equal, most = compare_weights(plain.weights, other.weights)
     off = max(abs(a - b) / max(abs(a), 1e-12) for a, b in zip(plain.result.losses, other.result.losses, strict=True))
     kept = equal if level is Exactness.BITS else off < ROUNDED if level is Exactness.ROUNDING else None
     return {

@@ -1,4 +1,5 @@
-"""How fast workers of a group can talk on this machine, in every way to add up, and what sending takes of a process."""
+"""Measure how fast workers of a group communicate on this machine, with every all-reduce algorithm, and what sending
+costs a process."""
 
 from __future__ import annotations
 
@@ -10,18 +11,19 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, AllReduceTable, Machines, Rate, fitted
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, AllReduceTable, Machines, Rate, fit_rates
 from shoestring.measure.process import status
 from shoestring.training.links.process_link import ProcessLink
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.shared_memory_link import join_link
 
-REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}  # bytes that are added up at once -> how often in a row,
+REPEATS = {1 << 10: 8, 1 << 16: 8, 1 << 20: 2, 16 << 20: 1}  # bytes per all-reduce -> repetitions in a row,
 ROUNDS = 11  # in so many rounds
 DEADLINE = 60.0  # seconds
 
 
 def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[dict[str, tuple[Rate, ...]], float]:
-    """What each way to add up takes, and bytes of the process; every worker calls it, with a file that they share."""
+    """The rates of every all-reduce algorithm, and bytes that links take of the process. Every worker calls it with the
+    same store file."""
     kind = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() >= world else "gloo"
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
     dist.init_process_group(
@@ -31,49 +33,50 @@ def link_speed(rank: int, world: int, same_machine: bool, store: str) -> tuple[d
         tensors = {size: torch.ones(size // 4, device=device) for size in REPEATS}
         dist.all_reduce(tensors[min(REPEATS)])
         before = status("VmRSS")
-        link = joined(rank, world, same_machine)
+        link = join_link(rank, world, same_machine)
         ways = [LIBRARY] if kind == "nccl" else [*[MEMORY] * link.same_machine, LIBRARY, RING, TREE, NAIVE]
         for tensor in tensors.values():
             turn(
                 link, tensor, repeats=2
-            )  # in the usual way: room that other ways take for a while is a tensor, and counted as one
+            )  # the usual algorithm: others' temporary memory is a tensor, and counted as one
         memory = float(max(status("VmRSS") - before, 0))
         machines = dict.fromkeys(ways, (world,))
-        return rates(timed(link, machines, tensors), machines), memory
+        return rates(time_sums(link, machines, tensors), machines), memory
     finally:
         dist.destroy_process_group()
 
 
 def rates(spent: Mapping[tuple[str, int], float], machines: Mapping[str, Machines]) -> dict[str, tuple[Rate, ...]]:
-    """What messages of each way take, by its seconds at some sizes."""
+    """The rates of each algorithm, from its seconds at several sizes."""
     return {
-        way: fitted(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)]) for way, own in machines.items()
+        way: fit_rates(way, own, [(size, spent[way, size]) for size in sorted(REPEATS)])
+        for way, own in machines.items()
     }
 
 
-def quick(rounds: list[float]) -> float:
-    """Those of a quick round, of which a quarter were quicker: a busy machine is slower than it is, and never faster."""
+def lower_quartile(rounds: list[float]) -> float:
+    """The first quartile of the rounds: a busy machine only ever makes rounds slower."""
     return sorted(rounds)[len(rounds) // 4]
 
 
-def timed(
+def time_sums(
     link: ProcessLink,
     machines: Mapping[str, Machines],
     tensors: Mapping[int, Tensor],
     repeats: Mapping[int, int] = REPEATS,
     count: int = ROUNDS,
-    of: Callable[[list[float]], float] = quick,
+    of: Callable[[list[float]], float] = lower_quartile,
 ) -> dict[tuple[str, int], float]:
-    """Seconds of one sum in each way, among such machines, at each size, of some rounds: in each all have a turn, so that a slow moment of
-    the machine meets all of them. The slowest worker counts. All workers get the same answer."""
+    """Seconds of one all-reduce by (algorithm, size). Every round measures each algorithm in turn, so that a slow
+    moment of the machine hits all of them. The slowest worker counts, and all workers return the same result."""
     usual = link.sums
     found: dict[tuple[str, int], list[float]] = {(way, size): [] for size in tensors for way in machines}
     try:
         order = list(found)
-        for number in range(count + 1):  # the first is to get warm
+        for number in range(count + 1):  # the first round warms up
             for way, size in (
                 order[number % len(order) :] + order[: number % len(order)]
-            ):  # nobody always follows the same one
+            ):  # a changing order, so that none always follows the same one
                 link.sums = AllReduceTable(machines[way], ((size, way),))
                 found[way, size].append(turn(link, tensors[size], repeats[size]))
     finally:
@@ -84,8 +87,8 @@ def timed(
 
 
 def turn(link: ProcessLink, tensor: Tensor, repeats: int) -> float:
-    """Seconds of adding up a tensor, in the mean of so many times in a row."""
-    tensor.fill_(1.0)  # what is added up again and again must stay finite
+    """Mean seconds of summing a tensor, over `repeats` times in a row."""
+    tensor.fill_(1.0)  # repeated sums must stay finite
     dist.barrier(link.group)
     begun = time.perf_counter()
     for _ in range(repeats):

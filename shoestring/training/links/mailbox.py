@@ -1,10 +1,11 @@
-"""A mailbox: messages from one worker to a neighbour on the same machine, through memory that both see.
+"""A mailbox: messages from one worker to a neighbour on the same machine, through shared memory.
 
-    the sender      copies a message into the room that is free, and then writes it down in the table
-    the receiver    looks at the table until its message is there, copies it out, and strikes it off
+    the sender      copies a message into free space, then adds it to the table
+    the receiver    polls the table until its message is there, copies it out, and removes the entry
 
-Gloo moves a message only when its own threads get a core, and where every core computes that takes some milliseconds: a twentieth of a
-small step, measured. What finds no room is written down as sent by gloo, so that nobody ever waits to send.
+Gloo moves a message only when its own threads get a core; where every core computes that takes some milliseconds: a
+twentieth of a small step, measured. A message that finds no space is entered in the table as sent by gloo, so that
+nobody ever waits to send.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 
 ROOM = 4 << 20  # bytes of messages
-ENTRIES = 512  # messages that may be written down at once
-NUMBER, TAG, BEGIN, SIZE = range(4)  # of an entry. Number: which message it is, from 1 on; 0: the entry is free
-BY_GLOO = -1  # where a message begins that lies elsewhere
+ENTRIES = 512  # most messages in the table at once
+NUMBER, TAG, BEGIN, SIZE = range(4)  # of an entry. Number: counts messages from 1; 0: the entry is free
+BY_GLOO = -1  # as BEGIN: gloo carries the message
 TABLE = ENTRIES * 4 * 8
 BYTES = TABLE + ROOM
 
@@ -31,13 +32,13 @@ class Mailbox:
     """One direction. Only the sender fills entries, only the receiver frees them."""
 
     def __init__(self, memory: Numbers) -> None:
-        memory = np.asarray(memory)  # of a file or not
+        memory = np.asarray(memory)  # drops the memmap subclass
         self.table = memory[:TABLE].view(np.int64).reshape(ENTRIES, 4)
         self.room = memory[TABLE:]
-        self.count = 0  # messages so far
+        self.count = 0  # messages sent so far
 
     def put(self, message: Tensor, tag: int) -> str:
-        """Gives what carries it: "memory", or "gloo" for want of room; nothing if not even that could be written down."""
+        """Returns what carries the message: "memory", or "gloo" if space is lacking; "" if even the table is full."""
         free = np.flatnonzero(self.table[:, NUMBER] == 0)
         if not len(free):
             return ""
@@ -47,11 +48,11 @@ class Mailbox:
         self.count += 1
         entry = self.table[free[0]]
         entry[TAG:] = tag, begin, message.nbytes
-        entry[NUMBER] = self.count  # last: from now on it is there
+        entry[NUMBER] = self.count  # last: this makes the entry visible
         return "memory" if begin != BY_GLOO else "gloo"
 
     def gap(self, size: int) -> int:
-        """Where as much room is free."""
+        """An offset with `size` free bytes."""
         begin = 0
         taken = self.table[self.table[:, NUMBER] > 0, BEGIN:].tolist()
         for there, bytes_ in sorted(one for one in taken if one[0] != BY_GLOO):
@@ -61,7 +62,7 @@ class Mailbox:
         return begin if begin + size <= len(self.room) else BY_GLOO
 
     def take(self, message: Tensor, tag: int) -> str:
-        """The oldest message with this tag; gives what carries it, nothing if it is not there yet."""
+        """Receive the oldest message with this tag. Returns what carries it; "" if it is not there yet."""
         found = np.flatnonzero((self.table[:, NUMBER] > 0) & (self.table[:, TAG] == tag))
         if not len(found):
             return ""
@@ -69,10 +70,10 @@ class Mailbox:
         begin, size = int(entry[BEGIN]), int(entry[SIZE])
         if size != message.nbytes:
             raise Mistake(
-                f"a message of {size} bytes came where {message.nbytes} were awaited: what a model that is cut into stages gives "
-                f"on must not have a size that only one worker knows"
+                f"a message of {size} bytes came where {message.nbytes} were expected: in a model that is cut into stages, the size "
+                f"of values between stages must not depend on something that only one worker knows"
             )
         if begin != BY_GLOO:
             memmove(message.data_ptr(), self.room[begin:].ctypes.data, size)
-        entry[NUMBER] = 0  # last: from now on its room is free
+        entry[NUMBER] = 0  # last: this frees its space
         return "memory" if begin != BY_GLOO else "gloo"

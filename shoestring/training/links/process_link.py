@@ -1,6 +1,8 @@
-"""The link that sends: torch.distributed's collectives, each with a deadline (gloo between CPUs, NCCL between GPUs).
+"""The link between processes: torch.distributed's collectives, each with a deadline (gloo between CPUs, NCCL between
+GPUs).
 
-Gloo's own reduce-scatter is an all-reduce of which the rest is thrown away; ours sends each part to its owner once, half of the bytes.
+Gloo's reduce-scatter is an all-reduce whose other parts are thrown away; ours sends each part to its owner once, half
+of the bytes.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from shoestring.core.private import all_gather, without_modes
 from shoestring.core.sums import BY_MESSAGES, Speeds
 from shoestring.training.links.sums import add_up
 
-SUMS = 1  # the tag of messages that belong to a sum: nobody who takes a message from anybody takes one of these
+SUMS = 1  # tag of messages that belong to an all-reduce, so that `receive` from any worker takes none of them
 
 
 class ProcessLink(Link):
-    """This process's place in a process group; None: the one of all processes. Ranks are those in the group."""
+    """This process's link to a process group; None: the group of all processes. Ranks are those in the group."""
 
     imagined = False
 
@@ -51,7 +53,7 @@ class ProcessLink(Link):
         add_up(self, tensor, self.way(tensor), self.room_to_add(tensor))
 
     def begin_part(self, part: Tensor, to: int) -> Sending:
-        """Send a part of a sum; it is not counted, because the whole sum was."""
+        """Send a part of a sum. Its bytes are not counted here, because the whole sum was counted."""
         return PendingCollective(lambda part: dist.isend(part, group=self.group, group_dst=to, tag=SUMS), part)
 
     def begin_to_receive(self, part: Tensor, source: int) -> Sending:
@@ -96,13 +98,13 @@ class ProcessLink(Link):
         found: list[Any] = [None] * self.world
         with (
             without_modes()
-        ):  # gloo's threads let go of its tensors at a time of their own, and they are no part of training
+        ):  # gloo's threads free their tensors at unpredictable times; these tensors are not part of training
             dist.all_gather_object(found, mine, group=self.group)
         return found
 
 
 class AfterBegun:
-    """What a library carries, of which nobody is to wait for one who has not done what was begun before."""
+    """A library call that must be waited for only after the work begun before it is done, or workers would deadlock."""
 
     def __init__(self, link: Link, sending: Sending) -> None:
         self.link, self.sending = link, sending
@@ -113,10 +115,10 @@ class AfterBegun:
 
 
 class PendingCollective:
-    """A collective that was begun. A worker that is gone shows as PeerLost, whatever words the library has for it."""
+    """A collective that was begun. A lost worker shows as PeerLost, whatever error the library raises."""
 
     def __init__(self, begin: Callable[..., Any], *tensors: Tensor) -> None:
-        self.tensors = tensors  # their memory is used until all is done
+        self.tensors = tensors  # keeps their memory until all is done
         try:
             with without_modes():
                 self.work = begin(*map(lent, tensors))
@@ -132,8 +134,8 @@ class PendingCollective:
 
 
 def lent(tensor: Tensor) -> Tensor:
-    """The memory of a tensor as another one that does not own it. Gloo's threads let go of what they are given some time after it is done,
-    and how long a tensor lives must not depend on that."""
+    """A tensor that shares another's memory without owning it. Gloo's threads free their tensors some time after they
+    are done, and a tensor's lifetime must not depend on that."""
     if tensor.device.type != "cpu" or not tensor.nbytes or not tensor.is_contiguous():
         return tensor
     return torch.frombuffer((c_char * tensor.nbytes).from_address(tensor.data_ptr()), dtype=tensor.dtype).view(
@@ -142,7 +144,7 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 class Rows:
-    """What every worker has of its own, as the rows of one tensor. All of them must ask for it."""
+    """Every worker's own numbers, as the rows of one tensor. All workers must read it together."""
 
     def __init__(self, link: Link, own: Tensor) -> None:
         self.link, self.own = link, own
@@ -150,7 +152,7 @@ class Rows:
         self.gathered = False
 
     def pieces(self) -> Iterator[Tensor]:
-        """Row by row: the others add zeros to the bytes of its owner."""
+        """Row by row: the other workers add zeros to the bytes of a row's owner."""
         self.gathered = True
         for rank in range(self.link.world):
             row = self.own.detach().clone() if rank == self.link.rank else torch.zeros_like(self.own)
@@ -159,14 +161,14 @@ class Rows:
 
 
 class OfOne:
-    """A tensor that one worker has. All must ask for it, and then all see it."""
+    """A tensor that one worker has. All workers must read it together, and then all have it."""
 
     def __init__(self, link: Link, own: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
         self.link, self.own, self.dtype, self.shape = link, own, dtype, shape
         self.gathered = False
 
     def pieces(self) -> Iterator[Tensor]:
-        """The others add zeros to the bytes of its owner."""
+        """The other workers add zeros to the bytes of its owner."""
         self.gathered = True
         found = self.own.detach().clone() if self.own is not None else torch.zeros(self.shape, dtype=self.dtype)
         self.link.sum(found.reshape(-1).view(torch.uint8)).wait()
@@ -174,7 +176,7 @@ class OfOne:
 
 
 def of_everybody(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OfOne]:
-    """What every worker has of its own, by its rank and name: as many tensors, and as large, as each happens to have."""
+    """Every worker's own tensors, by rank and name; workers may have different numbers and sizes of tensors."""
     kinds = link.objects({name: (one.dtype, one.shape) for name, one in mine.items()})
     return {
         f"{rank} {name}": OfOne(link, mine[name] if rank == link.rank else None, *kind)
@@ -184,7 +186,7 @@ def of_everybody(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OfOne]:
 
 
 def mine_of(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-    """What a worker of this rank had of its own."""
+    """The tensors of the worker with this rank."""
     return {
         name: one.clone()
         for key, one in everybody.items()
@@ -194,5 +196,5 @@ def mine_of(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
 
 
 def own_row(rows: Tensor, link: Link) -> Tensor | None:
-    """This worker's row of what as many workers had; nothing if there were more or fewer."""
+    """This worker's row of a tensor that as many workers saved; None if there were more or fewer."""
     return rows[link.rank].clone() if len(rows) == link.world else None

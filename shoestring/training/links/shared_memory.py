@@ -1,4 +1,5 @@
-"""Memory that all workers of one machine see: a file that lives in memory, mapped by each, whose name is gone when all have it."""
+"""Memory shared by all workers of one machine: a file in a memory file system that each worker maps, unlinked once all
+have it."""
 
 from __future__ import annotations
 
@@ -19,13 +20,14 @@ from shoestring.core.files import clear, made_and_held
 from shoestring.core.link import Link
 from shoestring.core.units import bytes_text
 
-LINE = 64  # bytes: every tensor begins at a multiple
+LINE = 64  # bytes: alignment of tensors
 PLACES = ("/dev/shm", tempfile.gettempdir())
 PREFIX = "shoestring-shared-"
 
 
 class Shared:
-    """Tensors that were moved there, with the first worker's values, and bytes for numbers. An imagined group has memory of its own."""
+    """Tensors moved to shared memory, with the first worker's values, and room for counters. An imagined group uses its
+    own memory."""
 
     def __init__(self, link: Link, tensors: Sequence[Tensor], count: int = 0) -> None:
         begin = aligned(count)
@@ -36,17 +38,17 @@ class Shared:
             self.numbers: np.ndarray[Any, Any] = np.zeros(count, dtype=np.uint8)
             move(tensors, memory, begin, fill=link.rank == 0)
             return
-        with offered(link, size) as path:
+        with offer_file(link, size) as path:
             require(link, path, size)
-            self.file = os.open(path, os.O_RDONLY) if count else None  # to be locked by who changes a number
+            self.file = os.open(path, os.O_RDONLY) if count else None  # locked by a worker that changes a counter
             memory = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
             self.numbers = memory[:count].numpy()
             move(tensors, memory, begin, fill=link.rank == 0)
-            link.objects("it is there, and filled")
+            link.objects("the file exists and is filled")
 
 
 def move(tensors: Sequence[Tensor], memory: Tensor, begin: int, fill: bool) -> None:
-    """Let tensors lie in this memory, one after the other from a byte on; `fill`: with the values that they have."""
+    """Move tensors into this memory, one after the other from byte `begin`; `fill`: copy their values too."""
     for tensor in tensors:
         there = memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
         if fill:
@@ -56,7 +58,7 @@ def move(tensors: Sequence[Tensor], memory: Tensor, begin: int, fill: bool) -> N
 
 
 def require(link: Link, path: str, size: int) -> None:
-    """Refuse what not all workers see."""
+    """Refuse a group that does not share memory, or memory that is too small."""
     if not path:
         raise Mistake(
             f"no room for {bytes_text(size)} of weights that workers share, in {' or '.join(PLACES)}: make some, or use "
@@ -70,10 +72,10 @@ def require(link: Link, path: str, size: int) -> None:
 
 
 @contextmanager
-def offered(link: Link, size: int) -> Iterator[str]:
-    """The name of a new file of so many bytes that all workers of a machine see; empty if there is no room. Nobody has opened it yet, and
-    it loses its name when the first worker leaves: until then a worker that is killed leaves it behind, for the next one to clear."""
-    own = made(size) if link.rank == 0 else None
+def offer_file(link: Link, size: int) -> Iterator[str]:
+    """The name of a new shared file of `size` bytes, not yet opened by any worker; "" if there is no room. The first
+    worker unlinks it on exit; if it is killed before that, the file stays behind and the next run removes it."""
+    own = create_file(size) if link.rank == 0 else None
     try:
         yield link.objects(own[0] if own else "")[0]
     finally:
@@ -82,8 +84,8 @@ def offered(link: Link, size: int) -> Iterator[str]:
             os.close(own[1])
 
 
-def made(size: int) -> tuple[str, int] | None:
-    """The name of a new file with room for so many bytes, and the file, locked; none if there is no room."""
+def create_file(size: int) -> tuple[str, int] | None:
+    """The name of a new file of `size` bytes, and the open, locked file; None if there is no room."""
     for place in PLACES:
         clear(Path(place).glob(f"{PREFIX}*"))
         with suppress(OSError):
@@ -95,7 +97,7 @@ def made(size: int) -> tuple[str, int] | None:
 def with_room(place: str, size: int) -> Path:
     file, path = tempfile.mkstemp(prefix=PREFIX, dir=place)
     try:
-        if hasattr(os, "posix_fallocate"):  # else a full file system shows when it is written to, and kills
+        if hasattr(os, "posix_fallocate"):  # without it, a full file system shows only when a write raises SIGBUS
             os.posix_fallocate(file, 0, size)
     except OSError:
         os.unlink(path)

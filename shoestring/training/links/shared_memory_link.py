@@ -1,10 +1,10 @@
-"""The shared-memory link: workers of one machine pass numbers through memory that all see; gloo carries the rest.
+"""The shared-memory link: workers of one machine exchange numbers through shared memory; gloo carries the rest.
 
-    a chunk     everybody puts its numbers into its slot  |  all are there  |  everybody takes what it needs from all slots
+    a chunk     every worker writes its numbers to its slot  |  barrier  |  every worker reads what it needs from all slots
 
-Two rows of slots take turns: when all are there with the next chunk, all have taken the last. A number is added up by one worker, in
-the order of ranks, so all have the same bits. Gloo would copy every byte into the kernel and out again, on cores that also
-compute: decisions/011.
+Two rows of slots alternate: when all workers have written the next chunk, all have read the last one. Each number is
+summed by one worker, in the order of ranks, so all have the same bits. Gloo would copy every byte into the kernel and
+out again, on cores that also compute: decisions/011.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from shoestring.core.sums import MEMORY, Speeds
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
 from shoestring.training.links.process_link import ProcessLink
-from shoestring.training.links.shared_memory import offered
+from shoestring.training.links.shared_memory import offer_file
 
-SLOT = 2 << 20  # bytes, about; what all put there should fit into a cache
-LINE = 64  # bytes of a cache line: no two workers write to the same
+SLOT = 2 << 20  # bytes, approximately; all slots together should fit into a cache
+LINE = 64  # bytes of a cache line: no two workers write to the same one
 LOOKS, OFFERS, PAUSE = (
     20,
     1000,
     1e-4,
-)  # looks for the others; from then on each offers them the core; and from then on seconds of a pause
+)  # polls without yielding; polls that yield the core; then seconds of sleep between polls
 KINDS: dict[torch.dtype, Any] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 
 class SharedMemoryLink(ProcessLink):
-    """This process's place among workers who all see the same memory."""
+    """This process's link among workers that share memory."""
 
     def __init__(
         self,
@@ -62,10 +62,10 @@ class SharedMemoryLink(ProcessLink):
         super().__init__(rank, world, same_machine=True, deadline=deadline, group=group, speeds=speeds, line=line)
         self.ticks = memory[: LINE * world].view(np.int64)[
             :: LINE // 8
-        ]  # how often each worker came to where all wait for each other
+        ]  # per worker, the number of barriers it has reached
         self.slots = memory[LINE * world :].reshape(2, world, -1)
         self.turn = 0
-        self.boxes: list[list[Mailbox]] = []  # of every worker, to the next and to the one before
+        self.boxes: list[list[Mailbox]] = []  # per worker, to the next and to the previous one
 
     def open_mailboxes(self) -> None:
         memory = memory_of_all(self, 2 * self.world * mailbox.BYTES) if not self.boxes else None
@@ -73,7 +73,7 @@ class SharedMemoryLink(ProcessLink):
             self.boxes = [[Mailbox(box) for box in pair] for pair in memory.reshape(self.world, 2, -1)]
 
     def box(self, sender: int, receiver: int) -> Mailbox | None:
-        """Of two neighbours; the last worker's next is the first."""
+        """The mailbox between two neighbours; the last worker's next is the first."""
         way = (receiver - sender) % self.world
         return self.boxes[sender][0 if way == 1 else 1] if self.boxes and way in (1, self.world - 1) else None
 
@@ -135,7 +135,7 @@ class SharedMemoryLink(ProcessLink):
             begin += len(chunk)
 
     def shown(self, mine: Numbers) -> list[Numbers]:
-        """Everybody's numbers, in slots of the shape of one's own, when all are there."""
+        """Every worker's numbers, after the barrier; each slot has the shape of this worker's numbers."""
         self.turn = 1 - self.turn
         slots = [slot[: mine.nbytes].view(mine.dtype).reshape(mine.shape) for slot in self.slots[self.turn]]
         slots[self.rank][...] = mine
@@ -143,19 +143,19 @@ class SharedMemoryLink(ProcessLink):
         return slots
 
     def wait_for_all(self) -> None:
-        """Go on when all are here."""
+        """A barrier."""
         self.ticks[self.rank] += 1
         now = self.ticks[self.rank]
         self.when(lambda: not (self.ticks < now).any(), lambda: int(self.ticks.argmin()))
 
     def when(self, there: Callable[[], T], who: Callable[[], int]) -> T:
-        """What is there, as soon as something is; `who` is waited for."""
+        """Poll until `there` returns something; `who` names the worker that is waited for."""
         looks, until = 0, time.monotonic() + self.deadline
         while not (found := there()):
             looks += 1
             if looks > OFFERS:
                 time.sleep(PAUSE)
-            elif looks > LOOKS:  # who is waited for may be waiting for this very core, until the kernel takes it away
+            elif looks > LOOKS:  # the awaited worker may need this very core, so yield it
                 os.sched_yield()
             if time.monotonic() > until:
                 raise DeadlinePassed(f"worker {who()} of {self.world} did not come within {self.deadline:.0f} s")
@@ -163,30 +163,30 @@ class SharedMemoryLink(ProcessLink):
 
 
 def chunks(flat: Numbers, size: int) -> Iterator[Numbers]:
-    """Parts of so many bytes, and what is left."""
+    """Parts of `size` bytes, and the remainder."""
     count = size // flat.itemsize
     return (flat[begin : begin + count] for begin in range(0, len(flat), count))
 
 
 def total(parts: list[Numbers], into: Numbers) -> None:
-    """Their sum, in their order."""
-    with np.errstate(all="ignore"):  # what is not finite is for others to judge
+    """The sum of the parts, in their order."""
+    with np.errstate(all="ignore"):  # non-finite numbers are handled elsewhere
         np.add(parts[0], parts[1], out=into)
         for part in parts[2:]:
             np.add(into, part, out=into)
 
 
 def numbers(tensor: Tensor) -> Numbers:
-    """The tensor's own memory. Its own `numpy` would fix the storage's size for ever."""
+    """The tensor's own memory as an array. `Tensor.numpy` would make its storage non-resizable."""
     return np.frombuffer(memoryview((c_char * tensor.nbytes).from_address(tensor.data_ptr())), KINDS[tensor.dtype])
 
 
 def slot_size(world: int) -> int:
-    """Bytes; a multiple of what any number takes, also when it is divided by the workers."""
+    """Bytes of a slot: a multiple of every item size, also when divided by the workers."""
     return max(SLOT // (LINE * world), 1) * LINE * world
 
 
-def joined(
+def join_link(
     rank: int,
     world: int,
     same_machine: bool = True,
@@ -195,7 +195,8 @@ def joined(
     speeds: Speeds | None = None,
     line: Sequence[int] = (),
 ) -> ProcessLink:
-    """The link of this process, whose process group is there; `same_machine`: all of it. Without room in memory, gloo carries all."""
+    """This process's link, over an existing process group; `same_machine`: whether all workers are on one. Without room
+    in shared memory, gloo carries everything."""
     link = ProcessLink(rank, world, deadline=deadline, group=group, speeds=speeds, line=line)
     if not Link(rank, world, same_machine).same_machine or world == 1:
         return link
@@ -204,8 +205,8 @@ def joined(
 
 
 def memory_of_all(link: ProcessLink, size: int) -> Numbers | None:
-    """So many bytes, zeros, that all workers of a link see; None without room. All of them must ask for it."""
-    with offered(link, size) as path:
+    """`size` zeroed bytes that all workers of a link share; None without room. All workers must call it."""
+    with offer_file(link, size) as path:
         seen = link.objects(bool(path) and os.path.exists(path))
         memory = np.memmap(path, np.uint8, "r+", shape=(size,)) if all(seen) else None
         link.objects("all have it")

@@ -1,4 +1,4 @@
-"""Adding up by messages: the rounds of core/sums.py, carried out over a link that sends."""
+"""All-reduce by messages: carries out the rounds of core/sums.py over a link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoestring.core.sums import AllReduceTable, Receive, rounds
 
 
 class Carrier(Protocol):
-    """What a link must be able to do for that."""
+    """The methods that a link must have for that."""
 
     rank: int
     sums: AllReduceTable
@@ -22,11 +22,11 @@ class Carrier(Protocol):
 
 
 def add_up(link: Carrier, tensor: Tensor, way: str, room: Tensor) -> None:
-    """Add up a contiguous tensor over the link's workers, in place; `room` takes what comes in to be added.
+    """Sum a contiguous tensor over the link's workers, in place; `room` receives the incoming parts.
 
-    Everything that a round sends is begun before anything is waited for, so nobody waits for one who waits for them; what comes in first
-    is expected before that, because who sends to one that waits already need not ask. Every wait has the link's deadline, and a worker
-    that is gone shows as PeerLost.
+    All sends of a round are begun before anything is waited for, so no deadlock is possible; receives are posted before
+    the sends, because a sender whose receiver waits already need not ask. Every wait has the link's deadline, and a
+    lost worker shows as PeerLost.
     """
     flat = tensor.detach().view(-1)
 

@@ -1,12 +1,13 @@
-"""Accumulate: use a big batch on a small device. Run it in pieces, sum the gradients, update once.
+"""Accumulate: gradient accumulation. Run the batch in micro-batches (`pieces`), sum their gradients, update once.
 
-    activations  a  ->  a / n            gradients stand from the first piece on
-    time         t  ->  r(n) t + (n - 1) a    r: small pieces use the machine less well (measured for 2 and 8 pieces,
-                                              lines in between); a: adding one piece's gradients to the sum
+    activations  a  ->  a / n            the gradients take memory from the first micro-batch on
+    time         t  ->  r(n) t + (n - 1) a    r: small micro-batches use the machine less well (measured for 2 and 8 of them,
+                                              lines in between); a: adding one micro-batch's gradients to the sum
 
-The loss is a mean over the batch's weight w (samples, or valid tokens), so a piece counts w_piece / w_batch. Equal to plain
-training up to the order of the sum, as long as no layer mixes samples (batch norm does; training/evidence/pieces.py tries the rest) and
-none draws (dropout then draws other masks of the same distribution).
+The loss is a mean over the batch's weight w (samples, or valid tokens), so a micro-batch counts w_piece / w_batch.
+Equal to plain training up to the order of the sum, as long as no layer mixes samples (batch norm does;
+training/evidence/pieces.py tries the rest) and none draws random numbers (dropout then draws other masks of the same
+distribution).
 Huang et al.: GPipe, 2019, arXiv 1811.06965, section 2.
 """
 
@@ -38,7 +39,7 @@ class Accumulate(TrainingTechnique):
     batch.
     """
 
-    pieces: int  # parts of the batch that run one after the other
+    pieces: int  # micro-batches per batch, run one after the other
 
     order: ClassVar[int] = 20
     exact: ClassVar[bool] = True
@@ -52,7 +53,7 @@ class Accumulate(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Accumulate, ...]:
-        if ledger.pieces > 1:  # the batch is in pieces already
+        if ledger.pieces > 1:  # another technique splits the batch already
             return ()
         return tuple(cls(pieces) for pieces in (2, 3, 4, 6, 8, 12, 16, 24, 32, 64) if pieces <= ledger.batch)
 
@@ -85,29 +86,29 @@ class Accumulate(TrainingTechnique):
         return ledger.in_pieces(self.pieces)
 
     def pieces_of(self, run: Run, batch: Batch) -> list[Batch]:
-        """The batch in pieces; in a group, a worker may have fewer samples than that."""
+        """The batch's micro-batches; in a group, a worker's share may have fewer samples than `pieces`."""
         return run.pieces(batch, min(self.pieces, run.count(batch)) if run.link.world > 1 else self.pieces)
 
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:
             whole = float(now.weight(batch))
-            if now.link.world > 1:  # other workers' parts count, if this one's does not
+            if now.link.world > 1:  # a worker whose share of the batch weighs nothing still takes part
                 whole = whole or 1.0
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
             shares = [(piece, float(now.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
-            if now.link.world > 1:  # all workers have as many pieces, so that they send as often
+            if now.link.world > 1:  # every worker runs equally many micro-batches, so that all send equally often
                 shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
             else:
                 shares = [(piece, share) for piece, share in shares if share]
             for number, (piece, share) in enumerate(shares, 1):
-                part = replace(now, loss=scaled(now.loss, share), last=now.last and number == len(shares))
+                part = replace(now, loss=scale_loss(now.loss, share), last=now.last and number == len(shares))
                 total = total + run.gradients(part, piece)
             return total
 
         return replace(run, gradients=gradients, parts=run.parts * self.pieces)
 
 
-def scaled(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
+def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:
     return lambda output, batch: weighed(loss(output, batch), share)

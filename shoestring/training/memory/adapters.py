@@ -1,7 +1,8 @@
-"""The low-rank updates of a model's weights: where they are, how they are added, and how they become a part of the weights.
+"""Low-rank updates of a model's weights: which modules get one, how a forward adds it, and how it is merged into the
+weights.
 
-An update is on top of whatever computes its module: while it is added, the module's forward gives its own result and that of
-x A' B' times the scale. A weight that the model uses in another way than by calling its module would miss its update; that is noticed.
+While updates are added, a module's forward returns its own result plus x A' B' times the scale. A weight that the model
+uses without calling its module would miss its update; this is detected and refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shoestring.core.private import own_parameters, tree_leaves
 from shoestring.core.run import Run, RunState, StoredTensor
 from shoestring.measure.interception import OnTop, patched
 
-HALVES = (torch.bfloat16, torch.float16)  # of weights in these, updates are in float32
+HALVES = (torch.bfloat16, torch.float16)  # updates of weights in these dtypes are kept in float32
 
 
 class AdapterUpdate(NamedTuple):
@@ -32,7 +33,7 @@ class AdapterUpdate(NamedTuple):
     module: nn.Module
     a: nn.Parameter  # rank x in
     b: nn.Parameter  # out x rank
-    transposed: bool  # the weight is in x out, as transformers' Conv1D has it
+    transposed: bool  # the weight is stored in x out, as in transformers' Conv1D
 
     def of(self, x: Tensor, scale: float) -> Tensor:
         found = functional.linear(functional.linear(x.to(self.a.dtype), self.a), self.b)
@@ -40,16 +41,16 @@ class AdapterUpdate(NamedTuple):
 
 
 class Adapters(RunState):
-    """The updates of a run, and what else it trains."""
+    """All updates of a run, and the weights that are trained in full beside them."""
 
     beside_model = True
 
     def __init__(self, run: Run, rank: int, where: str, also: str, alpha: float) -> None:
         self.model, self.rank, self.scale, self.alpha = run.model, rank, alpha / rank, alpha
         self.whole = also_trained(run.model, also)
-        modules, self.left = chosen(run.model, where, set(self.whole))
-        self.updates = {name: made(name, module, rank, run.seed) for name, module in modules.items()}
-        self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before
+        modules, self.left = choose_modules(run.model, where, set(self.whole))
+        self.updates = {name: new_update(name, module, rank, run.seed) for name, module in modules.items()}
+        self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before freezing
         whole = dict.fromkeys(self.whole.values())
         for parameter in run.model.parameters():
             parameter.requires_grad_(parameter in whole)
@@ -60,14 +61,14 @@ class Adapters(RunState):
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """All that is trained."""
+        """All parameters that are trained."""
         model = dict(
             self.model.named_parameters(remove_duplicate=False)
-        )  # a technique may have put others into their places
+        )  # another technique may have replaced some of them
         updates = [one for update in self.updates.values() for one in (update.a, update.b)]
         return list(dict.fromkeys((*updates, *(model[name] for name in self.whole))))
 
-    # Adding them
+    # Adding the updates in a forward
 
     @contextmanager
     def added(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Adapters(RunState):
             self.active = False
 
     def adding(self, update: AdapterUpdate) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """What makes of a forward of the module one with its update."""
+        """A function that wraps a module's forward so that it adds the update."""
 
         def on_top(forward: Callable[..., Any]) -> Callable[..., Any]:
             def adapted(*args: Any, **kwargs: Any) -> Tensor:
@@ -118,7 +119,7 @@ class Adapters(RunState):
 
     @contextmanager
     def watching(self, kind: str) -> Iterator[None]:
-        """The first time of a kind, notice weights that are used without calling their module."""
+        """In the first pass of each kind, detect weights that are used without calling their module."""
         if kind in self.watched:
             yield
             return
@@ -126,7 +127,7 @@ class Adapters(RunState):
             yield
         self.watched.add(kind)
 
-    # What survives a restart, and what is given away
+    # Checkpoint state and export
 
     def state_dict(self) -> dict[str, Any]:
         weights = dict(self.model.named_parameters(remove_duplicate=False))
@@ -160,10 +161,10 @@ class Adapters(RunState):
                 one.b.copy_(state["B"][name])
 
     def merged(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        return merged(weights, self.state_dict())
+        return merge_updates(weights, self.state_dict())
 
     def told(self, weights: Mapping[str, Any]) -> dict[str, Any]:
-        return trained_of(weights, self.state_dict())
+        return trained_state(weights, self.state_dict())
 
     def finish(self) -> None:
         with torch.no_grad():
@@ -189,7 +190,7 @@ class Adapters(RunState):
 
 
 class ByPassing(TorchFunctionMode):
-    """Refuses to let a weight with an update be used elsewhere than in its module's own forward."""
+    """Refuses uses of an updated weight outside of its module's own forward."""
 
     def __init__(self, adapters: Adapters) -> None:
         super().__init__()
@@ -212,11 +213,11 @@ class ByPassing(TorchFunctionMode):
         return result
 
 
-# Where they are
+# Choosing the modules
 
 
-def chosen(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The modules that get an update, by name, and why others that `where` names do not."""
+def choose_modules(model: nn.Module, where: str, whole: set[str]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The modules that get an update, by name; and for other modules that match `where`, why they get none."""
     owners: dict[nn.Parameter, int] = {}
     for module in model.modules():
         for parameter in own_parameters(module).values():
@@ -263,7 +264,7 @@ def can_be_updated(module: nn.Module) -> bool:
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether it is a linear layer of transformers whose weight is in x out."""
+    """Whether the module is transformers' Conv1D: a linear layer whose weight is stored in x out."""
     return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
 
 
@@ -278,7 +279,7 @@ def matches(name: str, written: str) -> bool:
 
 
 def also_trained(model: nn.Module, also: str) -> dict[str, nn.Parameter]:
-    """The weights that are trained as they are: those that are named, or whose module is."""
+    """The weights that are trained in full: `also` names them or their module."""
     found: dict[str, nn.Parameter] = {}
     for pattern in filter(None, (one.strip() for one in also.split("|"))):
         mine = {
@@ -295,8 +296,8 @@ def also_trained(model: nn.Module, also: str) -> dict[str, nn.Parameter]:
     return found
 
 
-def made(name: str, module: nn.Module, rank: int, seed: int) -> AdapterUpdate:
-    """An update that is nothing yet. A follows from the seed and the name alone, so every worker has the same."""
+def new_update(name: str, module: nn.Module, rank: int, seed: int) -> AdapterUpdate:
+    """A new update, which adds zero. A depends only on the seed and the name, so every worker makes the same."""
     weight, transposed = own_weight(module), is_conv1d(module)
     width, height = weight.shape if transposed else reversed(weight.shape)
     dtype = torch.float32 if weight.dtype in HALVES else weight.dtype
@@ -314,7 +315,7 @@ def replace_in(
     updates: Mapping[nn.Parameter, Sequence[nn.Parameter]],
     whole: Sequence[nn.Parameter],
 ) -> None:
-    """Give the optimizer the updates in place of their weights, and let it forget all else but `whole`."""
+    """Replace updated weights in the optimizer by their updates, and drop all other weights except `whole`."""
     kept = set(whole)
     here = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for number, group in enumerate(optimizer.param_groups):
@@ -326,13 +327,13 @@ def replace_in(
             found += zip(
                 updates.get(parameter, ()), (f"{names.get(parameter, '')}.lora_{one}" for one in "AB"), strict=False
             )
-        if not number:  # those whose weight the job trains nowhere
+        if not number:  # updates of weights that were in no parameter group of the job
             found += [(one, "lora") for weight, pair in updates.items() if weight not in here for one in pair]
             found += [(one, "") for one in whole if one not in here]
         group["params"] = [one for one, _ in found]
         if names:
             group["param_names"] = [name for _, name in found]
-    if optimizer.state:  # it makes its state at once (Adagrad)
+    if optimizer.state:  # some optimizers (Adagrad) create state when they are constructed
         optimizer.state.clear()
         fresh: Any = type(optimizer)(
             [dict(group) for group in optimizer.param_groups if group["params"]], **optimizer.defaults
@@ -340,7 +341,7 @@ def replace_in(
         optimizer.state.update(fresh.state)
 
 
-# Making them a part of the weights
+# Merging the updates into the weights
 
 
 def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> Tensor:
@@ -349,8 +350,8 @@ def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: 
     return (weight.to(a.dtype) + (update.T if transposed else update)).to(weight.dtype)
 
 
-def merged(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by name with their updates; `state` is what `Adapters.state_dict` gave."""
+def merge_updates(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights by name with their updates merged; `state` comes from `Adapters.state_dict`."""
     scale = state["alpha"] / state["rank"]
     found = dict(weights)
     for name, transposed in state["transposed"].items():
@@ -360,7 +361,7 @@ def merged(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
 
 
 class WithUpdate:
-    """A weight with its update, computed when it is asked for."""
+    """A weight with its update merged, computed when it is read."""
 
     def __init__(self, weight: Tensor | StoredTensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> None:
         self.weight, self.a, self.b, self.scale, self.transposed = weight, a, b, scale, transposed
@@ -376,8 +377,8 @@ class WithUpdate:
             ).reshape(-1)
 
 
-def trained_of(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a run, all that training changes: the updates, what is trained as it is, and buffers."""
+def trained_state(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that training changes: the updates, the weights trained in full, and the buffers."""
     found = {name: weights[name] for name in (*state["also"], *state["buffers"]) if name in weights}
     for kind in "AB":
         found |= {f"{name}.lora_{kind}".lstrip("."): one for name, one in state[kind].items()}

@@ -1,7 +1,7 @@
-"""Allocator: how close the process stays to its tensors, against the time that takes.
+"""Allocator: trade time for a process that is little larger than its tensors.
 
-glibc keeps freed memory for later, so a process can be far larger than its tensors, and what a technique saves in tensors may never
-reach the user. Each setting is a trade:
+glibc keeps freed memory for later, so a process can be far larger than its tensors, and what a technique saves in
+tensors may never be given back to the system. Each setting is a trade:
 
     default    fastest for many small tensors; keeps what was freed
     pinned     every tensor above 64 KiB is mapped and unmapped on its own: the process follows the tensors, and
@@ -10,10 +10,10 @@ reach the user. Each setting is a trade:
     jemalloc, mimalloc    other libraries, where they are installed
 
     time     + bytes allocated per step x seconds per byte allocated
-    process  + bytes allocated per step x the share that is kept back
+    process  + bytes allocated per step x the fraction that the allocator keeps
 
-with both rates from the anchor step. What pinned and huge lead to is predicted to a percent or two; what the others keep
-back depends on every small allocation in between, so the planner tries them for a few steps before it chooses them.
+with both rates from the anchor step. `pinned` and `huge` are predicted to a percent or two; what the others keep
+depends on every small allocation in between, so the planner tries them for a few steps before it chooses them.
 
 Set in the environment of the worker before it starts. Exact: no number changes.
 Evans: A Scalable Concurrent malloc(3) Implementation, 2006; Leijen, Zorn, de Moura: Mimalloc, 2019.
@@ -49,7 +49,7 @@ def library(name: str) -> str:
 
 @cache
 def has_huge_pages() -> bool:
-    """Whether the kernel gives huge pages to who asks for them."""
+    """Whether the kernel gives huge pages to programs that ask for them (madvise)."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="utf-8") as file:
             return "[never]" not in file.read()
@@ -58,7 +58,7 @@ def has_huge_pages() -> bool:
 
 
 def following() -> Allocator:
-    """The allocator of this machine that follows the tensors."""
+    """The setting on this machine whose process size follows its tensors most closely."""
     return Allocator("huge" if has_huge_pages() else "pinned")
 
 
@@ -94,7 +94,7 @@ class Allocator(TrainingTechnique):
 
     @property
     def family(self) -> str:
-        return text(self)  # they differ by more than a knob
+        return text(self)  # the kinds differ too much to be one family with a knob
 
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):
@@ -103,7 +103,7 @@ class Allocator(TrainingTechnique):
 
     @property
     def predictable(self) -> bool:
-        """Whether the process follows the tensors by rule."""
+        """Whether process size can be computed from the tensors, without trying."""
         return self.kind in ("pinned", "huge")
 
     @property

@@ -1,12 +1,12 @@
-"""What a block keeps from one call to the next, and how it was before a call.
+"""What a block keeps from one call to the next, and how to restore it to what it was before a call.
 
-A block that is computed again must find everything as it was the first time: buffers and attributes, whoever changed them and however
-(in place, through .data, by a hook that ran before), lists and dicts, random generators of its own, and what its objects hold.
-A `Picture` is all of that before one call. Pictures share what did not change, so one costs little; of tensors that may change in place
-(buffers, and attributes up to SMALL) it has copies.
+A block that is recomputed must find everything as it was the first time: buffers and attributes, whoever changed them
+and however (in place, through .data, by a hook that ran before), lists and dicts, its own random generators, and
+whatever its objects hold. A `picture` is a snapshot of all that before one call. Pictures share what did not change, so
+one costs little; tensors that may change in place (buffers, and attributes up to SMALL bytes) are copied.
 
-What a block keeps elsewhere (a global list, a closure), or in an object that can't be looked at, is not found here: recompute.py
-notices it by what comes out. No method of a user's object is called on the way (core/foreign.py).
+State that a block keeps elsewhere (a global list, a closure), or in an object that can't be inspected, is not found
+here; recompute.py detects it by different results. No method of a user's object is called (core/foreign.py).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from shoestring.core.private import bit_generator, own_buffers, write_count
 from shoestring.measure.fake import unseen_writes
 from shoestring.training.memory.fingerprint import fingerprint, matches
 
-SMALL = 1 << 20  # bytes: of an attribute larger than this no copy is made
-DEPTH = 3  # lists in lists, and objects in them, are followed so far
+SMALL = 1 << 20  # bytes: larger attributes are not copied
+DEPTH = 3  # how deeply nested lists and objects are followed
 LONG = 1000  # a container with more items is compared by its length only
 
-# nn.Module's own books are left alone; `forward` is replaced by techniques
+# nn.Module's own attributes are left alone; techniques replace `forward`
 BOOKS = frozenset(nn.Module().__dict__) - {"training"} | {"forward"}
 CHANGE_TOO_LARGE = (
     "a block changes the tensor {name!r} in place, which at {bytes:,} bytes is too large to copy before every call, so it "
-    "can't be computed again: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
+    "can't be recomputed: keep it as a buffer, or use a plan without Checkpoint and OffloadModel"
 )
 
 
 class Frozen(Protocol):
-    """An object whose content may change, and its content at one moment."""
+    """The content of a mutable object at one moment."""
 
-    def same(self) -> bool: ...  # it is still so
-    def put(self) -> None: ...  # make it so again
+    def same(self) -> bool: ...  # whether the object still has this content
+    def put(self) -> None: ...  # restore this content
 
 
 class TooLarge(Mistake):
@@ -52,8 +52,9 @@ class TooLarge(Mistake):
 
 
 class FrozenTensor:
-    """A tensor, with a copy. On the CPU its bytes are compared; a GPU would have to be waited for, so there its version must do, and
-    batch norm's statistics, which change without one, count as changed by every call."""
+    """A tensor, with a copy. On the CPU its bytes are compared. On a GPU that would need a synchronisation, so its
+    version counter is compared; batch norm's statistics change without changing the version, so there every call counts
+    as a change."""
 
     def __init__(self, tensor: Tensor, copied: bool, name: str) -> None:
         self.tensor, self.name = tensor, name
@@ -70,7 +71,7 @@ class FrozenTensor:
             raise TooLarge(CHANGE_TOO_LARGE.format(name=self.name, bytes=self.tensor.nbytes))
         self.tensor.data.copy_(
             self.copy
-        )  # through .data: whoever saved it for backward need not be told, it is put back again
+        )  # through .data, so the version is unchanged: autograd need not know, since the content is restored again
         self.version = version(self.tensor)
 
 
@@ -87,7 +88,7 @@ class FrozenItems:
         self.items = self.listed() if self.length <= LONG else None
 
     def listed(self) -> list[Any]:
-        """What it holds, in order; of a dict, its keys and then its values."""
+        """Its items in order; for a dict its keys, then its values."""
         return [*(self.kind.keys(self.container) if issubclass(self.kind, dict) else ()), *items_of(self.container)]
 
     def same(self) -> bool:
@@ -99,7 +100,7 @@ class FrozenItems:
         if self.items is None:
             raise Mistake(
                 f"a block keeps a {type(self.container).__name__} of more than {LONG} items and changes it, so it can't be "
-                f"computed again: use a plan without Checkpoint and OffloadModel"
+                f"recomputed: use a plan without Checkpoint and OffloadModel"
             )
         self.kind.clear(self.container)
         if issubclass(self.kind, dict):
@@ -124,7 +125,7 @@ class FrozenNames:
     def same(self) -> bool:
         if self.names.keys() == self.whole.keys() and all(
             map(is_, self.names.values(), self.whole.values())
-        ):  # nearly always
+        ):  # the usual case
             return True
         now = self.now()
         return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
@@ -144,7 +145,7 @@ class FrozenGenerator:
         if isinstance(self.generator, torch.Generator):
             return bytes(self.generator.get_state().numpy())
         if isinstance(self.generator, random.Random):
-            return random.Random.getstate(self.generator)  # not that of a subclass, which may have none
+            return random.Random.getstate(self.generator)  # the base class's: a subclass may have none
         bits = self.generator if isinstance(self.generator, np.random.BitGenerator) else bit_generator(self.generator)
         return bits.state
 
@@ -164,7 +165,7 @@ class FrozenGenerator:
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Whether two states of a generator are the same; NumPy's have arrays in nested dicts."""
+    """Whether two states of a generator are equal; NumPy's have arrays in nested dicts."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(equal(value, other[key]) for key, value in one.items())
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
@@ -191,16 +192,16 @@ OPAQUE = (
 
 
 class BlockState:
-    """All that a block keeps."""
+    """Everything that a block keeps between calls."""
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
         self.known: dict[
             int, Frozen
-        ] = {}  # id of an object -> as it was last seen; holds the object, so its id stays its own
+        ] = {}  # id of an object -> its last snapshot, which holds the object so that the id stays valid
 
     def picture(self) -> list[Frozen]:
-        """How everything is now."""
+        """A snapshot of everything now."""
         found: dict[int, Frozen] = {}
         self.follow_all(found)
         self.known = found
@@ -219,15 +220,15 @@ class BlockState:
             return
         kept = self.last(names) or FrozenNames(names)
         found[id(names)] = kept
-        assert isinstance(kept, FrozenNames), "what is known by an id is what it was"
+        assert isinstance(kept, FrozenNames), "an id in `last` belongs to an object of the same kind"
         for name, value in kept.then.items():
             self.follow(name, value, found, depth, copied)
 
     def follow(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
-        """Note an object and what it holds; of one that can't be looked at, nothing."""
+        """Record an object and what it holds; objects that can't be inspected are skipped."""
         if isinstance(value, OPAQUE) or id(value) in found or not depth:
             return
-        with suppress(Exception):  # a tensor without memory of its own, say
+        with suppress(Exception):  # for example a tensor without storage
             self.look_into(name, value, found, depth, copied)
 
     def look_into(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
@@ -247,13 +248,13 @@ class BlockState:
             self.follow_names(names, found, depth - 1, copied)
 
     def last(self, value: Any) -> Frozen | None:
-        """What is known of an object, if it did not change since."""
+        """The last snapshot of an object, if the object has not changed since."""
         known = self.known.get(id(value))
         return known if known is not None and known.same() else None
 
     @contextmanager
     def as_in(self, picture: list[Frozen]) -> Iterator[None]:
-        """Inside, the block finds everything as in a picture; afterwards all is as it was before."""
+        """While inside, the block has the state of a picture; afterwards its present state is restored."""
         now = self.picture()
         current = set(map(id, now))
         put_back([one for one in picture if id(one) not in current])
@@ -264,7 +265,7 @@ class BlockState:
 
 
 def generators_of(model: nn.Module) -> list[FrozenGenerator]:
-    """The random generators of a model, and Python's and NumPy's global ones, as they are now."""
+    """The states of a model's random generators and of Python's and NumPy's global ones."""
     found = [one for one in BlockState(model).picture() if isinstance(one, FrozenGenerator)]
     return [*found, FrozenGenerator(random.random.__self__), FrozenGenerator(np.random.random.__self__)]  # type: ignore[attr-defined]
 

@@ -1,14 +1,18 @@
-"""The best schedule of recomputation for a chain of uneven blocks under a memory limit, by an exact dynamic program.
+"""Dynamic program for the fastest recomputation schedule of a chain of uneven blocks under a memory limit. The result
+is exact.
 
-Let best(s, t, m) be the least time to run blocks s..t forward and backward when s's input is held and m bytes are free.
+Let best(s, t, m) be the shortest time to run blocks s..t forward and backward when s's input is held and m bytes are
+free.
 Block by block there are two choices:
 
     keep s          f_s + b_s + best(s+1, t, m - kept_s)
     forget s..r     f_s + ... + f_r + best(r+1, t, m - output_r) + best(s, r, m)
 
-and the inner best(s, r, m) is run as a checkpoint within a checkpoint. m is cut into LEVELS steps and rounded up, so a schedule
-may need less than it was allowed and never more; every schedule is then costed on the real timeline.
-Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains, 2019, arXiv 1911.13214.
+and the inner best(s, r, m) runs as a checkpoint within a checkpoint. m is discretised into LEVELS steps and sizes are
+rounded up, so a schedule may need less memory than allowed and never more; every schedule is then costed on the real
+timeline.
+Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova: Optimal checkpointing for heterogeneous chains, 2019, arXiv
+1911.13214.
 """
 
 from __future__ import annotations
@@ -29,8 +33,8 @@ KEPT = 0
 Table = np.ndarray[Any, Any]
 
 
-def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
-    """The blocks as they cost under a schedule over all of them (numbers are positions in `blocks`)."""
+def recomputed_costs(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
+    """The cost of every block under a schedule over all of them (numbers are positions in `blocks`)."""
     changes: list[dict[str, Any]] = [{} for _ in blocks]
     for item in schedule:
         if not isinstance(item, int):
@@ -39,14 +43,15 @@ def forgotten(blocks: Sequence[Block], schedule: Schedule) -> tuple[Block, ...]:
             for number in members:
                 changes[number] = {"kept": 0.0}
             changes[last] = {"kept": blocks[last].output}
-            replayed(blocks, changes, item, 0.0, blocks[last].output)
+            add_replay_cost(blocks, changes, item, 0.0, blocks[last].output)
     return tuple(block.changed(**change) if change else block for block, change in zip(blocks, changes, strict=True))
 
 
-def replayed(
+def add_replay_cost(
     blocks: Sequence[Block], changes: list[dict[str, Any]], items: Schedule, alive: float, counted: float
 ) -> None:
-    """Write the cost of computing a segment again into `changes`; `counted` bytes of its last block are in `kept` already."""
+    """Write the cost of recomputing a segment into `changes`; `counted` bytes of its last block are in `kept`
+    already."""
     members = flat(items)
     last = members[-1]
     top = 0.0
@@ -63,8 +68,8 @@ def replayed(
         if isinstance(item, int):
             changes[item]["spike"] = start + blocks[item].kept + blocks[item].spike - (counted if item == last else 0.0)
         else:
-            replayed(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
-    # All members run forward again while the last one waits to go backward.
+            add_replay_cost(blocks, changes, item, start, counted if flat(item)[-1] == last else 0.0)
+    # All blocks of the segment run forward again before the last one runs backward.
     again, waiting = [blocks[number] for number in members], vars(blocks[last]) | changes[last]
     changes[last] |= {
         "spike": max(waiting["spike"], top - counted),
@@ -75,17 +80,17 @@ def replayed(
 
 
 def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Schedule]:
-    """For every limit (bytes above what stands), the fastest schedule that the program finds, or none."""
+    """For every limit (bytes above the standing memory), the fastest schedule the program finds, or an empty one."""
     count, most = len(blocks), max(limits)
     step = most / LEVELS
 
     def units(size: Any) -> Any:
-        """Levels that so many bytes take; one more than there are, if they are too many."""
+        """A size in levels; one more than there are if it does not fit."""
         return np.minimum(np.ceil(np.maximum(size, 0.0) / step - 1e-9), LEVELS + 1).astype(np.int16)
 
     kept = units([block.kept for block in blocks]).tolist()
     outputs = units([block.output for block in blocks]).tolist()
-    parts = list(reversed(solved(blocks, units, kept, outputs)))
+    parts = list(reversed(solve_parts(blocks, units, kept, outputs)))
     part_of = [part for part in parts for _ in part.own]
 
     def schedule(s: int, t: int, m: int) -> Schedule:
@@ -99,7 +104,7 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
         return (schedule(s, r, m), *schedule(r + 1, t, m - outputs[r]))
 
     found = []
-    gradients = sum(block.gradient for block in blocks)  # all that is there in the end; before, the program counts them
+    gradients = sum(block.gradient for block in blocks)  # all stand at the end; the program adds them as they come
     for limit in limits:
         m = int(limit / step + 1e-9)
         if np.isfinite(parts[0].time[0, -1, m]) and limit * (1 + 1e-9) >= gradients:
@@ -109,9 +114,11 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
 
 @dataclass(frozen=True)
 class Solution:
-    """Of one part of the chain, tables over (s, t, m): the least time, and the number of blocks of the first segment (KEPT: s is in none).
+    """Tables over (s, t, m) for one part of the chain: shortest time, and blocks in the first segment (KEPT: s is not
+    checkpointed).
 
-    A segment never goes beyond its part, so t is a block of the part or the last of the whole chain, which has the last column."""
+    A segment never extends beyond its part, so t is a block of the part or the last block of the whole chain, in the
+    last column."""
 
     own: range
     time: Table
@@ -122,15 +129,16 @@ class Solution:
 
 
 def parts_of(blocks: Sequence[Block]) -> list[range]:
-    """The chain in parts: blocks that may be in one segment, as many as stand side by side; what runs outside of them is a part alone."""
+    """The chain cut into runs of neighbouring blocks that may share a segment; code outside of all blocks is a part of
+    its own."""
     ends = [place + 1 for place, (block, after) in enumerate(pairwise(blocks)) if not (block.inside and after.inside)]
     return [range(begin, end) for begin, end in pairwise((0, *ends, len(blocks)))]
 
 
-def repeated(blocks: Sequence[Block]) -> list[int]:
-    """For every s the first t for which s..t does not cost what s+1..t+1 costs; s itself, if already s and s+1 differ.
+def first_repeats(blocks: Sequence[Block]) -> list[int]:
+    """For every s the first t for which s..t does not cost what s+1..t+1 costs; s itself if s and s+1 differ already.
 
-    Blocks that leave gradients behind differ from each other: how many are there already depends on their place."""
+    Blocks that leave gradients behind all differ: the gradients that stand already depend on the position."""
     taken = [0.0, *(block.output for block in blocks[:-1])]
     costs = [
         (block.inside, before, block.kept, block.output, block.rise, block.spike, block.forward, block.backward)
@@ -143,13 +151,15 @@ def repeated(blocks: Sequence[Block]) -> list[int]:
     return ends[::-1]
 
 
-def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]) -> list[Solution]:
-    """The solutions of all parts of the chain, the last part first.
+def solve_parts(
+    blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]
+) -> list[Solution]:
+    """The solutions for all parts of the chain, last part first.
 
-    From the last s to the first; for every s, from the smallest segment to the largest; for all t and m at once. What is already known
-    of the same blocks one place further is not computed again.
+    s runs from last to first; for every s, segments from smallest to largest; all t and m at once. Results that are
+    known for identical blocks one position later are copied instead of computed again.
     """
-    count, known = len(blocks), repeated(blocks)
+    count, known = len(blocks), first_repeats(blocks)
     later = np.concatenate(
         [np.cumsum([block.gradient for block in blocks][::-1])[::-1], [0.0]]
     )  # gradients of blocks >= i
@@ -164,13 +174,13 @@ def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int]
         last = [*own, *[count - 1] * (b < count)]  # the t of every column
         time = np.full((b - a, len(last), LEVELS + 1), np.inf)
         sizes = np.full(time.shape, KEPT, dtype=np.int16)
-        after = later[1:][last]  # gradients that are there before t
+        after = later[1:][last]  # gradients that stand before t
         for s in reversed(own):
             i, block = s - a, blocks[s]
-            new = min(known[s], b - 1) - a  # the first column that is to be computed
+            new = min(known[s], b - 1) - a  # the first column to compute
             if new > i:
                 time[i, i:new], sizes[i, i:new] = time[i + 1, i + 1 : new + 1], sizes[i + 1, i + 1 : new + 1]
-            needs = np.maximum(units(rises[s] + after[new:]), spikes[s])  # of keeping s, with t to run
+            needs = np.maximum(units(rises[s] + after[new:]), spikes[s])  # memory for keeping s, with t still to run
             np.copyto(time[i, new:], block.forward + block.backward, where=levels >= needs[:, None])
             if s + 1 < count:
                 begin = max(new, i + 1)
@@ -178,12 +188,12 @@ def solved(blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int]
                 time[i, begin:, kept[s] :] += rest[:, : LEVELS + 1 - kept[s]]
                 time[i, begin:, : kept[s]] = np.inf
             stop = min(b, count - 1) if block.inside else s
-            # Run s..r forward and forget them, one input and one block's rise at a time.
+            # Run s..r forward without keeping activations: one input and one block's working memory at a time.
             tops = (carried + rises)[s:stop, None] + after[new:]
             tops[:1] -= carried[s]
             through = units(np.maximum.accumulate(tops))
             spent = np.cumsum(forward[s:stop])
-            if new > i:  # all of these blocks have the same output, and their segments are known: try them at once
+            if new > i:  # these blocks all have the same output and their segments are solved: try them at once
                 out = outputs[s]
                 values = spent[: new - i, None, None] + time[i + 1 : new + 1, new:, : LEVELS + 1 - out]
                 values += time[i, i:new, None, out:]

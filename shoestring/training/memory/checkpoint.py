@@ -1,12 +1,12 @@
-"""Checkpoint: forget activations on the way forward, compute them again on the way back.
+"""Checkpoint: activation checkpointing. Drop activations in the forward pass, recompute them in the backward pass.
 
 With N equal blocks of `a` bytes and boundaries of `x` bytes, in segments of k:
 
     kept    N a   ->  N/k x  +  k a          least at k = sqrt(N x / a)
-    time    F + B ->  2 F + B                every forgotten block runs forward twice
+    time    F + B ->  2 F + B                every block in a segment runs forward twice
 
-For uneven blocks `chain.best_schedules` finds the fastest schedule under a memory limit, nested where that pays. Exact: the same
-kernels see the same numbers, random states and buffers, so the weights are bit-equal.
+For uneven blocks `chain.best_schedules` finds the fastest schedule under a memory limit, nested where that pays. Exact:
+the same kernels see the same numbers, random states and buffers, so the weights are bit-equal.
 Chen, Xu, Zhang, Guestrin: Training Deep Nets with Sublinear Memory Cost, 2016, arXiv 1604.06174.
 """
 
@@ -25,11 +25,11 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
 from shoestring.core.run import Run
-from shoestring.training.memory.chain import best_schedules, forgotten
+from shoestring.training.memory.chain import best_schedules, recomputed_costs
 from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
 from shoestring.training.technique import TrainingTechnique
 
-LIMITS = 24  # memory limits between least and plain for which the dynamic program is asked
+LIMITS = 24  # number of memory limits, from smallest to plain, for which the dynamic program is solved
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Checkpoint(TrainingTechnique):
     """
 
     every: int = 0  # blocks per segment; 1 recomputes block by block
-    groups: int = 0  # or: so many segments; -1 takes sqrt(N)
-    schedule: str = ""  # or: any nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
+    groups: int = 0  # or: number of segments; -1 takes sqrt(N)
+    schedule: str = ""  # or: a nested schedule of block numbers, such as "((0, 1), 2, (3, (4, 5)))"
 
     order: ClassVar[int] = 40
     exact: ClassVar[bool] = True
     saves_memory: ClassVar[bool] = True
-    why: ClassVar[str] = "activations are computed again instead of kept"
+    why: ClassVar[str] = "activations are recomputed instead of kept"
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.every, self.groups, self.schedule))) > 1:
@@ -59,15 +59,15 @@ class Checkpoint(TrainingTechnique):
                 f"Checkpoint(every={self.every}, groups={self.groups}): give a positive number of blocks or groups"
             )
         if self.schedule:
-            parsed_schedule(self.schedule)
+            parse_schedule(self.schedule)
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Checkpoint, ...]:
         count = len(ledger.inside)
         uniform = [cls(every=k) for k in range(1, count // 2 + 1) if k <= 4 or k % 2 == 0][:8]
-        if ledger.workers.stages > 1:  # every stage has blocks of its own, and their numbers say nothing
+        if ledger.workers.stages > 1:  # every stage has blocks of its own, so numbers over the whole model do not apply
             return (*uniform[:4], cls(groups=-1))
-        return (*uniform, cls(groups=-1), *(cls(schedule=written(schedule)) for schedule in optimal(ledger)))
+        return (*uniform, cls(groups=-1), *(cls(schedule=format_schedule(schedule)) for schedule in optimal(ledger)))
 
     @classmethod
     def easing(cls, samples: int) -> tuple[Checkpoint, ...]:
@@ -86,13 +86,13 @@ class Checkpoint(TrainingTechnique):
     def numbers(self, count: int) -> Schedule:
         """The schedule over `count` blocks."""
         if self.schedule:
-            return parsed_schedule(self.schedule)
+            return parse_schedule(self.schedule)
         groups = self.groups if self.groups > 0 else max(round(math.sqrt(count)), 1)
         size = self.every or (1 if not self.groups else -(-count // groups))
         return tuple(tuple(range(start, min(start + size, count))) for start in range(0, count, size))
 
     def cost(self, ledger: Ledger) -> Ledger:
-        blocks = forgotten(ledger.blocks, placed(ledger.blocks, self.numbers(len(ledger.inside))))
+        blocks = recomputed_costs(ledger.blocks, ledger_schedule(ledger.blocks, self.numbers(len(ledger.inside))))
         again = sum(before.kept - after.kept for before, after in zip(ledger.blocks, blocks, strict=True))
         return replace(ledger, blocks=blocks, allocation=ledger.allocation.with_more(ledger.pieces * again))
 
@@ -109,8 +109,9 @@ class Checkpoint(TrainingTechnique):
         return replace(run, forward=forward)
 
 
-def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
-    """A schedule over the inside blocks as one over all of them; a segment ends where something runs in between."""
+def ledger_schedule(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
+    """A schedule over the model's blocks as one over all entries of the ledger; a segment ends where code runs between
+    blocks."""
     positions = [position for position, block in enumerate(blocks) if block.inside]
 
     def moved(items: Schedule) -> list[Any]:
@@ -134,7 +135,7 @@ def placed(blocks: Sequence[Block], schedule: Schedule) -> Schedule:
 
 
 def optimal(ledger: Ledger) -> list[Schedule]:
-    """Schedules of the dynamic program for limits from least to plain memory, over the inside blocks."""
+    """Schedules of the dynamic program for limits from smallest to plain memory, over the model's blocks."""
     blocks = ledger.blocks
     number = {position: k for k, position in enumerate(p for p, block in enumerate(blocks) if block.inside)}
     if len(number) < 2:
@@ -152,12 +153,12 @@ def optimal(ledger: Ledger) -> list[Schedule]:
     return list(dict.fromkeys(inside_only(schedule) for schedule in best_schedules(blocks, limits)))
 
 
-def written(schedule: Schedule) -> str:
+def format_schedule(schedule: Schedule) -> str:
     return str(schedule).replace(" ", "")
 
 
 @cache
-def parsed_schedule(text: str) -> Schedule:
+def parse_schedule(text: str) -> Schedule:
     try:
         schedule = ast.literal_eval(text)
         numbers = flat(schedule)

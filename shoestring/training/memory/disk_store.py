@@ -1,14 +1,15 @@
-"""The disk store: a file that holds what does not fit in memory, in regions that are read ahead and written behind.
+"""The disk store: one file for state that does not fit in memory, in regions that are read ahead and written behind.
 
     region    a name and a fixed number of bytes, in whole pages; it has two slots in the file, or one if it is never written again
-              after the first checkpoint (frozen weights) or no checkpoint stands on it (gradients that wait within a step)
-    write     goes to the slot that no checkpoint stands on, so that a crash never meets a half-written state
-    pin       a checkpoint was saved: what is current now is what it stands on
+              after the first checkpoint (frozen weights) or is not part of checkpoints (gradients that wait within a step)
+    write     goes to the slot that the last checkpoint does not use, so that a crash never meets a half-written state
+    pin       a checkpoint was saved: it uses the slots that are current now
     check     every slot has a checksum (XXH3), made when it is written and compared whenever it is read
 
-A checkpoint of what is stored here copies nothing: the slots change their roles. Bytes pass by direct I/O (O_DIRECT) where the file
-system has it, so that the page cache takes no memory from others. `read` and `write` return at once: threads do the work, and a request
-waits for the one before it on the same buffer or the same region. With fake tensors (a rehearsal) nothing moves, and bytes are counted.
+A checkpoint of this state copies nothing: the two slots swap roles. Bytes move by direct I/O (O_DIRECT) where the file
+system supports it, so that the page cache takes no memory from others. `read` and `write` return at once: threads do
+the work, and a request waits for the previous one on the same buffer or region. With fake tensors (a rehearsal) nothing
+moves, and bytes are counted.
 
 Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_streamed.py,
 decisions/007). Weights that are kept elsewhere are asked of the run (`core.run.weights`), never of the model.
@@ -38,14 +39,14 @@ from shoestring.core.regular import NotRegular, regular
 from shoestring.core.run import RunState
 from shoestring.core.units import bytes_text
 
-PAGE = 4096  # bytes: offsets, sizes and addresses of direct I/O are multiples of it
-AT_ONCE = 8 << 20  # bytes that are moved and checked at once
+PAGE = 4096  # bytes: direct I/O needs offsets, sizes and addresses that are multiples of it
+AT_ONCE = 8 << 20  # bytes that are moved and checksummed at once
 THREADS = 3
 DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 
 
 def pages(size: int) -> int:
-    """A number of bytes in whole pages.
+    """A size rounded up to whole pages.
 
     >>> pages(1), pages(4096), pages(4097)
     (4096, 4096, 8192)
@@ -54,7 +55,7 @@ def pages(size: int) -> int:
 
 
 class AlignedBuffer:
-    """Memory that direct I/O can use (it begins at a page), and the request that uses it now."""
+    """Memory that direct I/O can use (aligned to a page), and the request that is using it now."""
 
     def __init__(self, size: int, kind: Tensor) -> None:
         imagined = isinstance(kind, FakeTensor)
@@ -65,15 +66,15 @@ class AlignedBuffer:
         self.pending: Future[None] | None = None
 
     def wait(self) -> None:
-        """Until nothing moves to or from here."""
+        """Wait until no transfer uses this buffer."""
         if self.pending is not None:
-            finished(self.pending)
+            wait_for_transfer(self.pending)
             self.pending = None
 
     def part(
         self, begin: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...] | None = None
     ) -> Tensor:
-        """A tensor in the buffer, from a byte on."""
+        """A view of the buffer as a tensor, starting at byte `begin`."""
         flat = self.bytes[begin : begin + prod(shape) * dtype.itemsize].view(dtype)
         return flat.view(shape) if stride is None else flat.as_strided(shape, stride, flat.storage_offset())
 
@@ -83,10 +84,10 @@ class Region:
     name: str
     offset: int  # of its first slot; the second follows
     size: int  # bytes of a slot
-    slots: int = 2  # one: it is only written while no checkpoint stands on it
-    lasting: bool = True  # it outlives a step, so a checkpoint stands on it
+    slots: int = 2  # one: it is only written while no checkpoint uses it
+    lasting: bool = True  # it outlives a step, so it is part of checkpoints
     current: int = 0  # the slot that was written last
-    pinned: int | None = None  # the slot that the last checkpoint stands on
+    pinned: int | None = None  # the slot that the last checkpoint uses
     checks: tuple[int, int] = (0, 0)  # checksum of each slot
     written: bool = False
     version: int = 0  # how often it was written
@@ -97,16 +98,16 @@ class DiskStore:
     """Regions in a file. `reserve` all of them, then `open`."""
 
     def __init__(self, path: Path | None, kind: Tensor) -> None:
-        self.path = path  # None: a file without a name, gone when we are
-        self.kind = kind  # an empty tensor; buffers are fake or real as it is
+        self.path = path  # None: an unnamed file, which disappears with the process
+        self.kind = kind  # an empty tensor; buffers are fake if it is fake
         self.imagined = isinstance(kind, FakeTensor)
         self.regions: dict[str, Region] = {}
         self.end = 0  # bytes of the file
-        self.moved = 0  # bytes that were asked to move, both ways
+        self.moved = 0  # bytes of all requests, reads and writes
         self.direct = True
         self.file = -1
         self.lock = Lock()
-        self.aside = ""  # what the file is called now, if it was found to be damaged
+        self.aside = ""  # the file's new name after it was found damaged and set aside
         self.threads: ThreadPoolExecutor | None = None
 
     def reserve(self, name: str, size: int, slots: int = 2, lasting: bool = True) -> None:
@@ -115,7 +116,7 @@ class DiskStore:
         self.end += slots * pages(size)
 
     def open(self) -> None:
-        """Reserve the room on disk; refused with what is missing before anything is written."""
+        """Allocate the file; if the disk lacks room, refuse with the missing amount before anything is written."""
         if self.imagined or self.threads is not None or not self.end:
             return
         directory = self.path.parent if self.path else Path(tempfile.gettempdir())
@@ -132,7 +133,7 @@ class DiskStore:
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="disk store")
 
     def opened(self, directory: Path) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # who sent the folder may have put a link there
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW  # a sent folder may hold a symbolic link
         if self.path is None:
             number, name = tempfile.mkstemp(dir=directory)
             os.close(number)
@@ -153,7 +154,7 @@ class DiskStore:
         return AlignedBuffer(size, self.kind)
 
     def read(self, name: str, buffer: AlignedBuffer, begin: int = 0) -> None:
-        """Begin to bring a region into a buffer, from a byte of it on (a multiple of a page)."""
+        """Start to read a region into a buffer, from byte `begin` of the region (a multiple of a page)."""
         region = self.regions[name]
         self.moved += region.size
         slot = region.current
@@ -162,10 +163,10 @@ class DiskStore:
         region.pending = buffer.pending
 
     def write(self, name: str, buffer: AlignedBuffer, begin: int = 0) -> None:
-        """Begin to bring a buffer into a region; the buffer must not change until then."""
+        """Start to write a buffer to a region; the buffer must not change until that is done."""
         region = self.regions[name]
         self.moved += region.size
-        assert region.slots > 1 or region.pinned is None, f"{name} has one slot, and a checkpoint stands on it"
+        assert region.slots > 1 or region.pinned is None, f"{name} has one slot, and a checkpoint uses it"
         slot = 0 if region.pinned is None else 1 - region.pinned
         region.current, region.written = slot, True
         region.version += 1
@@ -230,12 +231,13 @@ class DiskStore:
             )
 
     def cure(self, region: Region, slot: int) -> str:
-        """What to do about a damaged slot. If the last checkpoint stands on it, there is none to go on from: the file is put aside."""
+        """Advice about a damaged slot. If the last checkpoint uses it, training can't resume and the file is set
+        aside."""
         if all(other.pinned is None for other in self.regions.values()):
             return "the same command begins anew"
         if slot != region.pinned:
             return "the last checkpoint does not stand on that, and the same command goes on from there"
-        with self.lock:  # several threads may find damage at once
+        with self.lock:  # several threads may find damage at the same time
             if self.path is not None and not self.aside:
                 self.aside = next(
                     path for path in map(f"{self.path}.damaged-{{}}".format, count()) if not os.path.exists(path)
@@ -246,13 +248,13 @@ class DiskStore:
             f"need the room), and the same command begins anew"
         )
 
-    # What survives a restart
+    # Checkpoint state
 
     def settle(self) -> None:
-        """Until all that was written is on the disk."""
+        """Wait until everything written is on the disk."""
         for region in self.regions.values():
             if region.pending is not None:
-                finished(region.pending)
+                wait_for_transfer(region.pending)
                 region.pending = None
         if self.file >= 0:
             os.fdatasync(self.file)
@@ -279,7 +281,7 @@ class DiskStore:
             region.checks = (check, 0) if slot == 0 else (0, check)
 
     def pin(self) -> None:
-        """What `state_dict` gave last is safe in a checkpoint: from now on it is not written over."""
+        """The state that `state_dict` returned last is safe in a checkpoint: do not overwrite its slots."""
         for region in self.regions.values():
             region.pinned = region.current if region.written and region.lasting else None
 
@@ -290,7 +292,7 @@ class DiskStore:
             self.threads = None
 
     def __del__(self) -> None:
-        self.close(wait=False)  # a request holds on to us, so none is left
+        self.close(wait=False)  # a request holds a reference to this store, so none is left
 
 
 def require_room(directory: Path, size: int, there: int = 0) -> None:
@@ -304,7 +306,7 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
 
 
 class OnDisk(RunState):
-    """A part of a run whose state is in a disk store."""
+    """Run state that lives in a disk store."""
 
     on_disk: ClassVar[bool] = True
     store: DiskStore
@@ -333,12 +335,12 @@ class OnDisk(RunState):
         self.store.load_state_dict(state["regions"])
 
     def saved(self) -> None:
-        """A checkpoint with this state is safe."""
+        """A checkpoint with this state is safe on disk."""
         self.store.pin()
 
 
 class Reader:
-    """Reads what a checkpoint stands on from a store's file, without the run that wrote it."""
+    """Reads the regions that a checkpoint uses from a store's file, without the run that wrote it."""
 
     def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
         self.path, self.regions = path, regions
@@ -357,7 +359,7 @@ class Reader:
             if xxh3_64(found).intdigest() != check:
                 raise Mistake(
                     f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
-                    f"it, and the weights can't be had from there; train with --fresh to make them anew"
+                    f"it, so the weights can't be read; train again with --fresh"
                 )
         return self.held[1]
 
@@ -366,7 +368,7 @@ class Reader:
 
 
 class FileTensor:
-    """A weight in the file of a run that has ended; `entry` says where, as Streaming.state_dict wrote it."""
+    """A weight in the store's file of a run that has ended; `entry` (from Streaming.state_dict) says where."""
 
     def __init__(self, reader: Reader, entry: Mapping[str, Any]) -> None:
         self.reader, self.parts = reader, entry["parts"]
@@ -385,11 +387,11 @@ class FileTensor:
             yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
 
 
-def finished(moving: Future[None]) -> None:
+def wait_for_transfer(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:
         raise Mistake(
-            f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is whole: mend the disk "
+            f"the state on disk could not be read or written: {error.strerror}; the last checkpoint is intact: repair the disk "
             f"and run the same command again"
         ) from error

@@ -1,10 +1,11 @@
-"""EMA: an exponential moving average of the weights, beside the weights that are trained.
+"""EMA: an exponential moving average of the trained weights, kept beside them.
 
     after every update    a <- d a + (1 - d) w        d: decay; with warmup, d = min(decay, (1 + t) / (10 + t)) after t updates
-    memory                + one copy of the weights that are trained
+    memory                + one copy of the trained weights
 
-Validation, the best weights, what the job shows and what is exported are those of the average; the weights that are trained stay the same
-bits, and `export --trained` gives them. What is not trained (frozen weights, buffers such as batch norm's statistics) is the model's own.
+Validation, the best weights, the job's previews and exports use the average; the trained weights keep the same bits as
+without EMA, and `export --trained` gives them. Whatever is not trained (frozen weights, buffers such as batch norm's
+statistics) is the model's own.
 Polyak, Juditsky: Acceleration of Stochastic Approximation by Averaging, 1992, SIAM J. Control Optim. 30(4).
 """
 
@@ -37,7 +38,7 @@ class EMA(TrainingTechnique):
 
     decay: float = 0.999
     warmup: bool = (
-        False  # begin with a smaller decay, so that an average over few steps is not mostly what the weights began with
+        False  # begin with a smaller decay, so that the average of a short run is not mostly the initial weights
     )
 
     order: ClassVar[int] = 65
@@ -50,7 +51,7 @@ class EMA(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[EMA, ...]:
-        return ()  # it saves nothing: only for who asks
+        return ()  # it saves nothing: used only when asked for
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.BITS
@@ -85,9 +86,7 @@ class AveragedWeights(RunState):
     def __init__(self, run: Run, knobs: EMA) -> None:
         self.knobs, self.updates = knobs, 0
         self.weights = {name: parameter for name, parameter in run.model.named_parameters() if parameter.requires_grad}
-        first = {
-            parameter: name for name, parameter in self.weights.items()
-        }  # a weight that is shared has several names
+        first = {parameter: name for name, parameter in self.weights.items()}  # a shared weight has several names
         self.names = {
             name: first[parameter]
             for name, parameter in run.model.named_parameters(remove_duplicate=False)
@@ -106,7 +105,7 @@ class AveragedWeights(RunState):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """The weights have moved."""
+        """Update the averages after a step."""
         self.updates += 1
         decay = self.knobs.decay
         if self.knobs.warmup:
@@ -116,7 +115,7 @@ class AveragedWeights(RunState):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """While inside, the model has the averages for weights."""
+        """While inside, the model's weights are the averages."""
         self.swap()
         try:
             yield

@@ -1,8 +1,8 @@
-"""Fingerprints: whether a tensor that is computed again has the bits that it had, without keeping it.
+"""Fingerprints: tell whether a recomputed tensor has the same bits as before, without keeping the first one.
 
-On the CPU a fingerprint is a hash of the tensor's bytes, read where they are: no operation of torch runs and no tensor is made, so memory
-is what it would be without. Elsewhere kernels may add up in another order each time, so there some numbers are kept and compared closely;
-and as the device must be waited for, that is not done in every step.
+On the CPU a fingerprint is a hash of the tensor's bytes, read in place: no torch operation runs and no tensor is made,
+so memory use is unchanged. On a GPU, kernels may sum in another order each time, so a few numbers are kept and compared
+with a tolerance; and because that needs a synchronisation, it is not done in every step.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from xxhash import xxh3_64
 
 from shoestring.core.private import FakeTensor
 
-Fingerprint = bytes | Tensor | None  # None: of nothing that could be compared
+Fingerprint = bytes | Tensor | None  # None: nothing comparable
 
-SAMPLE = 64  # numbers that stand for all, where the whole would take too long
-CLOSE = 1e-2  # relative: on a GPU, what another order of summing may change at most
+SAMPLE = 64  # numbers sampled where hashing everything would take too long
+CLOSE = 1e-2  # relative tolerance on a GPU, for another order of summation
 
 
 def fingerprint(tensor: Tensor, sampled: bool = False) -> Fingerprint:
-    """What is compared later; `sampled`: of a few numbers only."""
+    """The fingerprint of a tensor; `sampled`: of a few of its numbers only."""
     if isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
     if (
         tensor.dtype is torch.uint8 and tensor.dim() == 1
-    ):  # a library's workspace (of an LSTM): parts of it are never written
+    ):  # a library's workspace (LSTM), parts of which are never written
         return None
     if tensor.device.type != "cpu":
         if sampled:
@@ -41,7 +41,7 @@ def fingerprint(tensor: Tensor, sampled: bool = False) -> Fingerprint:
 
 
 def matches(before: Fingerprint, tensor: Tensor, sampled: bool = False) -> bool:
-    """Whether a tensor is the one that the fingerprint was taken of."""
+    """Whether a tensor has this fingerprint."""
     now = None if before is None else fingerprint(tensor, sampled)
     if before is None or now is None:
         return True
@@ -53,7 +53,7 @@ def matches(before: Fingerprint, tensor: Tensor, sampled: bool = False) -> bool:
 
 
 def memory(tensor: Tensor, sampled: bool) -> bytes | ctypes.Array[ctypes.c_ubyte]:
-    """The bytes of a tensor in the order of its numbers; a number that stands for many is there once."""
+    """The bytes of a tensor in the order of its memory; an expanded number is read once."""
     size = tensor.element_size()
     sides = [
         (1 if stride == 0 else side, stride * size) for side, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -63,9 +63,7 @@ def memory(tensor: Tensor, sampled: bool) -> bytes | ctypes.Array[ctypes.c_ubyte
     span = sum((side - 1) * stride for side, stride in sides) + size
     area = (ctypes.c_ubyte * span).from_address(tensor.data_ptr())
     count = prod(side for side, _ in sides)
-    if span == count * size and not (
-        sampled and count > SAMPLE
-    ):  # no gaps; in which order they come is the same each time
+    if span == count * size and not (sampled and count > SAMPLE):  # no gaps; the order is the same each time
         return area
     numbers = np.ndarray(
         [side for side, _ in sides],

@@ -1,8 +1,8 @@
-"""FusedOptimizer: one kernel updates a parameter, where torch has one (Adam, AdamW, SGD, Adagrad).
+"""FusedOptimizer: update each parameter with one fused kernel, where torch has one (Adam, AdamW, SGD, Adagrad).
 
     temporaries of the update  ~ size of the largest parameter (a for-loop) or of all (foreach)  ->  0
 
-The same formula, rounded in another order: to rounding, within 1e-4 of plain training after ten steps, and not the same bits.
+The same formula, rounded in another order: within 1e-4 of plain training after ten steps, not bit-equal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoestring.core.run import Run
 from shoestring.training.technique import TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
-SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer was timed
+SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer is timed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class FusedOptimizer(TrainingTechnique):
         for group in run.optimizer.param_groups:
             group.update(fused=True, foreach=False)
 
-        def update(now: Run) -> None:  # a frame of ours: what fails below it is no fault of the job
+        def update(now: Run) -> None:  # a function of ours, so that a failure below it is not blamed on the job
             for group in run.optimizer.param_groups if isinstance(run.optimizer, torch.optim.SGD) else ():
                 begin_late(run.optimizer, group)
             run.update(now)
@@ -80,7 +80,7 @@ class FusedOptimizer(TrainingTechnique):
 
 @contextmanager
 def fused_update(run: Run) -> Iterator[Callable[[], object]]:
-    """The run's update by the kernel, for a while."""
+    """While inside, a function that runs the run's update with the fused kernel."""
     before = [{name: group.get(name) for name in ("fused", "foreach")} for group in run.optimizer.param_groups]
     fused = FusedOptimizer().apply(run)
     try:
@@ -91,10 +91,10 @@ def fused_update(run: Run) -> Iterator[Callable[[], object]]:
 
 
 def begin_late(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-    """Give weights whose first gradient comes in a later step (a layer that was left out before) the momentum to begin with.
+    """Give weights whose first gradient comes in a later step (a layer that was skipped before) an initial momentum.
 
-    The kernel takes momenta for all weights or for none. It computes m' = mu m + (1 - tau) d with the dampening tau, where the first
-    momentum should be d, so these begin with m = tau d / mu, which is nothing at all without dampening.
+    The kernel takes momenta for all weights or for none. It computes m' = mu m + (1 - tau) d with dampening tau, where
+    the first momentum should be d, so these begin with m = tau d / mu, which is zero without dampening.
     """
     if not group["momentum"]:
         return

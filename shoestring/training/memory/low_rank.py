@@ -1,13 +1,14 @@
-"""LowRank: the weights stay as they are, and small updates of them are trained.
+"""LowRank (LoRA): freeze the weights and train small low-rank updates of them.
 
     weight       W  ->  W + alpha / rank  B A        A: rank x in, random from the job's seed; B: out x rank, zero, so training begins at W
     trained      in x out numbers  ->  rank (in + out)
-    gradients, moments    those of A, B and what `also` names; of nothing else
-    backward     no product for the gradient of W: about half of its operations
+    gradients, moments    only for A, B and the weights that `also` names
+    backward     no matrix product for the gradient of W: about half of its operations
 
-A and B take the place of W in the job's optimizer: they are in W's group, with its rate and decay (in the first group if W is in none).
-The model is not changed: while a step runs, or while it is usable, the modules' forward adds the update. Not exact: it trains something
-else.
+A and B replace W in the job's optimizer: they join W's parameter group, with its rate and decay (the first group if W
+is in none).
+The model is not changed: during a step, or while the model is usable, the modules' forward adds the update. Not exact:
+it trains other parameters.
 Hu et al.: LoRA: Low-Rank Adaptation of Large Language Models, 2021, arXiv 2106.09685.
 """
 
@@ -27,7 +28,7 @@ from shoestring.core.run import Run
 from shoestring.training.memory.adapters import Adapters
 from shoestring.training.technique import TrainingTechnique
 
-SQUARES = 12  # square weights that a block is taken to have, as those of a transformer; only ranks plans before they are rehearsed
+SQUARES = 12  # assumed square weights per block, as in a transformer; only ranks plans before they are rehearsed
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,9 @@ class LowRank(TrainingTechnique):
     """
 
     rank: int = 8
-    where: str = "*"  # the modules whose weight gets an update: their names or patterns, joined by |, such as "*.q_proj|*.v_proj"
-    also: str = ""  # what else is trained, as it is: names of modules or weights, such as "classifier", or patterns, joined by |
-    alpha: float = 0.0  # the update is alpha / rank times B A; 0: as much as rank
+    where: str = "*"  # modules whose weight gets an update: names or patterns, such as "*.q_proj|*.v_proj"
+    also: str = ""  # weights trained in full: names or patterns, joined by |, such as "classifier"
+    alpha: float = 0.0  # the update is scaled by alpha / rank; 0: alpha = rank
 
     order: ClassVar[int] = 5
     exact: ClassVar[bool] = False
@@ -63,7 +64,7 @@ class LowRank(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[LowRank, ...]:
-        return ()  # it trains something else: only for who asks
+        return ()  # it trains other parameters: used only when asked for
 
     @classmethod
     def explained(cls, ledger: Ledger) -> tuple[LowRank, ...]:
@@ -77,12 +78,12 @@ class LowRank(TrainingTechnique):
         return Exactness.CHANGED
 
     def drift(self, ledger: Ledger) -> float:
-        """A weight that stays where it was is as far from where plain training went as that is long: 1. What the updates add to it grows
-        with their scale."""
+        """1: a frozen weight is as far from the plainly trained one as training would have moved it. The updates' own
+        error grows with their scale."""
         return 1.0 + self.scale
 
     def cost(self, ledger: Ledger) -> Ledger:
-        """An estimate that ranks it: how large the updates are, only a rehearsal tells."""
+        """An estimate for ranking: only a rehearsal tells the exact size of the updates."""
         blocks = tuple(self.cost_of_block(block) for block in ledger.blocks)
         before, after = ledger.block_gradients, sum(block.gradient for block in blocks)
         share = min(after / before, 1.0) if before else 1.0
@@ -131,7 +132,7 @@ class LowRank(TrainingTechnique):
                 return run.forward(model, batch)
 
         def gradients(now: Run, batch: Batch) -> Tensor:
-            with adapters.added():  # in backward too, where blocks may be computed again
+            with adapters.added():  # in backward too, where blocks may be recomputed
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:

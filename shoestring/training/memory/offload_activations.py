@@ -1,12 +1,13 @@
-"""OffloadActivations: activations go to disk on the way forward and come back, ahead of need, on the way back.
+"""OffloadActivations: write activations to disk in the forward pass and prefetch them in the backward pass.
 
-    kept     sum_i a_i  ->  the blocks that are not spilled, and two blocks in flight
-    traffic  + 2 sum a_i over the spilled blocks
-    time     max(compute + t / cores, t) with t = traffic / disk speed: writes trail and reads run ahead by a block, and
-             on a CPU their copying takes its share of the cores
+    kept     sum_i a_i  ->  the blocks that are not offloaded, and two blocks in flight
+    traffic  + 2 sum a_i over the offloaded blocks
+    time     max(compute + t / cores, t) with t = traffic / disk speed: writes trail and reads run ahead by one block, and
+             on a CPU the copying takes its share of the cores
 
-What is held and for how long depends on the program only, never on the speed of the disk: a block's tensors are let go when the
-next block's forward ends, and read back when the backward of the block after it begins. On a GPU they go to host memory.
+What is in memory, and for how long, depends only on the program, never on the speed of the disk: a block's tensors are
+freed when the next block's forward ends, and read back when the backward of the following block begins. On a GPU they
+go to host memory.
 Exact: the same bits come back. Rhu et al.: vDNN, 2016, arXiv 1602.08124.
 
 Contract: How long a tensor lives depends on fixed points of the program, so it can be predicted
@@ -35,7 +36,7 @@ from shoestring.core.run import Run, RunState
 from shoestring.measure.interception import patched
 from shoestring.training.technique import TrainingTechnique
 
-SMALL = 1 << 14  # bytes: a smaller tensor stays where it is
+SMALL = 1 << 14  # bytes: smaller tensors stay in memory
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ class OffloadActivations(TrainingTechnique):
     Not for: slow or shared disks, where computing again (`Checkpoint`) is faster.
     """
 
-    blocks: int = 0  # the first so many blocks, whose tensors wait longest; 0: all
-    to: str = ""  # a directory on the disk to use; "": the system's temporary one
+    blocks: int = 0  # offload the first so many blocks, whose tensors wait longest; 0: all
+    to: str = ""  # a directory on the disk to use; "": the system's temporary directory
 
     order: ClassVar[int] = 30
     exact: ClassVar[bool] = True
@@ -120,33 +121,33 @@ class OffloadActivations(TrainingTechnique):
 
 
 class Parcel:
-    """One storage on its way to disk, there, or back."""
+    """One tensor storage that is being written, is on disk, or is being read back."""
 
     def __init__(self, size: int, offset: int) -> None:
         self.size, self.offset = size, offset
         self.bytes: Tensor | None = None  # while it is in memory
-        self.version = 0  # of the tensor when it was saved; it must not change after
-        self.host: Tensor | None = None  # where it waits when it came from a GPU
-        self.imagined = False  # a rehearsal's: there are no bytes to move
+        self.version = 0  # the tensor's version when it was saved, to detect in-place changes
+        self.host: Tensor | None = None  # a GPU tensor's copy in host memory
+        self.imagined = False  # in a rehearsal: there are no bytes to move
         self.moving: Future[None] | None = None
-        self.uses = 0  # saved tensors that still want it
+        self.uses = 0  # saved tensors that still need it
 
 
 class Spool(RunState):
-    """The file, and what is under way between it and memory. Nothing of it outlives its step."""
+    """The file and all transfers between it and memory. Nothing in it outlives a step."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.own: set[int] = set()  # storages of weights, which stay
+        self.own: set[int] = set()  # storages of weights, which are not offloaded
         self.file = -1
-        self.asked = 0  # bytes that were asked to move, both ways
+        self.asked = 0  # bytes of all requests, reads and writes
         self.threads: ThreadPoolExecutor | None = None
         self.rewind()
 
     def rewind(self) -> None:
-        """A forward begins: the file is written from its start."""
+        """A forward begins: write the file from its start again."""
         self.end = 0
-        self.blocks: list[list[Parcel]] = []  # of every block that ran, its parcels
+        self.blocks: list[list[Parcel]] = []  # per block that ran, its parcels
         self.known: dict[int, tuple[Parcel, Any]] = {}
 
     def wrapper(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +175,7 @@ class Spool(RunState):
         return parcel, number, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
     def parcel(self, tensor: Tensor, number: int) -> Parcel:
-        """The parcel of a tensor's storage; a storage that several tensors share is sent once."""
+        """The parcel of a tensor's storage; a storage shared by several tensors is written once."""
         storage = tensor.untyped_storage()
         if storage_id(storage) in self.known:
             return self.known[storage_id(storage)][0]
@@ -194,10 +195,10 @@ class Spool(RunState):
         return parcel
 
     def let_go(self, number: int) -> None:
-        """The block's parcels are on disk now, and nowhere else."""
+        """Free the memory of a block's parcels, which are on disk now."""
         for parcel in self.blocks[number]:
             if parcel.moving is not None:
-                finished(parcel.moving)
+                wait_for_transfer(parcel.moving)
             assert parcel.bytes is None or write_count(parcel.bytes) == parcel.version, (
                 "a tensor that backward needs was changed in place after it was saved"
             )
@@ -207,7 +208,7 @@ class Spool(RunState):
             del self.known[address]
 
     def settle(self) -> None:
-        """The forward is over: nothing is held for sharing any more."""
+        """The forward is over: forget which storages are shared."""
         if self.blocks:
             self.let_go(len(self.blocks) - 1)
         self.known.clear()
@@ -219,10 +220,10 @@ class Spool(RunState):
         self.fetch(number)
         if number:
             self.fetch(number - 1)
-        if parcel.bytes is None:  # asked for a second time
+        if parcel.bytes is None:  # needed a second time
             self.read_back(parcel)
         if parcel.moving is not None:
-            finished(parcel.moving)
+            wait_for_transfer(parcel.moving)
             parcel.moving = None
         tensor: Tensor = parcel.bytes.view(dtype).as_strided(shape, stride, offset)
         parcel.uses -= 1
@@ -231,7 +232,7 @@ class Spool(RunState):
         return tensor
 
     def fetch(self, number: int) -> None:
-        """Begin to read a block's parcels back, once."""
+        """Start to read a block's parcels back, once."""
         waiting, self.blocks[number] = self.blocks[number], []
         for parcel in waiting:
             if parcel.uses:
@@ -253,7 +254,7 @@ class Spool(RunState):
     def pool(self) -> ThreadPoolExecutor:
         if self.threads is None:
             try:
-                self.holder = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it has no name: it is gone when we are)
+                self.holder = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (unnamed: it disappears with the process)
             except OSError as error:
                 raise Mistake(
                     f"activations can't be spilled to {self.directory}: {error.strerror}; choose another directory with "
@@ -263,7 +264,7 @@ class Spool(RunState):
             self.threads = ThreadPoolExecutor(2, thread_name_prefix="spill")
         return self.threads
 
-    # A thread is given the parcel and not its tensor: it would hold on to an argument a little longer than to its work.
+    # Threads get the parcel, not its tensor: a thread may keep its arguments alive a little longer than its work.
 
     def write(self, parcel: Parcel) -> None:
         view = whole_bytes(parcel)
@@ -291,12 +292,12 @@ def whole_bytes(parcel: Parcel) -> memoryview:
 
 
 def to_host(source: Tensor) -> Tensor:
-    """A copy in pinned host memory, made while the GPU goes on; the stream order keeps the bytes right."""
+    """A copy in pinned host memory, made asynchronously; the stream order keeps the bytes right."""
     host = torch.empty(source.shape, dtype=source.dtype, pin_memory=not isinstance(source, FakeTensor))
     return host.copy_(source, non_blocking=True)
 
 
-def finished(moving: Future[None]) -> None:
+def wait_for_transfer(moving: Future[None]) -> None:
     try:
         moving.result()
     except OSError as error:

@@ -1,22 +1,23 @@
-"""OffloadModel: weights, gradients and moments live in one file on disk, and pass through memory block by block.
+"""OffloadModel: keep weights, gradients and moments in one file on disk and stream them through memory block by block.
 
-    weights      sum_i w_i  ->  three blocks: at work, read ahead, written behind
+    weights      sum_i w_i  ->  three blocks: one at work, one read ahead, one written behind
     gradients    sum_i g_i  ->  those of one block
     moments      sum_i m_i  ->  a few chunks
-    activations  sum_i a_i  ->  what goes into each block, and all of one: blocks are computed again in backward
+    activations  sum_i a_i  ->  the input of every block, and everything of one: blocks are recomputed in backward
     traffic      read w for the forward, w again and m for the backward; write w and m: 28 bytes a parameter with Adam in float32
                  + write g, read g and w once more if the job clips by the global norm: 40
-                 + read w twice, write g and read it, for every piece of the batch more: 16
+                 + read w twice, write g and read it, for every further micro-batch: 16
                  frozen: read w for the forward, and for the backward where a gradient passes; never written: 4 or 8
-    time         max(traffic / disk speed, compute), and what moving and checking take of the cores
+    time         max(traffic / disk speed, compute), plus the cores' time for copying and checksums
 
-A block is read ahead of its forward and of its backward, in the order of the step before; its backward computes it again, and every
-parameter is stepped as soon as its gradient is there. Gradients that can't step yet, because more pieces of the batch follow or because
-the norm of all of them must be known first, wait on disk (waiting_gradients.py); a clipped step then brings every block through memory
-once more. An embedding or head larger than a block, or shared, is split by rows (row_split.py). What a checkpoint stands on is never
-written over (disk_store.py). What else is small stays in memory.
-Exact: the same kernels see the same numbers; only the sum over the splits of a large head has another order, and with clipping the norm
-of a split weight.
+A block is read ahead of its forward and of its backward, in the order of the previous step; its backward recomputes it,
+and every parameter is stepped as soon as its gradient is there. Gradients that can't be applied yet, because more
+micro-batches follow or the global norm must be known first, wait on disk (waiting_gradients.py); a clipped step then
+brings every block through memory once more. An embedding or head that is larger than a block, or shared, is split by
+rows (row_split.py). State that a checkpoint uses is never overwritten (disk_store.py). Everything else is small and
+stays in memory.
+Exact: the same kernels see the same numbers; only the splits of a large head are summed in another order, as is the
+norm of a split weight when the job clips.
 Rajbhandari et al.: ZeRO-Infinity, 2021, arXiv 2104.07857; Pudipeddi et al.: L2L, 2020, arXiv 2002.05645.
 """
 
@@ -52,7 +53,7 @@ class OffloadModel(TrainingTechnique):
     """
 
     to: str = "disk"
-    moments: str = ""  # "8bit": in 8 bits, which is not exact
+    moments: str = ""  # "8bit": moments in 8 bits, which is not exact
 
     order: ClassVar[int] = 48
     exact: ClassVar[bool] = True
@@ -82,8 +83,8 @@ class OffloadModel(TrainingTechnique):
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
             return Exactness.CHANGED
-        # Heads are summed in another order by rows; embeddings are not, but the norm of one that is clipped is
-        trained, rows = trained_weights(ledger), ledger.columns.unchanged  # whose names and places no technique changes
+        # A head split by rows sums in another order; an embedding does not, but its norm does where the job clips
+        trained, rows = trained_weights(ledger), ledger.columns.unchanged  # with unchanged names
         outside = [block.name for block in rows[0 if ledger.has("clips") else 1 :] if not block.inside]
         return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
@@ -91,11 +92,11 @@ class OffloadModel(TrainingTechnique):
         return eight_bits.DRIFT
 
     def making(self) -> AbstractContextManager[object]:
-        """While inside, a model that does not fit in memory can be made."""
+        """While inside, a model that does not fit in memory can be constructed."""
         return Swap()
 
     def cost(self, ledger: Ledger) -> Ledger:
-        again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(unspilled, ledger.blocks))))
+        again = Checkpoint(every=1).cost(replace(ledger, blocks=tuple(map(without_offload, ledger.blocks))))
         trained, frozen = weights_of(ledger)
         sizes = {block.name: trained[block.name] + frozen[block.name] for block in again.blocks}
         most, whole = (
@@ -112,13 +113,13 @@ class OffloadModel(TrainingTechnique):
         share = before.optimizer / whole * (eight_bits.SHARE if self.moments else 1.0) if whole else 0.0
         stepping = (
             1 + 2 * share + 2 * clips
-        )  # written weights, moments; clipped, weights and gradients are read once more
+        )  # write weights and moments; with clipping, read weights and gradients once more
         waiting_gradients = 2 * (pieces - 1) + clips
         reads = sum((1 + (block.backward_flops > 0)) * frozen[block.name] for block in ledger.blocks)
         traffic = whole * (2 * pieces + waiting_gradients + stepping) + pieces * reads
         waiting = traffic * machine.per_byte_moved / machine.cores
         seconds = update.seconds + update.call_seconds
-        if clips:  # the update is a pass of its own
+        if clips:  # the update is a separate pass
             waiting += max(whole * stepping * machine.per_byte_streamed - seconds, 0.0)
         blocks = []
         for block in again.blocks:
@@ -126,10 +127,10 @@ class OffloadModel(TrainingTechnique):
             backward = block.backward + (0.0 if clips else seconds * mine / (whole or 1.0) / pieces)
             moved = (
                 sizes[block.name] + mine * (waiting_gradients + (0.0 if clips else stepping)) / pieces
-            )  # per piece, in backward
+            )  # per micro-batch, in backward
             waiting += pieces * max(sizes[block.name] * machine.per_byte_streamed - block.forward, 0.0)
             waiting += pieces * max(moved * machine.per_byte_streamed - backward, 0.0)
-            split = mine if mine > most else 0.0  # a weight that is never there whole
+            split = mine if mine > most else 0.0  # a weight that is never whole in memory
             blocks.append(replace(block, gradient=0.0, spike=max(block.spike - split, 0.0), backward=backward))
         wide = max((sizes[block.name] for block in again.blocks if not block.inside), default=0.0)
         chunk, rows = min(4.0 * CHUNK, most), min(4.0 * CHUNK, wide) * (wide > most)
@@ -141,7 +142,7 @@ class OffloadModel(TrainingTechnique):
             + min(BUFFERS * chunk, whole) * share
             + 2 * min(BUFFERS * rows, outside)
             + min(BUFFERS * max(chunk, rows), whole) * waits
-        )  # never more than what passes through them
+        )  # no more than everything that passes through them
         return replace(
             again,
             blocks=tuple(blocks),
@@ -155,8 +156,8 @@ class OffloadModel(TrainingTechnique):
         return Streaming(run, coded=bool(self.moments)).run
 
 
-def unspilled(block: Block) -> Block:
-    """A block that was spilled, as it is when it is computed again: then only what goes into it waits on disk."""
+def without_offload(block: Block) -> Block:
+    """A block without its offloaded activations: it is recomputed, so only its input waits on disk."""
     return replace(
         block,
         kept=block.kept + block.spilled,
@@ -168,8 +169,8 @@ def unspilled(block: Block) -> Block:
 
 
 def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
-    """Bytes of trained and of frozen weights by block. Of the frozen ones only the sum is known: blocks without a gradient have them, if
-    there are any."""
+    """Bytes of trained and of frozen weights by block. For frozen weights only the sum is known: it is assigned to
+    blocks without a gradient, if there are any."""
     trained = trained_weights(ledger)
     frozen = max(ledger.standing.parameters - sum(trained.values()), 0.0)
     inside = [block.name for block in ledger.blocks if block.inside]
@@ -179,7 +180,7 @@ def weights_of(ledger: Ledger) -> tuple[dict[str, float], dict[str, float]]:
 
 def trained_weights(ledger: Ledger) -> dict[str, float]:
     """Bytes of trained weights by block."""
-    if ledger.pieces > 1:  # no block has its gradient any more
+    if ledger.pieces > 1:  # gradient accumulation has moved the gradients out of the blocks
         return {block.name: block.gradient for block in ledger.at_zero_batch}
     names = (block.name for block in ledger.columns.unchanged)
     return dict(zip(names, ledger.columns.column("gradient").tolist(), strict=True))

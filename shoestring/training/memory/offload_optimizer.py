@@ -1,11 +1,12 @@
-"""OffloadOptimizer: the optimizer's moments live on disk, or in host memory beside a GPU, and the update streams through them.
+"""OffloadOptimizer: keep the optimizer's moments on disk, or in host memory beside a GPU, and stream them through the
+update.
 
     moments   sum_i m_i  ->  a few chunks, and those of small parameters
     traffic   + 2 sum m_i per step
     time      update  ->  max(update, traffic / disk speed): chunks are read ahead and written behind
 
-With StepInBackward the update of a block runs while the backward of the one before it does. Beside a GPU the update runs on the host, with
-its fused kernel, and only gradients and weights cross the bus.
+With StepInBackward a block's update overlaps the previous block's backward. Beside a GPU the update runs on the host,
+with its fused kernel, and only gradients and weights cross the bus.
 Exact: the same optimizer sees the same numbers. Ren et al.: ZeRO-Offload, 2021, arXiv 2101.06840.
 """
 
@@ -40,7 +41,7 @@ from shoestring.training.technique import TrainingTechnique
 PLACES = ("disk", "host")
 BLOCK = (
     16 << 20
-)  # numbers stepped at once in host memory; with a quarter of that, calling the optimizer takes a tenth of the time
+)  # numbers per optimizer call in host memory; with a quarter of that, call overhead takes a tenth of the time
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class OffloadOptimizer(TrainingTechnique):
     """
 
     to: str = "disk"
-    moments: str = ""  # "8bit": in 8 bits, which is not exact
+    moments: str = ""  # "8bit": moments in 8 bits, which is not exact
 
     order: ClassVar[int] = 47
     exact: ClassVar[bool] = True
@@ -134,18 +135,18 @@ class OffloadOptimizer(TrainingTechnique):
 
 
 class HostOptimizer(OptimizerProxy):
-    """An optimizer whose moments are in host memory, and whose update runs there."""
+    """An optimizer whose moments are in host memory and whose update runs there."""
 
     @torch.no_grad()
     def step(self) -> None:
         if all(self.here(one) for group in self.optimizer.param_groups for one in group["params"]):
-            self.optimizer.step()  # everything is here already
+            self.optimizer.step()  # the model is on the CPU: nothing to move
         else:
             self.step_in_blocks()
 
     @torch.no_grad()
     def step_in_blocks(self) -> None:
-        """Step a few parameters at a time, so many that one call of the optimizer is worth it."""
+        """Step groups of parameters that are large enough to be worth an optimizer call."""
         for group in list(self.optimizer.param_groups):
             block: list[nn.Parameter] = []
             numbers = 0
@@ -170,7 +171,7 @@ class HostOptimizer(OptimizerProxy):
         return parameter.device.type == "cpu"
 
     def fetched(self, parameter: nn.Parameter) -> nn.Parameter:
-        """A parameter, its gradient and its state in host memory."""
+        """A parameter with its gradient and state, copied to host memory."""
         copy = nn.Parameter(parameter.detach().to("cpu"))
         copy.grad = parameter.grad.to("cpu") if parameter.grad is not None else None
         state = {
@@ -183,7 +184,7 @@ class HostOptimizer(OptimizerProxy):
 
 
 class MomentsOnDisk(OnDisk):
-    """The moments on disk, as a part of a run with state."""
+    """The moments on disk, as run state."""
 
     def __init__(self, offloaded: OffloadedOptimizer) -> None:
         self.store = offloaded.store

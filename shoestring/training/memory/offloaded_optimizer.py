@@ -1,10 +1,12 @@
-"""An optimizer whose moments are on disk: a step brings them through memory a chunk at a time, in the user's own optimizer.
+"""An optimizer whose moments are on disk: a step streams them through memory in chunks and calls the user's own
+optimizer on each.
 
     moments in memory    all of them  ->  a few chunks, and those of small parameters
     traffic              + 2 x their bytes per step
 
-A chunk of a parameter is handed to the optimizer as if it were a parameter of its own. What it computes for a number depends on that
-number, its gradient and its moments alone, so the results are the same; optimizers of which that is not known get whole parameters.
+A chunk of a parameter is passed to the optimizer as if it were a parameter of its own. For elementwise optimizers the
+result for a number depends only on that number, its gradient and its moments, so the bits are the same; other
+optimizers get whole parameters.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ from shoestring.core.stepping import StepDivision, only
 from shoestring.training.memory import eight_bits
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore
 
-SMALL = 1 << 14  # numbers: the moments of a smaller parameter stay in memory
-CHUNK = 4 << 20  # numbers that are brought through memory at once
-BUFFERS = 4  # of a chunk each, at most: one at work, the others coming or going
+SMALL = 1 << 14  # numbers: moments of smaller parameters stay in memory
+CHUNK = 4 << 20  # numbers per chunk
+BUFFERS = 4  # at most so many buffers of one chunk each: one at work, the others being read or written
 
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:
-    """Why moments can't pass through memory in chunks, or in 8 bits; empty if they can."""
+    """Why moments can't be streamed in chunks, or kept in 8 bits; empty if they can."""
     if ledger.has("sparse gradients"):
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
     return (
@@ -40,19 +42,19 @@ def offload_refusal(ledger: Ledger, coded: bool) -> str:
 
 
 def in_parts(run: Run) -> bool:
-    """Whether a part of a weight can be stepped without the rest."""
+    """Whether a part of a weight can be stepped without the rest (an elementwise optimizer)."""
     return not run.stepping().why_not(StepDivision.IN_PARTS)
 
 
 class AccessOrder:
-    """The order in which regions were asked for in the step before: what comes next in it is worth reading ahead.
+    """The order of region reads in the previous step, used to read ahead.
 
-    What is asked for outside of a step (a validation) is not part of that order.
+    Reads outside of a step (in a validation) are not part of that order.
     """
 
     def __init__(self, guess: Sequence[str] = ()) -> None:
-        self.before, self.now = list(guess), list[str]()  # names in the step before, and in this one so far
-        self.outside = False  # of a step
+        self.before, self.now = list(guess), list[str]()  # names read in the previous step, and in this one so far
+        self.outside = False  # whether reads happen outside of a step now
 
     def begin_step(self) -> None:
         if self.now:
@@ -60,7 +62,7 @@ class AccessOrder:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While inside, what is asked for is outside of a step."""
+        """While inside, reads count as outside of a step."""
         before, self.outside = self.outside, True
         try:
             yield
@@ -68,8 +70,9 @@ class AccessOrder:
             self.outside = before
 
     def next_after(self, name: str, count: int) -> list[str]:
-        """Note that `name` is asked for; the `count` names that followed it last time, or none if this step goes another way."""
-        if self.outside:  # a forward, which goes the way that the step's forward went
+        """Note that `name` is read; return the `count` names that followed it last time, or none if this step took
+        another order."""
+        if self.outside:  # a forward, in the order of the step's forward
             known = self.now or self.before
             at = known.index(name) if name in known else len(known)
             return known[at + 1 : at + 1 + count]
@@ -79,21 +82,22 @@ class AccessOrder:
 
 
 class BufferRing:
-    """A few buffers through which regions pass, read ahead in the order of the step before. Together they are never larger than all
-    regions are: one buffer is enough, and the others only let the disk work ahead and behind."""
+    """A few buffers that regions pass through, with read-ahead in the order of the previous step. Together they are
+    never larger than all regions: one buffer would be enough, the others let the disk work in parallel."""
 
     def __init__(self, store: DiskStore, sizes: Mapping[str, int], allocate_now: bool = True) -> None:
-        self.store, self.sizes = store, dict(sizes)  # name of a region -> its bytes
+        self.store, self.sizes = store, dict(sizes)  # name of a region -> bytes
         self.buffers: list[AlignedBuffer] = []
-        if allocate_now:  # else when a region passes for the first time
+        if allocate_now:  # else when the first region is read
             self.allocate()
-        self.given = 0  # buffers given out so far, in turns
+        self.given = 0  # buffers handed out so far, round robin
         self.last: tuple[str, AlignedBuffer | None] = ("", None)
-        self.coming: dict[str, tuple[AlignedBuffer, int]] = {}  # region -> buffer it is read into, its version then
+        self.coming: dict[str, tuple[AlignedBuffer, int]] = {}  # region -> its buffer, its version then
         self.accesses = AccessOrder()
 
     def fetch(self, name: str) -> AlignedBuffer:
-        """The buffer with a region's bytes, until another is wanted; where nothing was written yet, with any bytes."""
+        """The buffer with a region's bytes, valid until another region is fetched; undefined bytes if nothing was
+        written yet."""
         buffer = self.last[1]
         if name == self.last[0] and buffer is not None:
             buffer.wait()
@@ -101,7 +105,7 @@ class BufferRing:
         regions = self.store.regions
         ahead = self.accesses.next_after(name, max(self.count - 2, 0))
         buffer, version = self.coming.pop(name, (None, -1))
-        if buffer is None or version != regions[name].version:  # not foreseen, or written again since
+        if buffer is None or version != regions[name].version:  # not read ahead, or rewritten since
             self.coming.clear()
             buffer = self.begin(name, regions[name].written)
         self.last = (name, buffer)
@@ -112,7 +116,7 @@ class BufferRing:
         return buffer
 
     def blank(self, name: str) -> AlignedBuffer:
-        """A buffer for what a region is to hold; it is filled with what comes next."""
+        """A buffer for a region's next content; the caller fills it."""
         buffer = self.begin(name, read=False)
         self.last = (name, buffer)
         buffer.wait()
@@ -120,7 +124,7 @@ class BufferRing:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While inside, regions are asked for outside of a step; the next step then finds what it would have found."""
+        """While inside, regions are read outside of a step; the next step's read-ahead is not disturbed."""
         before = self.last[0]
         with self.accesses.aside():
             yield
@@ -130,7 +134,7 @@ class BufferRing:
 
     @property
     def count(self) -> int:
-        """Buffers that it has, once it has some."""
+        """Number of buffers, once they are allocated."""
         return min(BUFFERS, max(sum(self.sizes.values()) // max(self.sizes.values()), 1))
 
     def allocate(self) -> None:
@@ -139,12 +143,12 @@ class BufferRing:
     def begin(self, name: str, read: bool) -> AlignedBuffer:
         if not self.buffers:
             self.allocate()
-        self.given += self.buffers[self.given % self.count] is self.last[1]  # that one is in use
+        self.given += self.buffers[self.given % self.count] is self.last[1]  # skip the buffer in use
         buffer = self.buffers[self.given % self.count]
         self.given += 1
         self.coming = {
             other: one for other, one in self.coming.items() if one[0] is not buffer
-        }  # what was there is not any more
+        }  # its previous content is gone
         if read:
             self.store.read(name, buffer)
         return buffer
@@ -152,12 +156,12 @@ class BufferRing:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stretch of a parameter's numbers, and the region that holds its moments."""
+    """A range of a parameter's numbers, and the region that holds its moments."""
 
     region: str
     begin: int
     end: int
-    shape: tuple[int, ...]  # of the parameter if the chunk is all of it, else (count,)
+    shape: tuple[int, ...]  # the parameter's if the chunk is all of it, else (count,)
 
     @property
     def count(self) -> int:
@@ -182,7 +186,7 @@ class Chunk:
 
 
 class OptimizerProxy:
-    """Used in place of an optimizer; whatever a subclass does not define is the optimizer's own."""
+    """Stands in for an optimizer; attributes that a subclass does not define are the optimizer's own."""
 
     def __init__(self, optimizer: optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -202,7 +206,8 @@ class OptimizerProxy:
 class OffloadedOptimizer(OptimizerProxy):
     """Steps an optimizer's parameters; the moments of those in `names` are on disk.
 
-    `elementwise`: parts of a parameter can be stepped without the rest. Parameters in `rows` are stepped that many rows at a time.
+    `elementwise`: parts of a parameter can be stepped without the rest. Parameters in `rows` are stepped that many rows
+    at a time.
     """
 
     def __init__(
@@ -215,7 +220,7 @@ class OffloadedOptimizer(OptimizerProxy):
         coded: bool = False,
     ) -> None:
         super().__init__(optimizer)
-        self.store, self.coded = store, coded  # coded: in 8 bits
+        self.store, self.coded = store, coded  # coded: moments in 8 bits
         self.group_of = {one: group for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
         self.moments = {
             (id(group), dtype): moments_of(optimizer, group, dtype)
@@ -250,7 +255,7 @@ class OffloadedOptimizer(OptimizerProxy):
                 self.optimizer.step()
 
     def step_one(self, parameter: nn.Parameter) -> None:
-        """Step a parameter as if there were no others; one that the optimizer was not given stays as it is."""
+        """Step one parameter as if there were no others; a parameter that the optimizer was not given is left alone."""
         if parameter not in self.group_of:
             return
         if parameter in self.chunks:
@@ -261,13 +266,14 @@ class OffloadedOptimizer(OptimizerProxy):
 
     def step_parameter(self, parameter: nn.Parameter) -> None:
         assert parameter.grad is not None, "a parameter is stepped by its gradient"
-        weights, gradient = flattened(parameter.data), flattened(parameter.grad, parameter.stride())
+        weights, gradient = flat_view(parameter.data), flat_view(parameter.grad, parameter.stride())
         for number, chunk in enumerate(self.chunks[parameter]):
             self.step_chunk(parameter, number, weights[chunk.begin : chunk.end], gradient[chunk.begin : chunk.end])
         self.finish(parameter)
 
     def step_chunk(self, parameter: nn.Parameter, number: int, weights: Tensor, gradient: Tensor) -> None:
-        """Step one chunk, as a stand-in parameter of the user's optimizer; `weights` are changed in place. This runs on the host."""
+        """Step one chunk, as a stand-in parameter of the user's optimizer; `weights` are changed in place. Runs on the
+        host."""
         chunk, group = self.chunks[parameter][number], self.group_of[parameter]
         moments = self.moments[id(group), parameter.dtype]
         known = self.store.regions[chunk.region].written
@@ -310,7 +316,7 @@ class OffloadedOptimizer(OptimizerProxy):
 
 
 def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bool) -> list[Chunk]:
-    """A parameter in stretches of CHUNK numbers, or of so many rows, or whole."""
+    """A parameter in chunks of CHUNK numbers, or of `rows` rows, or as one chunk."""
     count = parameter.numel()
     if rows is None and not elementwise:
         return [Chunk(f"moments of {name}", 0, count, tuple(parameter.shape))]
@@ -322,7 +328,7 @@ def chunks(parameter: nn.Parameter, name: str, rows: int | None, elementwise: bo
 
 
 def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """What the optimizer keeps for a parameter of this group and dtype that is as large as the parameter: tried on a small one."""
+    """Names and dtypes of the optimizer's state that has the parameter's shape; found by stepping a small parameter."""
     probe = nn.Parameter(torch.zeros(2, 3, dtype=dtype))
     with only(optimizer, probe, group):
         for _ in range(2):
@@ -334,8 +340,8 @@ def moments_of(optimizer: optim.Optimizer, group: dict[str, Any], dtype: torch.d
     }
 
 
-def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
-    """The numbers of a dense tensor in the order of its memory, or of a memory with these strides."""
+def flat_view(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
+    """A dense tensor's numbers as a flat view in memory order, or in the order of these strides."""
     stride = tensor.stride() if stride is None else stride
     if tensor.stride() != stride:
         tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
@@ -343,7 +349,7 @@ def flattened(tensor: Tensor, stride: tuple[int, ...] | None = None) -> Tensor:
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers fill a stretch of memory."""
+    """Whether a tensor's numbers fill contiguous memory, in any order of dimensions."""
     size = 1
     for stride, side in sorted(
         (stride, side) for stride, side in zip(tensor.stride(), tensor.shape, strict=True) if side > 1
@@ -355,13 +361,13 @@ def dense(tensor: Tensor) -> bool:
 
 
 def strides_of(parameter: nn.Parameter) -> tuple[int, ...]:
-    """How a parameter, and so its gradient, is laid out where it fills a stretch of memory: as it is, or row by row."""
+    """Strides of a parameter, and so of its gradient: its own if it is dense, else contiguous."""
     return parameter.stride() if dense(parameter) else torch.empty(parameter.shape, device="meta").stride()
 
 
 @contextmanager
 def without(optimizer: optim.Optimizer, others: Mapping[nn.Parameter, Any]) -> Iterator[None]:
-    """Inside, the optimizer does not know of `others`."""
+    """While inside, the optimizer does not know of `others`."""
     members = [group["params"] for group in optimizer.param_groups]
     for group, all_of_them in zip(optimizer.param_groups, members, strict=True):
         group["params"] = [parameter for parameter in all_of_them if parameter not in others]

@@ -1,10 +1,11 @@
 """Precision: compute in 16 bits.
 
-    mixed (bf16, fp16)   activations and products in 16 bits, weights, gradients and optimizer in 32
-    full bf16            everything in 16 bits: half of all bytes, and the weights round at every update
+    mixed (bf16, fp16)   activations and matrix products in 16 bits; weights, gradients and optimizer state in 32
+    full bf16            everything in 16 bits: half of all bytes, and weights are rounded at every update
 
-Relative rounding: bf16 2^-8, fp16 2^-11. fp16 overflows above 65504, so its loss is multiplied by a scale S before backward and
-the gradients are divided by it after: on overflow the step is skipped and S halved, after 500 good steps S doubles.
+Relative rounding: bf16 2^-8, fp16 2^-11. fp16 overflows above 65504, so its loss is multiplied by a scale S before
+backward and the gradients are divided by it after: on overflow the step is skipped and S halved, after 500 good steps S
+doubles.
 Micikevicius et al.: Mixed Precision Training, 2018, arXiv 1710.03740; Kalamkar et al.: A Study of BFLOAT16 for Deep
 Learning Training, 2019, arXiv 1905.12322.
 """
@@ -85,7 +86,7 @@ class Precision(TrainingTechnique):
 
     @property
     def error(self) -> float:
-        """Largest relative rounding of one number."""
+        """Largest relative rounding error of one number."""
         return 2.0**-8 if self.dtype == "bf16" else 2.0**-11
 
     def refusal(self, ledger: Ledger) -> str:
@@ -103,7 +104,7 @@ class Precision(TrainingTechnique):
         return 0.1 if self.weights == "bf16" else 0.05 if self.dtype == "bf16" else 0.03
 
     def cost(self, ledger: Ledger) -> Ledger:
-        """The step measured at this precision; without that, half the activations."""
+        """The step as measured at this precision; before that measurement, half the activations."""
         if self.key in ledger.by_precision:
             return ledger.by_precision[self.key]
         blocks = tuple(
@@ -131,11 +132,11 @@ class Precision(TrainingTechnique):
                 return run.loss(output, batch)
 
         cast = replace(run, forward=forward, loss=loss)
-        return scaled(cast) if self.dtype == "fp16" else cast
+        return with_loss_scaling(cast) if self.dtype == "fp16" else cast
 
 
 def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
-    """The weights themselves in 16 bits, and the batch's floating-point tensors with them."""
+    """The run with its weights, and the batch's floating-point tensors, in 16 bits."""
     small: dict[nn.Parameter, nn.Parameter] = {}
     for module in run.model.modules():
         for name, parameter in list(own_parameters(module).items()):
@@ -162,7 +163,7 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
 
 
 class LossScale(RunState):
-    """The factor on the loss, halved when gradients overflow and doubled when they have not for a while."""
+    """The factor on the loss: halved when gradients overflow, doubled when they have not for a while."""
 
     def __init__(self, scale: float = 2.0**10, patience: int = 500) -> None:
         self.scale, self.patience, self.good, self.skipped = scale, patience, 0, 0
@@ -182,7 +183,7 @@ class LossScale(RunState):
         vars(self).update(state)
 
 
-def scaled(run: Run) -> Run:
+def with_loss_scaling(run: Run) -> Run:
     """The run with dynamic loss scaling."""
     scaler = LossScale()
 
@@ -208,6 +209,7 @@ def scaled(run: Run) -> Run:
 
 
 def all_finite(gradients: list[Tensor]) -> bool:
-    """Whether no gradient overflowed; the sum of a gradient is not finite if any number in it is not. In a rehearsal none does."""
+    """Whether no gradient overflowed: the sum of a gradient is not finite if any number in it is not. Always true in a
+    rehearsal."""
     sums = (gradient.sum().isfinite() for gradient in gradients)
     return all(isinstance(one, FakeTensor) or bool(one) for one in sums)

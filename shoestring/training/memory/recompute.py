@@ -1,18 +1,20 @@
-"""Recomputation from outside: blocks forget what they saved for backward and compute it again when it is asked for.
+"""The recomputation engine: blocks drop what they saved for backward and recompute it when backward needs it, without
+changing the model.
 
-The user's forward runs as it is, in its own order. While a block of a segment runs, every tensor that autograd saves is replaced by
-an empty slot, and the call (its arguments, random state, what the block keeps) is written down. When backward asks for a slot,
-the calls of its segment run again and fill all slots of the segment. A segment may contain segments: on the way through, their
-slots are handed on to a new inner segment instead of being filled, which is a checkpoint within a checkpoint.
+The user's forward runs unchanged. While a block of a segment runs, every tensor that autograd saves is replaced by an
+empty slot, and the call (its arguments, random state, the block's own state) is recorded. When backward unpacks a slot,
+the calls of its segment are replayed and fill all slots of the segment. A segment may contain segments: during the
+replay, their slots are handed to a new inner segment instead of being filled, which is a checkpoint within a
+checkpoint.
+A replayed call finds the block's state as it was the first time (block_state.py), and all global random generators too.
+State that can't be restored is detected: backward uses nothing but the contents of the slots, so these are compared
+with the dropped tensors by fingerprint: all of them in a block's first call, one tensor per call later. A difference
+ends the training with a message.
 
-A call that runs again finds everything that its block keeps as it was the first time (block_state.py), and all global generators too. What
-can't be put back is noticed: backward uses nothing but what fills the slots, so that is compared with what was forgotten, by
-fingerprint; all of it in a block's first call, one tensor of each call later. A difference ends the training with a message.
+    schedule (0, (1, 2), (3, (4, 5), 6))     0 keeps everything; 1 and 2 are recomputed together;
+                                             3 to 6 too, and during that 4 and 5 are dropped once more
 
-    schedule (0, (1, 2), (3, (4, 5), 6))     0 keeps everything; 1 2 are computed again together;
-                                             3 to 6 too, and on that way 4 5 are forgotten once more
-
-An argument that an earlier call of the same segment produced is not held but looked up in the replay.
+An argument that is a result of an earlier call of the same segment is not held; the replay produces it again.
 
 Contract: A difference is a message, never other weights (tests/training/memory/test_recompute.py, decisions/012).
 """
@@ -37,11 +39,11 @@ from shoestring.measure.interception import patched
 from shoestring.training.memory.block_state import BlockState, Frozen, version
 from shoestring.training.memory.fingerprint import Fingerprint, fingerprint, matches
 
-Schedule = tuple[Any, ...]  # of block numbers and of schedules
+Schedule = tuple[Any, ...]  # of block numbers and nested schedules
 
 
 def flat(schedule: Schedule) -> list[int]:
-    """Block numbers of a schedule, in order.
+    """The block numbers of a schedule, in order.
 
     >>> flat((0, (1, 2), (3, (4, 5), 6)))
     [0, 1, 2, 3, 4, 5, 6]
@@ -50,14 +52,14 @@ def flat(schedule: Schedule) -> list[int]:
 
 
 class Earlier(NamedTuple):
-    """An argument that is a result of an earlier call of the segment."""
+    """An argument that is the result of an earlier call of the segment."""
 
     call: int
     leaf: int
     requires_grad: bool
 
 
-HELD = object()  # an argument that the call holds itself
+HELD = object()  # marks an argument that the call holds itself
 CHANGED = (
     f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
     "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
@@ -65,36 +67,36 @@ CHANGED = (
     "a plan without Checkpoint and OffloadModel"
 )
 OVERWRITES = (
-    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so what it would be computed again from is gone; write it without that "
+    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so it can't be recomputed from its original input; write it without that "
     "(inplace=False), or use a plan without Checkpoint and OffloadModel"
 )
 
 
 class TensorSlot:
-    """What stands in the autograd graph for a tensor that was forgotten."""
+    """Stands in the autograd graph for a tensor that was dropped."""
 
     def __init__(self, segment: Segment, tensor: Tensor) -> None:
         self.segment = segment
         self.kind = (tensor.shape, tensor.dtype)
         self.print: Fingerprint = None
-        self.sampled = False  # the fingerprint is one of a few numbers
+        self.sampled = False  # whether the fingerprint covers a few numbers only
         self.value: Tensor | None = None
 
     def remember(self, tensor: Tensor, sampled: bool) -> None:
-        """Have a tensor that is computed again compared with this one."""
+        """Have the recomputed tensor compared with this one."""
         self.print, self.sampled = fingerprint(tensor, sampled), sampled
 
     def takes(self, tensor: Tensor) -> bool:
-        """Whether a tensor can be the one that was forgotten."""
+        """Whether a tensor can be the one that was dropped."""
         return self.kind == (tensor.shape, tensor.dtype) and matches(self.print, tensor, self.sampled)
 
 
 class SlotsFilled(Exception):
-    """All slots are filled; the rest of the replay would be for nothing."""
+    """All slots are filled: the rest of the replay is not needed."""
 
 
 class Keep(torch.autograd.Function):
-    """Holds tensors the way autograd does, so that saved-tensor hooks around us (a spill) see them too."""
+    """Holds tensors as autograd does, so that saved-tensor hooks around this one (OffloadActivations) see them too."""
 
     @staticmethod
     def forward(ctx: Any, hook: Tensor, *held: Tensor) -> Tensor:
@@ -109,15 +111,15 @@ class Keep(torch.autograd.Function):
 @dataclass
 class BlockCall:
     forward: Callable[..., Any]
-    number: int  # of the block
+    number: int  # the block's number
     name: str
-    structure: Any  # of (args, kwargs)
-    leaves: list[Any]  # tensors replaced by HELD or Earlier
+    structure: Any  # tree structure of (args, kwargs)
+    leaves: list[Any]  # leaves of (args, kwargs), with tensors replaced by HELD or Earlier
     held: Callable[[], tuple[Tensor, ...]]
     random: random_state.State
     autocast: tuple[str, bool, torch.dtype, bool]
     state: BlockState
-    picture: list[Frozen]  # what the block kept before the call
+    picture: list[Frozen]  # the block's state before the call
 
 
 @dataclass
@@ -125,7 +127,7 @@ class Segment:
     schedule: Schedule
     calls: list[BlockCall] = field(default_factory=list)
     slots: list[Callable[[], TensorSlot | None]] = field(default_factory=list)
-    results: dict[int, Earlier] = field(default_factory=dict)  # id of a tensor -> where it came from, while recording
+    results: dict[int, Earlier] = field(default_factory=dict)  # tensor id -> its producer, while recording
     alive: list[Any] = field(default_factory=list)  # keeps those ids valid while recording
 
     def pack(self, tensor: Tensor) -> TensorSlot:
@@ -134,7 +136,7 @@ class Segment:
         return slot
 
     def adopt(self, slot: TensorSlot | None) -> None:
-        """Take over a slot of the segment around us."""
+        """Take over a slot of the enclosing segment."""
         if slot is not None:
             slot.segment = self
         self.slots.append(weakref.ref(slot) if slot is not None else nothing)
@@ -151,7 +153,7 @@ class Segment:
         self.alive.clear()
 
     def inner_groups(self) -> dict[int, Schedule]:
-        """Call -> the inner schedule it belongs to; empty if the calls did not come as planned."""
+        """Call -> the inner schedule it belongs to; empty if the calls did not come in the planned order."""
         if flat(self.schedule) != [call.number for call in self.calls]:
             return {}
         found: dict[int, Schedule] = {}
@@ -195,7 +197,7 @@ class Segment:
                     if begins:
                         segment = Segment(inner[index])
                     if segment is not None:
-                        again = noted(call, (args, kwargs), segment)
+                        again = record_replayed(call, (args, kwargs), segment)
                     random_state.restore(call.random)
                     with autocast_as(call.autocast), call.state.as_in(call.picture):
                         output = call.forward(*args, **kwargs)
@@ -234,8 +236,8 @@ def unpack(slot: TensorSlot) -> Tensor:
     return value
 
 
-def taken(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
-    """The structure of (args, kwargs), their leaves with tensors replaced by where they are found again, and the tensors to hold."""
+def reference_arguments(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
+    """The tree structure of (args, kwargs), its leaves with tensors replaced by references, and the tensors to hold."""
     leaves, structure = tree_flatten(given)
     held: list[Tensor] = []
     for position, leaf in enumerate(leaves):
@@ -247,14 +249,14 @@ def taken(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], lis
     return structure, leaves, held
 
 
-def noted(call: BlockCall, given: tuple[Any, Any], segment: Segment) -> BlockCall:
-    """A call of a replay as one of an inner segment, with the arguments it has there."""
-    structure, leaves, held = taken(given, segment)
+def record_replayed(call: BlockCall, given: tuple[Any, Any], segment: Segment) -> BlockCall:
+    """A replayed call, recorded in an inner segment with the arguments it has there."""
+    structure, leaves, held = reference_arguments(given, segment)
     return replace(call, structure=structure, leaves=leaves, held=lambda: tuple(held))
 
 
 def arguments(call: BlockCall, outputs: list[list[Any]]) -> tuple[Any, Any]:
-    """The arguments of a call, with the tensors cut off from the graph they came from."""
+    """The arguments of a call, detached from the graph they came from."""
     held = iter(call.held())
     leaves = []
     for leaf in call.leaves:
@@ -278,7 +280,7 @@ def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:
 
 
 class BlockRecorder:
-    """Wraps the blocks of a model for the time of one forward, so that they follow a schedule."""
+    """Wraps the blocks of a model during one forward, so that they follow a schedule."""
 
     def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule) -> None:
         self.names = list(blocks)
@@ -286,7 +288,7 @@ class BlockRecorder:
         self.segment_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
         self.watched: dict[
             int, int
-        ] = {}  # block -> which of the tensors that it saves is compared in every call; none before the first
+        ] = {}  # block -> index of the saved tensor that is compared in every call; empty before the first call
         self.random: random_state.State | None = None  # before the last call
         self.states: dict[int, BlockState] = {}
 
@@ -307,7 +309,7 @@ class BlockRecorder:
                 self.enter(None, -1)
 
     def enter(self, schedule: Schedule | None, number: int) -> Segment | None:
-        """The segment for the next call: the open one if the call follows in it, else a new one."""
+        """The segment for the next call: the open one if the schedule continues in it, else a new one."""
         follows = (
             self.open is not None
             and self.open.schedule is schedule
@@ -344,12 +346,12 @@ class BlockRecorder:
     def call(
         self, forward: Callable[..., Any], number: int, given: tuple[Any, Any], segment: Segment, state: BlockState
     ) -> BlockCall:
-        """Write down a call about to happen."""
-        structure, leaves, held = taken(given, segment)
+        """Record a call that is about to happen."""
+        structure, leaves, held = reference_arguments(given, segment)
         with torch.enable_grad():
             kept = Keep.apply(torch.empty(0, requires_grad=True), *held)  # type: ignore[no-untyped-call]
         now = random_state.state()
-        if self.random is not None and now["python"] == self.random["python"]:  # it takes 20 KB and hardly ever moves
+        if self.random is not None and now["python"] == self.random["python"]:  # share it: 20 KB, rarely changed
             now["python"] = self.random["python"]
         self.random = now
         kind = next((tensor.device.type for tensor in held), "cpu")
@@ -367,7 +369,8 @@ class BlockRecorder:
         )
 
     def packing(self, number: int, block: nn.Module, segment: Segment) -> Callable[[Tensor], TensorSlot]:
-        """What forgets a tensor: of a block's first call all that are not weights are to be compared, later the last of them."""
+        """The pack hook: compares all saved tensors but weights in a block's first call, and only the last of them
+        later."""
         weights = {storage_id_of(parameter) for parameter in block.parameters()}
         first, last = number not in self.watched, self.watched.get(number)
         position = 0

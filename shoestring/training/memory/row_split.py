@@ -1,12 +1,13 @@
-"""Embeddings and heads that are too large to be in memory whole: they are computed a few rows at a time.
+"""Embeddings and heads that are too large to be in memory at once: computed a range of rows at a time.
 
     embedding    y = W[ids]          rows [a, b) of W serve the ids in [a, b)                         the same bits
     linear       y = x W' + b        rows [a, b) of W give the columns [a, b) of y;
                                      dx = sum over the splits of dy[a:b] W[a:b]                       another order of that sum
 
-A weight may be used by several modules (a head tied to the embedding) or several times: its gradient waits on disk until the
-backward of its last use, which steps it row by row. The gradient's sum over uses is the same in any order of two. Where the step is taken
-later (more pieces of the batch follow, or the job clips), that sum is added to what waits in waiting_gradients.py.
+A weight may be used by several modules (a head tied to the embedding) or several times: its gradient waits on disk
+until the backward of its last use, which steps it row range by row range. With two uses, the order of the sum makes no
+difference. Where the step comes later (more micro-batches follow, or the job clips), the sum is added to the gradients
+in waiting_gradients.py.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from shoestring.training.memory.offloaded_optimizer import CHUNK, BufferRing, Of
 from shoestring.training.memory.recompute import autocast_as, autocast_state
 from shoestring.training.memory.waiting_gradients import WaitingGradients
 
-VECTOR = 16  # numbers that kernels take at once
+VECTOR = 16  # numbers per SIMD vector
 
 
 def rows_at_once(weight: nn.Parameter) -> int:
-    """Rows of a weight that are brought through memory at once: whole vectors of numbers, because kernels round the rest of a
-    stretch in another way than its vectors."""
+    """Rows of a weight per range: whole SIMD vectors, because kernels round the remainder of a range in another way
+    than its vectors."""
     return max(CHUNK // weight.shape[1] // VECTOR * VECTOR, VECTOR)
 
 
@@ -39,15 +40,15 @@ def can_be_split(module: nn.Module) -> bool:
 
 
 class RowSplit:
-    """One weight on disk, by rows; the numbers of its row ranges are those of `spans`."""
+    """One weight on disk, in row ranges numbered as in `spans`."""
 
     def __init__(self, weight: nn.Parameter, name: str, store: DiskStore) -> None:
         self.weight, self.name, self.store = weight, name, store
         self.rows = rows_at_once(weight)
-        self.uses = 0  # forwards whose backward is still to come
-        self.summed = False  # gradients of earlier uses wait on disk
-        self.complete = True  # this is the batch's last piece
-        self.steps = True  # and its gradient steps the weight at once
+        self.uses = 0  # forwards whose backward has not run yet
+        self.summed = False  # whether gradients of earlier uses wait on disk
+        self.complete = True  # whether this is the batch's last micro-batch
+        self.steps = True  # whether its gradient is applied at once
         self.device = weight.device
         for region, size in self.sizes.items():
             store.reserve(region, size, slots=2 if weight.requires_grad else 1)
@@ -61,7 +62,7 @@ class RowSplit:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of each row range, by its name on disk."""
+        """Bytes of each row range, by its region's name."""
         width = self.weight.shape[1] * self.weight.element_size()
         return {f"{self.name}[{number}]": (end - begin) * width for number, (begin, end) in enumerate(self.spans)}
 
@@ -85,13 +86,14 @@ class RowSplit:
             self.store.write(f"{self.name}[{number}]", buffer)
 
     def fetch(self, number: int) -> Tensor:
-        """Rows of the weight on its device, until the next call."""
+        """A range of the weight's rows on its device, valid until the next call."""
         return self.part(self.weights.fetch(f"{self.name}[{number}]"), number).to(self.device)
 
     def take_gradient(self, number: int, gradient: Tensor, last: bool) -> None:
         """Take the gradient of one use of a row range.
 
-        That of the last use, added to those before, steps the rows or waits until it may; others are written to disk.
+        The gradient of the last use, added to the earlier ones, is applied or waits until it may be; the others are
+        written to disk.
         """
         region = f"gradient of {self.name}[{number}]"
         held = None
@@ -117,7 +119,7 @@ class RowSplit:
         self.store.write(f"{self.name}[{number}]", buffer)
 
     def step_rest(self, factor: Tensor | None) -> None:
-        """Step by the gradient that waits, if there is one; times `factor`, if there is one."""
+        """Apply the gradient that waits, if there is one, times `factor` if given."""
         if self.weight not in self.waiting.waiting:
             return
         for number in range(len(self.spans)):
@@ -126,7 +128,7 @@ class RowSplit:
         self.offloaded.finish(self.weight)
 
     def begin_backward(self) -> bool:
-        """The backward of one use begins; whether it is the last use."""
+        """The backward of one use begins; returns whether it is the last use."""
         self.uses -= 1
         return self.uses == 0
 
@@ -138,7 +140,7 @@ class RowSplit:
         self.summed = not last
 
     def flush(self) -> None:
-        """The whole backward is over: a use that got no gradient is not waited for any more."""
+        """The whole backward is over: stop waiting for uses that got no gradient."""
         if self.summed:
             for number in range(len(self.spans)):
                 self.take_gradient(number, torch.zeros(()), last=True)
@@ -146,7 +148,7 @@ class RowSplit:
         self.uses = 0
 
     def forward_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
-        """What is called instead of a module's forward."""
+        """The function that replaces a module's forward."""
 
         def forward(given: Tensor) -> Tensor:
             trained = torch.is_grad_enabled() and self.weight.requires_grad
@@ -160,7 +162,7 @@ class RowSplit:
 
 
 class SplitEmbedding(torch.autograd.Function):
-    """An embedding by rows."""
+    """An embedding computed by row ranges."""
 
     @staticmethod
     def forward(ctx: Any, hook: Tensor, ids: Tensor, split: RowSplit, padding: int | None) -> Tensor:
@@ -181,7 +183,7 @@ class SplitEmbedding(torch.autograd.Function):
             here = (ids >= begin) & (ids < end)
             if ctx.padding is not None:
                 here &= ids != ctx.padding % ctx.split.weight.shape[0]
-            nowhere = end - begin  # a row more, which takes no gradient
+            nowhere = end - begin  # an extra row that takes no gradient
             local = torch.where(here, ids - begin, nowhere)
             slope = torch.ops.aten.embedding_dense_backward(gradient, local, nowhere + 1, nowhere, False)
             ctx.split.take_gradient(number, slope[:nowhere], last)
@@ -190,7 +192,7 @@ class SplitEmbedding(torch.autograd.Function):
 
 
 class SplitLinear(torch.autograd.Function):
-    """A linear layer by columns of its result."""
+    """A linear layer computed by column ranges of its result."""
 
     @staticmethod
     def forward(ctx: Any, hook: Tensor, x: Tensor, bias: Tensor | None, split: RowSplit) -> Tensor:

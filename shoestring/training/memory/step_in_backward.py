@@ -1,10 +1,9 @@
-"""StepInBackward: update each parameter as soon as its gradient is there, and free the gradient.
+"""StepInBackward: update each parameter in the backward pass, as soon as its gradient is there, and free the gradient.
 
     gradients  sum_i g_i  ->  max_i g_i          no full set of gradients ever exists
 
-The same numbers go through the same update, so the weights are bit-equal, where the optimizer steps every weight by itself
-(core/stepping.py tries that). It can't be combined with what needs whole
-gradients first: clipping by their global norm, accumulation over pieces, loss scaling.
+Bit-equal where the optimizer updates every weight independently (core/stepping.py tries that). It can't be combined
+with what needs all gradients first: clipping by their global norm, gradient accumulation, loss scaling.
 Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
 """
 
@@ -46,7 +45,7 @@ class StepInBackward(TrainingTechnique):
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
         smallest = min((p for p in run.model.parameters() if p.grad is not None), key=lambda p: p.numel(), default=None)
-        return {} if smallest is None else {"call": lone_step(run, smallest)}  # little more than calling the optimizer
+        return {} if smallest is None else {"call": lone_step(run, smallest)}  # mostly call overhead
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("clips"):
@@ -66,7 +65,7 @@ class StepInBackward(TrainingTechnique):
         return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
 
     def apply(self, run: Run) -> Run:
-        if run.clip:  # whoever asked for it, a plan in a folder that somebody changed too
+        if run.clip:  # also checked here: a plan file may have been edited by hand
             raise Mistake(f"StepInBackward: {CLIPS}")
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
 
@@ -90,7 +89,7 @@ class StepInBackward(TrainingTechnique):
 
 @contextmanager
 def lone_step(run: Run, parameter: Tensor) -> Iterator[Callable[[], object]]:
-    """The update of one weight alone."""
+    """While inside, a function that steps one weight alone."""
     group = next(group for group in run.optimizer.param_groups if any(p is parameter for p in group["params"]))
     with only(run.optimizer, parameter, group):
         yield run.optimizer.step

@@ -1,4 +1,5 @@
-"""Units of a streamed model: the parts whose weights are read and written together, and which of its weights are split by rows instead."""
+"""Units of a streamed model: modules whose weights are read and written together, and the weights that are split by
+rows instead."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from shoestring.training.memory.disk_store import AlignedBuffer, pages
 from shoestring.training.memory.offloaded_optimizer import in_parts, strides_of
 from shoestring.training.memory.row_split import can_be_split
 
-LINE = 64  # bytes: weights in a unit begin at a multiple of it
+LINE = 64  # bytes: alignment of weights in a unit
 
 
 class StreamUnit:
-    """A part of the model whose weights are read and written together."""
+    """A module whose weights are read and written together."""
 
     def __init__(self, name: str, module: nn.Module, members: Mapping[str, nn.Parameter]) -> None:
         self.name, self.module = name, module
         self.members = dict(members)
         self.layout: dict[str, tuple[int, tuple[int, ...]]] = {}  # name of a weight -> offset in the buffer, strides
-        self.regions: dict[str, int] = {}  # name on disk -> where in the buffer it begins
-        self.sizes: dict[str, int] = {}  # bytes of each
+        self.regions: dict[str, int] = {}  # region's name -> its offset in the buffer
+        self.sizes: dict[str, int] = {}  # region's name -> bytes
         self.size = 0
         for trained in (True, False):
             kind = {one: parameter for one, parameter in self.members.items() if parameter.requires_grad is trained}
@@ -32,17 +33,17 @@ class StreamUnit:
                 self.lay_out(kind, name if trained or not self.regions else f"frozen of {name}")
         self.changes = any(
             parameter.requires_grad for parameter in self.members.values()
-        )  # it is written, and then `name` is
-        self.buffer: AlignedBuffer | None = None  # that it has now
-        self.awaited: set[nn.Parameter] = set()  # those whose gradient is still to come in this step
-        self.replayed = False  # its backward has begun
-        self.evicted = False  # it left memory since its backward began
-        self.loaded = False  # its parameters are views of the buffer
-        self.dirty = False  # they were stepped and not written yet
-        self.partial = False  # its frozen weights are not in the buffer
+        )  # the region that is written when `name` is
+        self.buffer: AlignedBuffer | None = None  # its present buffer; None: not in memory
+        self.awaited: set[nn.Parameter] = set()  # parameters whose gradient is still to come in this step
+        self.replayed = False  # whether its backward has begun
+        self.evicted = False  # whether it left memory since its backward began
+        self.loaded = False  # whether its parameters are views of the buffer
+        self.dirty = False  # whether its parameters were stepped and not written yet
+        self.partial = False  # whether its frozen weights are missing from the buffer
 
     def lay_out(self, members: Mapping[str, nn.Parameter], region: str) -> None:
-        """Let a region hold these weights."""
+        """Assign these weights to a region."""
         self.size = begin = pages(self.size)
         for one, parameter in members.items():
             self.layout[one] = (self.size, strides_of(parameter))
@@ -50,14 +51,14 @@ class StreamUnit:
         self.regions[region], self.sizes[region] = begin, self.size - begin
 
     def place(self, one: str) -> tuple[str, int, tuple[int, ...]]:
-        """Where a weight is on disk: the region, the first byte in it, and the strides."""
+        """Where a weight is on disk: its region, the first byte in it, and the strides."""
         offset, stride = self.layout[one]
         region, begin = next((region, begin) for region, begin in reversed(self.regions.items()) if begin <= offset)
         return region, offset - begin, stride
 
     def in_buffer(self, one: str) -> Tensor:
         """A weight in the buffer."""
-        assert self.buffer is not None, "only what is in memory has a buffer"
+        assert self.buffer is not None, "only a unit in memory has a buffer"
         offset, stride = self.layout[one]
         return self.buffer.part(offset, self.members[one].dtype, self.members[one].shape, stride)
 
@@ -100,6 +101,6 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[StreamUn
 
 
 def in_order(model: nn.Module, units: list[StreamUnit]) -> list[StreamUnit]:
-    """Units as they stand in the module tree."""
+    """Units in the order of the module tree."""
     positions = {module: number for number, module in enumerate(model.modules())}
     return sorted(units, key=lambda unit: positions[unit.module])

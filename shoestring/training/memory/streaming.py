@@ -1,12 +1,13 @@
-"""The engine of OffloadModel: a run's weights are read from disk when they are needed, stepped, and written back.
+"""The engine of OffloadModel: reads a run's weights from disk when they are needed, steps them, and writes them back.
 
-A unit is a block, or a large module outside of all blocks: its weights are one region of the disk store, and its frozen ones another, which
-is never written again. A few buffers in memory are given to units in turns; the parameters of a unit in a buffer are views of it, those
-of the others are NaN of the right shape. Units are computed again in backward, so between forward and backward nothing in the graph refers
-to a buffer.
+A unit is a block, or a large module outside of all blocks: its weights are one region of the disk store, and its frozen
+weights another, which is never rewritten. Units take turns in a few buffers; the parameters of a unit in memory are
+views of its buffer, those of the others are NaN with the right shape. Units are recomputed in backward, so between
+forward and backward nothing in the graph refers to a buffer.
 
-A weight is stepped when its gradient is there, and that is in the backward of the batch's last piece; those of earlier pieces wait on disk.
-If the job clips, all of them wait until their norm is known, and the update brings every unit through memory once more.
+A weight is stepped when its gradient is there, in the backward of the batch's last micro-batch; gradients of earlier
+micro-batches wait on disk. If the job clips, all of them wait until their norm is known, and the update brings every
+unit through memory once more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shoestring.training.memory.row_split import RowSplit, rows_at_once
 from shoestring.training.memory.stream_units import StreamUnit, laid_out
 from shoestring.training.memory.waiting_gradients import WaitingGradients, clipping
 
-UNIT_BUFFERS = 3  # of units in memory at once, at most: at work, read ahead, written behind
+UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one read ahead, one written behind
 NAME = "stream.bin"
 
 
@@ -44,7 +45,7 @@ class Streaming(OnDisk):
         self.plain = run
         self.store = DiskStore(run.folder / NAME if run.folder else None, parameters[0].data.new_empty(0))
         stepped = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
-        # The model's, in its order, and what is trained beside them (LowRank)
+        # The model's parameters, in its order, and parameters trained beside them (LowRank)
         self.trained = [parameter for parameter in dict.fromkeys((*parameters, *stepped)) if parameter.requires_grad]
         self.names = {
             parameter: name for name, parameter in reversed(list(run.model.named_parameters(remove_duplicate=False)))
@@ -62,12 +63,12 @@ class Streaming(OnDisk):
             for group in run.optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad
-            and parameter in self.names  # what is trained beside the model stays in memory
+            and parameter in self.names  # parameters trained beside the model stay in memory
             and (parameter.numel() >= SMALL or parameter in self.row_splits)
         }
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, in_parts(run), rows, coded)
-        self.clips = bool(run.clip)  # so no weight is stepped in backward
+        self.clips = bool(run.clip)  # then no weight is stepped in backward
         large = {
             parameter: self.names[parameter]
             for parameter in (*self.unit_of, *self.row_splits)
@@ -79,8 +80,9 @@ class Streaming(OnDisk):
         self.unit_buffers = [
             self.store.buffer(size) for size in (sizes if len(units) <= UNIT_BUFFERS else sizes[-1:] * UNIT_BUFFERS)
         ]
-        self.order: list[StreamUnit] = []  # those in memory, longest unused first
-        # Of split weights, and of their gradients: those only where a weight is used twice, so memory for them is taken when they come
+        self.order: list[StreamUnit] = []  # units in memory, least recently used first
+        # Buffers of split weights and of their gradients; the latter are needed for weights used twice: allocated on
+        # demand
         ranges = {region: size for one in self.row_splits.values() for region, size in one.sizes.items()}
         self.rings = [BufferRing(self.store, ranges, now) for now in (True, False)] if self.row_splits else []
         for one in self.row_splits.values():
@@ -89,10 +91,10 @@ class Streaming(OnDisk):
         self.recorder = BlockRecorder(
             {unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units)))
         )
-        self.backward = False  # one is running
-        self.last = True  # of the batch's pieces
-        self.stepping = False  # by gradients that waited; frozen weights are not needed for that
-        self.checked = set[str]()  # where the model was called and used nothing that is not there
+        self.backward = False  # whether a backward is running
+        self.last = True  # whether this is the batch's last micro-batch
+        self.stepping = False  # whether waiting gradients are being applied; frozen weights are not needed for that
+        self.checked = set[str]()  # passes in which the model was found to use no missing weight
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
         self.move_to_disk(write=not run.resumed)
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
@@ -106,10 +108,11 @@ class Streaming(OnDisk):
             state={**run.state, "stream": self},
         )
 
-    # Weights are read and written
+    # Weights move between disk and memory
 
     def move_to_disk(self, write: bool) -> None:
-        """Free the memory of the model's weights; with `write`, write them to disk first (a resumed run has them there)."""
+        """Free the memory of the model's weights; with `write`, write them to disk first (a resumed run has them
+        there)."""
         for unit in self.units.values():
             if write:
                 buffer = self.take_buffer(unit)
@@ -127,7 +130,7 @@ class Streaming(OnDisk):
             weight.data = self.absent[weight]
 
     def take_buffer(self, unit: StreamUnit) -> AlignedBuffer:
-        """Give a unit a buffer that is free, or the one that was used longest ago. The first is the smallest that is large enough."""
+        """Give a unit a free buffer, or the least recently used one; prefer the smallest that is large enough."""
         if len(self.order) == len(self.unit_buffers):
             self.evict(self.order.pop(0))
         unit.buffer = next(
@@ -147,12 +150,12 @@ class Streaming(OnDisk):
         unit.buffer, unit.loaded, unit.partial = None, False, False
 
     def drop(self, unit: StreamUnit) -> None:
-        """Have a unit out of memory before it is its turn."""
+        """Drop a unit from memory before it is its turn."""
         self.order.remove(unit)
         self.evict(unit)
 
     def load(self, unit: StreamUnit) -> None:
-        """Have a unit's weights in memory, and those of the next unit being read."""
+        """Bring a unit's weights into memory, and start to read the next unit's."""
         ahead = self.accesses.next_after(unit.name, 1)
         self.start_reading(unit)
         for other in ahead:
@@ -173,7 +176,7 @@ class Streaming(OnDisk):
             unit.replayed = True
 
     def start_reading(self, unit: StreamUnit) -> None:
-        """Start to read a unit that is not in memory; mark it as the one used last."""
+        """Start to read a unit that is not in memory; mark it as most recently used."""
         if unit.partial and not self.stepping:
             self.drop(unit)
         if unit.buffer is None:
@@ -186,12 +189,12 @@ class Streaming(OnDisk):
             self.order.remove(unit)
             self.order.append(unit)
 
-    # The parts that the loop calls
+    # What the training loop calls
 
     @contextmanager
     def usable(self) -> Iterator[None]:
-        """While inside, the model can be called outside of a step, as often as one likes. The next step finds in memory what it would
-        have found without that, so it moves the bytes that every step does."""
+        """While inside, the model can be called outside of a step, any number of times. Afterwards memory is as it was,
+        so the next step moves the same bytes as every step."""
         found = list(self.order)
         with self.aside(), self.loading():
             yield
@@ -203,7 +206,7 @@ class Streaming(OnDisk):
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """While inside, weights are asked for outside of a step."""
+        """While inside, weights are read outside of a step."""
         with self.accesses.aside(), ExitStack() as stack:
             for ring in self.rings:
                 stack.enter_context(ring.aside())
@@ -211,7 +214,7 @@ class Streaming(OnDisk):
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """While inside, a unit's weights load when its module is called."""
+        """While inside, a unit's weights are loaded when its module is called."""
 
         def loading(unit: StreamUnit, forward: Callable[..., Any]) -> Callable[..., Any]:
             def called(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +234,7 @@ class Streaming(OnDisk):
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # it would keep a copy of every weight
+        torch.set_autocast_cache_enabled(False)  # the cache would keep a copy of every weight
         try:
             with self.loading(), self.recorder.around(), self.guard("in a step"):
                 return self.plain.forward(model, batch)
@@ -240,7 +243,7 @@ class Streaming(OnDisk):
 
     @contextmanager
     def guard(self, where: str) -> Iterator[None]:
-        """The first time, notice code that uses a weight outside of the module it belongs to."""
+        """In the first pass of a kind, detect code that uses a weight outside of its own module."""
         if where in self.checked:
             yield
             return
@@ -265,7 +268,7 @@ class Streaming(OnDisk):
 
         def backward(part: Run, value: Tensor) -> None:
             self.begin_piece(part.last)
-            with self.guard("in a backward"):  # an autograd function of the model's own may call parts of a block there
+            with self.guard("in a backward"):  # a custom autograd function may call parts of a block there
                 now.backward(part, value)
             for split in self.row_splits.values():
                 split.flush()
@@ -282,7 +285,7 @@ class Streaming(OnDisk):
                 hook.remove()
 
     def begin_piece(self, last: bool) -> None:
-        """The backward of a piece of the batch begins."""
+        """The backward of a micro-batch begins."""
         self.backward, self.last = True, last
         for unit in self.units.values():
             unit.awaited = {parameter for parameter in unit.members.values() if parameter.requires_grad}
@@ -291,7 +294,7 @@ class Streaming(OnDisk):
             split.complete, split.steps = last, last and not self.clips
 
     def ready(self, parameter: Tensor) -> None:
-        """A gradient is there: step, or let it wait."""
+        """A gradient is there: apply it, or let it wait."""
         assert isinstance(parameter, nn.Parameter), "hooks were given to parameters"
         unit = self.unit_of[parameter]
         if unit.evicted or unit.buffer is None:
@@ -317,7 +320,7 @@ class Streaming(OnDisk):
                 self.write_back(unit)
 
     def step(self, parameter: nn.Parameter) -> None:
-        """Step a weight, which is in memory, by its gradient."""
+        """Step a weight that is in memory by its gradient."""
         unit = self.unit_of[parameter]
         self.offloaded.step_one(parameter)
         parameter.grad = None
@@ -326,7 +329,7 @@ class Streaming(OnDisk):
         unit.dirty = True
 
     def step_rest(self, factor: Tensor | None = None) -> None:
-        """Step the weights whose gradients still wait: all of them if the job clips, and then by `factor` times their gradient."""
+        """Apply the gradients that still wait: all of them if the job clips, times `factor`."""
         self.stepping = True
         for unit in self.units.values():
             rest = [
@@ -342,7 +345,7 @@ class Streaming(OnDisk):
                 if factor is not None and parameter.grad is not None:
                     parameter.grad.mul_(factor.to(parameter.grad.device))
                 self.step(parameter)
-            if unit.dirty:  # also where some of its weights took no part
+            if unit.dirty:  # even if some of its weights got no gradient
                 self.write_back(unit)
             if unit.partial and rest:
                 self.drop(unit)
@@ -352,7 +355,8 @@ class Streaming(OnDisk):
         self.waiting.waiting.clear()
 
     def update(self, now: Run) -> None:
-        """Step what was not stepped in backward: small weights outside of all units, and everything if the job clips."""
+        """Step everything that was not stepped in backward: small weights outside of all units, and everything if the
+        job clips."""
         if self.clips:
             with torch.no_grad():
                 norm = self.waiting.norm(self.trained)
@@ -365,15 +369,15 @@ class Streaming(OnDisk):
         self.plain.update(replace(now, clip=0.0))
 
     def write_back(self, unit: StreamUnit) -> None:
-        assert unit.buffer is not None, "what was stepped is in memory"
+        assert unit.buffer is not None, "a unit with stepped weights is in memory"
         unit.dirty = False
         self.store.write(unit.name, unit.buffer)
 
-    # What survives a restart, and what a report says
+    # Checkpoint state and figures for the report
 
     @property
     def kept(self) -> dict[str, DiskTensor]:
-        """Weights by all their names in the model's state, read when they are asked for."""
+        """The weights on disk, by all their names in the model's state dict; each is read when it is needed."""
         return {
             name: DiskTensor(self, parameter)
             for name, parameter in self.plain.model.named_parameters(remove_duplicate=False)
@@ -386,7 +390,7 @@ class Streaming(OnDisk):
         return [buffer.bytes for buffer in (*self.unit_buffers, *(buffer for ring in rings for buffer in ring.buffers))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where everything lies, so that others can read the weights too."""
+        """Where every weight lies on disk, so that other programs can read them too."""
         return super().state_dict() | {
             "file": NAME,
             "weights": {
@@ -397,14 +401,14 @@ class Streaming(OnDisk):
 
 
 class DiskTensor:
-    """A weight on disk, in a run that is going on."""
+    """A weight on disk, in a run that is still going."""
 
     def __init__(self, streaming: Streaming, parameter: nn.Parameter) -> None:
         self.streaming, self.parameter = streaming, parameter
         self.dtype, self.shape = parameter.dtype, parameter.shape
 
     def parts(self) -> list[list[Any]]:
-        """Where it lies: of every part the region, the first byte, shape and strides."""
+        """Where it lies: for every part the region, first byte, shape and strides."""
         split = self.streaming.row_splits.get(self.parameter)
         if split is not None:
             width = self.shape[1]
@@ -417,7 +421,7 @@ class DiskTensor:
         return [[region, offset, list(self.shape), list(stride)]]
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its numbers in order, some at a time."""
+        """Its numbers in order, a chunk at a time."""
         split = self.streaming.row_splits.get(self.parameter)
         if split is not None:
             for number in range(len(split.spans)):
@@ -432,5 +436,6 @@ class DiskTensor:
 
 
 def missing(parameter: nn.Parameter) -> Tensor:
-    """What stands for a weight that is not in memory: its shape, and no number that could be mistaken for one."""
+    """A placeholder for a weight that is not in memory: its shape, filled with NaN so that it can't be mistaken for
+    one."""
     return parameter.data.new_full((), float("nan")).expand(parameter.shape)

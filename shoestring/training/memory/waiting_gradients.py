@@ -1,13 +1,14 @@
-"""Gradients that wait on disk: until those of all pieces of the batch are added, or until the norm of all of them is known.
+"""Gradients that wait on disk: until those of all micro-batches are summed, or until their global norm is known.
 
-    for every piece        g  =  its own gradient  (+ what waits)      written, as long as the step is not to be taken yet
-    in the last piece      |g| of every weight, from the whole gradient while it is in memory
-    second pass, clipped   g  is read, scaled by min(clip / (|all| + 1e-6), 1), and steps its weight
+    every micro-batch      g  =  its own gradient  (+ what waits)      written, unless the step can be taken now
+    last micro-batch       |g| of every weight, from the whole gradient while it is in memory
+    second pass, clipped   g  is read, scaled by min(clip / (|all| + 1e-6), 1), and applied
 
-They pass a few chunks at a time through a ring of buffers, and each lies once on disk: they are gone when the step is over, so no
-checkpoint stands on them. Those of small weights stay in memory. The norm is that of `torch.nn.utils.clip_grad_norm_`: of every weight, in
-the order of the model, and then of these norms; its bits are the same, because the norm of one number is that number. Only a weight that is
-never in memory whole (row_split.py) has the norm of its parts' norms, which is the same up to rounding.
+Gradients pass through a ring of buffers in chunks. Each has one slot on disk: they are gone when the step is over, so
+no checkpoint uses them. Gradients of small weights stay in memory. The norm is computed as in
+`torch.nn.utils.clip_grad_norm_`: the norm of every weight's gradient, in the order of the model, then the norm of these
+norms; its bits are the same, because the norm of one number is that number. Only a weight that is never whole in memory
+(row_split.py) has the norm of its parts' norms, which is equal up to rounding.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from torch.nn.utils import get_total_norm
 
 from shoestring.training.memory import offloaded_optimizer
 from shoestring.training.memory.disk_store import DiskStore
-from shoestring.training.memory.offloaded_optimizer import BufferRing, flattened, strides_of
+from shoestring.training.memory.offloaded_optimizer import BufferRing, flat_view, strides_of
 
-TINY = 1e-6  # that clip_grad_norm_ adds to the norm
+TINY = 1e-6  # clip_grad_norm_ adds it to the norm
 
 
 class WaitingGradients:
-    """The gradients of large weights within a step. A weight of `rows` is never whole: it comes in so many rows at a time."""
+    """The gradients of large weights within a step. A weight in `rows` is never whole: it comes so many rows at a
+    time."""
 
     def __init__(self, store: DiskStore, names: Mapping[nn.Parameter, str], rows: Mapping[nn.Parameter, int]) -> None:
         self.store, self.names, self.rows = store, names, rows
@@ -39,8 +41,8 @@ class WaitingGradients:
                 sizes[region] = (end - begin) * parameter.element_size()
                 store.reserve(region, sizes[region], slots=1, lasting=False)
         self.ring = BufferRing(store, sizes) if sizes else None
-        self.waiting: set[nn.Parameter] = set()  # whose gradient is on disk
-        self.norms: dict[nn.Parameter, list[Tensor]] = {}  # of every part of a gradient that is whole; most have one
+        self.waiting: set[nn.Parameter] = set()  # parameters whose gradient is on disk
+        self.norms: dict[nn.Parameter, list[Tensor]] = {}  # of the parts of a complete gradient
 
     def region(self, parameter: nn.Parameter, number: int) -> str:
         return f"waiting gradient of {self.names[parameter]}[{number}]"
@@ -52,7 +54,7 @@ class WaitingGradients:
             self.ring.accesses.begin_step()
 
     def add(self, parameter: nn.Parameter, number: int, part: Tensor, keep: bool) -> None:
-        """Add to a part of a gradient what waits of it, and if `keep`, let the sum wait. `part` is changed in place."""
+        """Add the waiting gradient to a part of a gradient; if `keep`, store the sum. `part` is changed in place."""
         assert self.ring is not None, "who waits has a region"
         if not keep and parameter not in self.waiting:
             return
@@ -73,9 +75,9 @@ class WaitingGradients:
             self.waiting.discard(parameter)
 
     def add_whole(self, parameter: nn.Parameter, keep: bool) -> None:
-        """Add to a parameter's `.grad` what waits of it, and if `keep`, let the sum wait."""
+        """Add the waiting gradient to a parameter's `.grad`; if `keep`, store the sum."""
         assert parameter.grad is not None, "its gradient has come"
-        flat = flattened(parameter.grad, self.strides[parameter])
+        flat = flat_view(parameter.grad, self.strides[parameter])
         if parameter.grad.stride() != self.strides[parameter]:
             parameter.grad = flat.as_strided(parameter.shape, self.strides[parameter])
         for number, (begin, end) in enumerate(self.spans[parameter]):
@@ -83,30 +85,30 @@ class WaitingGradients:
         self.added(parameter, keep)
 
     def read(self, parameter: nn.Parameter, number: int) -> Tensor:
-        """A part of a gradient that waits, until another is asked for."""
+        """A part of a waiting gradient, valid until another is read."""
         assert self.ring is not None, "who waits has a region"
         begin, end = self.spans[parameter][number]
         return self.ring.fetch(self.region(parameter, number)).part(0, parameter.dtype, (end - begin,))
 
     def whole(self, parameter: nn.Parameter) -> Tensor:
-        """A whole gradient that waits, laid out as its parameter."""
+        """A whole waiting gradient, laid out like its parameter."""
         found = torch.empty_strided(
             parameter.shape, self.strides[parameter], dtype=parameter.dtype, device=parameter.device
         )
-        flat = flattened(found)
+        flat = flat_view(found)
         for number, (begin, end) in enumerate(self.spans[parameter]):
             flat[begin:end].copy_(self.read(parameter, number))
         return found
 
     def note_norm(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """The norm of a gradient that is complete, or of the next of its parts."""
+        """Record the norm of a complete gradient, or of its next part."""
         self.norms.setdefault(parameter, []).append(get_total_norm([gradient]))
 
     def norm(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """The global norm of all gradients; `parameters` in the model's order."""
         norms = []
         for parameter in parameters:
-            if parameter in self.waiting and parameter not in self.norms:  # it took no part in the last piece
+            if parameter in self.waiting and parameter not in self.norms:  # it got no gradient in the last micro-batch
                 for number in range(len(self.spans[parameter]) if parameter in self.rows else 1):
                     self.note_norm(
                         parameter, self.read(parameter, number) if parameter in self.rows else self.whole(parameter)
@@ -120,12 +122,12 @@ class WaitingGradients:
 
 
 def clipping(norm: Tensor, most: float) -> Tensor:
-    """What gradients of this global norm are multiplied by, so that it is `most` or less."""
+    """The factor that scales gradients of this global norm down to a norm of at most `most`."""
     return torch.clamp(most / (norm + TINY), max=1.0)
 
 
 def spans(parameter: nn.Parameter, rows: int | None) -> list[tuple[int, int]]:
-    """The stretches of a parameter's numbers that pass through memory at once."""
+    """The ranges of a parameter's numbers that pass through memory at once."""
     count = parameter.numel()
     size = offloaded_optimizer.CHUNK if rows is None else rows * parameter.shape[1]
     return [(begin, min(begin + size, count)) for begin in range(0, count, size)]

@@ -1,7 +1,8 @@
-"""The mesh that is best for a described model on a described cluster: all that are possible, those that fit, the fastest.
+"""The best mesh for a described model on a described cluster: enumerate all, keep those that fit, take the fastest.
 
-A plain function and not a `Room` of planning/choose: there is nothing to apply or to confirm here, exactness is the same for all, and the
-axes are not techniques that are added one to another but sizes that must multiply to the number of devices.
+A plain function rather than a `Room` of planning/choose: there is nothing to apply or confirm here, exactness is the
+same for all meshes, and axes are not techniques that can be added, but sizes that must multiply to the number of
+devices.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from shoestring.core.errors import Mistake
 from shoestring.core.units import bytes_text
 from shoestring.training.on_paper.machines import Machines
 from shoestring.training.on_paper.machines import machines as read_machines
-from shoestring.training.on_paper.memory import PaperMemory, held
+from shoestring.training.on_paper.memory import PaperMemory, device_memory
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob, PaperStepSeconds, step
-from shoestring.training.on_paper.trace import reserved
+from shoestring.training.on_paper.trace import simulate_memory
 from shoestring.training.on_paper.transformer import read_transformer
 
-MOST_SEQUENCES = 128  # of a micro-batch
-VOUCHED = 128  # copies over which everything may be sharded: for more, no published figure vouches for the prediction, and the one
-# that there is (arXiv 2104.04473, table 2) is far slower
-CONFIRMED = 20  # meshes with everything sharded that are tried with the allocator before they are given up
+MOST_SEQUENCES = 128  # in a micro-batch
+VOUCHED = 128  # most replicas over which everything may be sharded: beyond that no published figure confirms the
+# prediction, and the one that exists (arXiv 2104.04473, table 2) is far slower
+CONFIRMED = 20  # fully sharded meshes that are tried with the simulated allocator before giving up
 NAMES = {
     "tensor": "sums between tensor neighbours",
     "bubble": "idle in the pipeline",
@@ -43,12 +44,12 @@ class MeshCandidate:
 @dataclass(frozen=True)
 class PaperPlan:
     chosen: MeshCandidate
-    runners_up: tuple[MeshCandidate, ...]  # the fastest others, fastest first
+    runners_up: tuple[MeshCandidate, ...]  # the next best, fastest first
     tried: int
     fitting: int
 
     def why(self) -> str:
-        """One sentence."""
+        """The reason for the choice, in one sentence."""
         parts, total = self.chosen.parts, self.chosen.parts.total
         shares = sorted(((getattr(parts, name) / total, word) for name, word in NAMES.items()), reverse=True)
         lost = ", ".join(f"{share:.1%} {word}" for share, word in shares if share >= 0.001) or "nothing"
@@ -64,7 +65,7 @@ class PaperPlan:
 
 
 def meshes(job: PaperJob, world: int, machines: Machines) -> Iterator[PaperMesh]:
-    """All that are possible."""
+    """All possible meshes."""
     model = job.model
     for tensor in divisors(world, machines.devices):
         for stage in divisors(world // tensor, model.layers):
@@ -85,7 +86,7 @@ def divisors(number: int, most: int) -> list[int]:
 
 
 def plan_on_paper(model: Path, cluster: Path, devices: int, batch: int, precision: str = "bf16") -> PaperPlan:
-    """From two files: a transformer's numbers and a cluster's."""
+    """The plan from two files: a transformer's numbers and a cluster's."""
     if devices < 1 or batch < 1:
         raise Mistake(f"a batch of {batch} on {devices} devices: both must be at least 1")
     return best_mesh(PaperJob(read_transformer(model), batch, precision), devices, read_machines(cluster))
@@ -98,8 +99,9 @@ def best_mesh(
     allowed: Callable[[PaperMesh], bool] = lambda mesh: True,
     runners_up: int = 5,
 ) -> PaperPlan:
-    """The fastest mesh that is allowed and fits, and the next ones; refused with the least that would be needed if none fits."""
-    everything = [(mesh, held(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
+    """The fastest mesh that is allowed and fits, and the next ones; if none fits, the error says the least memory
+    needed."""
+    everything = [(mesh, device_memory(job, mesh, machines)) for mesh in meshes(job, world, machines) if allowed(mesh)]
     if not everything:
         raise Mistake(
             f"{job.model.layers} blocks, {job.model.heads} heads and batches of {job.batch} can't be spread over "
@@ -126,8 +128,9 @@ def best_mesh(
 
 
 def first_confirmed(job: PaperJob, machines: Machines, ranked: Sequence[MeshCandidate]) -> list[MeshCandidate]:
-    """From the first on that also fits by the simulated allocator, which follows a step with everything sharded."""
+    """The ranking from the first mesh that also fits in the simulated allocator, which is run for fully sharded
+    meshes."""
     for number, one in enumerate(ranked[:CONFIRMED]):
-        if one.mesh.sharding != 3 or reserved(job, one.mesh, machines).fits:
+        if one.mesh.sharding != 3 or simulate_memory(job, one.mesh, machines).fits:
             return list(ranked[number:])
     return [one for one in ranked[CONFIRMED:] if one.mesh.sharding != 3]

@@ -1,4 +1,4 @@
-"""What a block and the head take on one device: their matrix products, their attention, and what only passes through memory."""
+"""The seconds of a block and of the head on one device: matrix products, attention, and memory-bound operations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, pr
 from shoestring.training.on_paper.transformer import Transformer
 
 HALF = 2.0  # bytes of a number between products, whatever their precision
-MASK = 0.5  # of a number: a byte of a dropout mask
-UNFUSED_LOSS = 40.0  # bytes that pass for each logit where cross entropy is computed in float32, operation by operation (read and write:
-# to float32 6, maximum 4, difference 8, exponential 8, sum 4, backward 10)
-MEASURED = (
-    14.0  # bytes that pass for each logit where a metric computes its own cross entropy: to float32 6, log-softmax 8
-)
+MASK = 0.5  # bytes of a dropout mask per byte of its tensor
+UNFUSED_LOSS = 40.0  # bytes moved per logit by an unfused cross entropy in float32 (read and write: conversion 6,
+# maximum 4, difference 8, exponential 8, sum 4, backward 10)
+MEASURED = 14.0  # bytes moved per logit by a metric with its own cross entropy: conversion to float32 6, log-softmax 8
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class BlockSeconds:
 
     forward: float
     backward: float
-    last: float = 0.0  # of forward: its last product, and what is added after it
+    last: float = 0.0  # of forward: its last product, and the additions after it
 
 
 def device(machines: Machines, precision: str) -> PaperDevice:
@@ -39,7 +37,7 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
     if model.flash:
         operations = (
             2.0 * tokens * model.sequence * model.hidden / tensor
-        )  # two products, half of each hidden by the mask
+        )  # two products, half of each hidden by the causal mask
         speed = machines.attention * sixteen_bits(machines)
         forward, backward = (
             forward + operations / speed,
@@ -50,7 +48,7 @@ def block_work(model: Transformer, machines: Machines, precision: str, micro_bat
         pairs = score_products(model, micro_batch, tensor)
         forward += sum(product_seconds(one, half) for one in pairs)
         backward += sum(product_seconds(part, half) for one in pairs for part in one.backward())
-    there, back = passed(model, tokens, tensor, precision)
+    there, back = bytes_moved(model, tokens, tensor, precision)
     last = product_seconds(dense[-1], unit) + HALF * tokens * 3 * model.hidden / machines.bandwidth
     return BlockSeconds(forward + there / machines.bandwidth, backward + back / machines.bandwidth, last)
 
@@ -66,18 +64,18 @@ def weight_products(model: Transformer, tokens: int, tensor: int) -> tuple[Matri
 
 
 def score_products(model: Transformer, micro_batch: int, tensor: int) -> tuple[MatrixProduct, MatrixProduct]:
-    """Every score is computed, also what the mask hides."""
+    """The attention products; every score is computed, also masked ones."""
     heads = micro_batch * model.heads // tensor
     return MatrixProduct(model.sequence, model.sequence, model.head_size, heads), MatrixProduct(
         model.sequence, model.head_size, model.sequence, heads
     )
 
 
-def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tuple[float, float]:
-    """Bytes that pass through memory in forward and in backward beside those of matrix products.
+def bytes_moved(model: Transformer, tokens: int, tensor: int, precision: str) -> tuple[float, float]:
+    """Bytes moved through memory in forward and in backward, except by matrix products.
 
-    Forward: two norms read and write, two additions read two and write one, the nonlinearity reads and writes. Backward: norms and
-    nonlinearity read two and write one, branches are added, gradients of biases read what comes.
+    Forward: two norms read and write, two additions read two and write one, the nonlinearity reads and writes.
+    Backward: norms and nonlinearity read two and write one, branches are added, gradients of biases read what comes.
     """
     h, f, drop = model.hidden, model.inner * (2 if model.gated else 1) / tensor, model.dropout
     there = 4 * h + 6 * h + (2 * MASK * h if drop else 0) + 2 * f
@@ -88,7 +86,7 @@ def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tupl
         scores = model.sequence * model.heads / tensor
         there += scores * (2 + (2 + MASK if drop else 0))
         back += scores * (3 + (2 + MASK if drop else 0))
-    if precision == "fp8":  # what enters a product is read in 16 bits and written twice in 8, as it is and transposed
+    if precision == "fp8":  # a product's input is read in 16 bits and written twice in 8, plain and transposed
         there += 2 * (2 * h + h / tensor + f)
         back += 2 * (2 * h + (h + model.key_values + f) / tensor)
     return HALF * tokens * there, HALF * tokens * back
@@ -97,7 +95,7 @@ def passed(model: Transformer, tokens: int, tensor: int, precision: str) -> tupl
 def head_work(
     model: Transformer, machines: Machines, precision: str, micro_batch: int, tensor: int, metrics: int = 0
 ) -> BlockSeconds:
-    """The last norm, the logits, the loss, and after it the metrics. Where blocks compute in 8 bits, the head computes in 16."""
+    """The last norm, the logits, the loss, and the metrics. If blocks compute in 8 bits, the head computes in 16."""
     tokens = micro_batch * model.sequence
     unit = device(machines, sixteen_bit_name(machines) if precision == "fp8" else precision)
     logits = MatrixProduct(tokens, model.vocabulary // tensor, model.hidden)

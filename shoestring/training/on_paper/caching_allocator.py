@@ -1,10 +1,13 @@
-"""torch's CUDA caching allocator, simulated: what a device must hold is not the sum of its tensors but of the segments they are cut from.
+"""A simulation of torch's CUDA caching allocator: a device holds not just its tensors but the segments that they are
+cut from.
 
-The rules are those at the head of torch's c10/cuda/CUDACachingAllocator.cpp and in its notes on CUDA semantics, with default settings.
-Sizes are rounded to 512 bytes. Requests up to 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20 MiB, larger ones get a
-segment of their own, rounded to 2 MiB. The smallest free block of the same stream and pool that is large enough is taken, and split if
-what is left is worth it: 512 bytes of a small block, more than 1 MiB of a large one. Freed neighbours grow together. Where the device has
-no more, segments that are wholly free are given back, and the request is tried once more.
+The rules are those at the head of torch's c10/cuda/CUDACachingAllocator.cpp and in its notes on CUDA semantics, with
+default settings.
+Sizes are rounded to 512 bytes. Requests up to 1 MiB share segments of 2 MiB, those below 10 MiB segments of 20 MiB,
+larger ones get a segment of their own, rounded to 2 MiB. The smallest sufficient free block of the same stream and pool
+is taken, and split if the remainder is worth it: 512 bytes of a small block, more than 1 MiB of a large one. Freed
+neighbours are merged. If the device is full, segments that are entirely free are returned, and the request is tried
+once more.
 """
 
 from __future__ import annotations
@@ -20,24 +23,24 @@ OWN_SEGMENT = 10 << 20
 ROUND_SEGMENT = 2 << 20
 
 
-def rounded(size: int) -> int:
+def round_up(size: int) -> int:
     return max(ROUND, -(-size // ROUND) * ROUND)
 
 
 def segment_size(size: int) -> int:
-    """Of the segment that is asked of the device for a request of a rounded size."""
+    """The segment size to request from the device for a rounded request."""
     if size <= SMALL:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // ROUND_SEGMENT) * ROUND_SEGMENT
 
 
 class DeviceFull(Exception):
-    """A request that the device can't serve, even after everything free was given back."""
+    """A request that the device can't serve, even after all free segments were returned."""
 
 
 @dataclass(eq=False)
 class MemoryBlock:
-    pool: tuple[str, bool]  # stream, and whether it is of small requests
+    pool: tuple[str, bool]  # stream, and whether it serves small requests
     address: int
     size: int
     free: bool = False
@@ -47,22 +50,22 @@ class MemoryBlock:
 
 @dataclass
 class CachingAllocator:
-    capacity: int  # bytes of the device that segments may take
-    reserved: int = 0  # in segments
-    allocated: int = 0  # in blocks that are in use
+    capacity: int  # bytes of the device available for segments
+    reserved: int = 0  # bytes in segments
+    allocated: int = 0  # bytes in blocks in use
     most_reserved: int = 0
     most_allocated: int = 0
-    retries: int = 0  # times that segments had to be given back: slow, the device waits
+    retries: int = 0  # times that segments had to be returned, which is slow: the device synchronises
     blocks: dict[str, MemoryBlock] = field(default_factory=dict)
     unused: dict[tuple[str, bool], list[tuple[int, int, MemoryBlock]]] = field(
         default_factory=dict
-    )  # by size, then address
+    )  # free blocks by size, then address
     fresh: int = 0  # address of the next segment
 
     def allocate(self, name: str, size: int, stream: str = "compute") -> None:
         if name in self.blocks:
             raise ValueError(f"{name} is allocated already")
-        size = rounded(size)
+        size = round_up(size)
         pool = (stream, size <= SMALL)
         block = self.best_fit(pool, size) or self.segment(pool, size)
         self.split(block, size)
@@ -72,7 +75,7 @@ class CachingAllocator:
         self.most_allocated = max(self.most_allocated, self.allocated)
 
     def release(self, name: str) -> None:
-        """Whole again with its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         block = self.blocks.pop(name)
         self.allocated -= block.size
         for other in (block.before, block.after):
@@ -116,7 +119,7 @@ class CachingAllocator:
         insort(self.unused.setdefault(block.pool, []), (rest.size, rest.address, rest))
 
     def give_back(self) -> None:
-        """Segments that are free as a whole."""
+        """Return segments that are entirely free."""
         for pool, there in self.unused.items():
             for _, _, block in there:
                 self.reserved -= block.size if alone(block) else 0

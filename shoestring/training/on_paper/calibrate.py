@@ -1,4 +1,5 @@
-"""The one number that no data sheet states: what share of its peak a device reaches inside a large matrix product."""
+"""Calibrate the one number that no data sheet states: the fraction of its peak that a device reaches inside a large
+matrix product."""
 
 from __future__ import annotations
 
@@ -7,14 +8,12 @@ from collections.abc import Callable
 from shoestring.core.errors import Mistake
 from shoestring.training.on_paper.machines import Machines
 
-LEAST, MOST = 0.01, 1.5  # shares that are looked at: above 1, the description is wrong somewhere, which is refused
+LEAST, MOST = (0.01, 1.5)  # range of the search; a result above 1 means a wrong description, and is refused
 HALVINGS = 50
 
 
-def calibrated(
-    machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]
-) -> Machines:
-    """The machines with the efficiency at which a predicted speed, which grows with it, is the published one."""
+def calibrate(machines: Machines, precision: str, published: float, predicted: Callable[[Machines], float]) -> Machines:
+    """The machines with the efficiency at which the predicted speed, which grows with it, equals the published one."""
     low, high = LEAST, MOST
     for _ in range(HALVINGS):
         middle = (low + high) / 2

@@ -1,4 +1,5 @@
-"""A cluster from a file, for plans on paper: the file of `shoestring plan --hardware`, with what a described model needs besides."""
+"""A described cluster, for plans on paper: the file of `shoestring plan --hardware`, with the additional fields that
+these need."""
 
 from __future__ import annotations
 
@@ -10,34 +11,34 @@ from shoestring.core.cluster_file import read_cluster
 from shoestring.core.errors import Mistake
 
 EXAMPLE = '"peak": {"bf16": 3.12e14}, "efficiency": {"bf16": 0.7}, "attention": 0.33, "processors": 108, "sending": 24'
-REACHED = 0.88  # of the bandwidth of memory that a data sheet states, by kernels that only read: 1.80 of 2.04 TB/s on an A100 80 GB, by a
-# timed kernel and by Nsight Compute (forums.developer.nvidia.com/t/339083)
+REACHED = 0.88  # fraction of a data sheet's memory bandwidth that read-only kernels reach: 1.80 of 2.04 TB/s on an A100
+# 80 GB, by a timed kernel and by Nsight Compute (forums.developer.nvidia.com/t/339083)
 
 
 @dataclass(frozen=True)
 class Machines:
-    """Many machines of `devices` equal devices. Speeds are in bytes and operations per second, of one device, one direction. (A file says
-    the network of a machine: each of its devices has its part.)"""
+    """Many machines with `devices` equal devices each. Speeds are in bytes and operations per second, of one device, in
+    one direction. (A file states a machine's network; each of its devices gets its share.)"""
 
     memory: float
     bandwidth: float  # of the device's memory, as kernels reach it
     devices: int  # in a machine
-    link: float  # inside a machine
+    link: float  # within a machine
     latency: float
-    network: float  # to other machines
+    network: float  # between machines
     network_latency: float
-    base: float  # bytes that a process takes beside its tensors: the driver's context, buffers for sending
-    peak: Mapping[str, float]  # precision -> operations per second that the data sheet states for dense matrix products
-    efficiency: Mapping[str, float] = field(default_factory=dict)  # share of that inside a large product: calibrated
+    base: float  # bytes of a process besides its tensors: the driver's context, communication buffers
+    peak: Mapping[str, float]  # precision -> operations per second of dense matrix products, by the data sheet
+    efficiency: Mapping[str, float] = field(default_factory=dict)  # fraction of that inside a large product: calibrated
     attention: float = (
-        0.33  # share of the 16-bit peak that the fused attention kernel reaches, as published of the kernel
+        0.33  # fraction of the 16-bit peak that the fused attention kernel reaches, as published for the kernel
     )
-    processors: int = 108  # that a product's tiles are spread over
-    sending: int = 24  # of them, what a sum between devices occupies while it runs
+    processors: int = 108  # multiprocessors that a product's tiles are spread over
+    sending: int = 24  # multiprocessors that a running collective occupies
     name: str = ""
 
     def rate(self, precision: str) -> float:
-        """Operations per second in the inside of a large product."""
+        """Operations per second inside a large product."""
         if precision not in self.peak:
             raise Mistake(
                 f"{self.name or 'the cluster'} has no peak for {precision}, only for {', '.join(self.peak)}: "

@@ -11,15 +11,15 @@ from shoestring.training.on_paper.transformer import Transformer
 
 @dataclass(frozen=True)
 class PaperMesh:
-    """Tensor neighbours stand side by side, then copies (data), then stages: a line along `tensor` is inside a machine if it fits."""
+    """Ranks count along tensor first, then data, then stage: a tensor line is within a machine if it fits."""
 
     data: int = 1
     stage: int = 1
     tensor: int = 1
-    micro_batch: int = 1  # sequences that go through at once
-    virtual: int = 1  # parts of the model that each stage holds, taken in turns (interleaved 1F1B)
-    checkpointing: bool = True  # every block is computed again in backward
-    sharding: int = 0  # of what copies hold: 0 nothing, 1 the optimizer's state, 3 everything, gathered block by block
+    micro_batch: int = 1  # sequences in a micro-batch
+    virtual: int = 1  # chunks of the model on each stage (interleaved 1F1B)
+    checkpointing: bool = True  # every block is recomputed in backward
+    sharding: int = 0  # ZeRO stage: 0 nothing, 1 the optimizer state, 3 everything, gathered block by block
 
     @property
     def world(self) -> int:
@@ -33,11 +33,11 @@ class PaperMesh:
         return ", ".join(words)
 
     def pieces(self, batch: int) -> int:
-        """Micro-batches that each copy computes in a step."""
+        """Micro-batches that each replica computes in a step."""
         return batch // (self.data * self.micro_batch)
 
     def inside(self, axis: str, machines: Machines) -> int:
-        """Members of one line along an axis that stand in one machine."""
+        """Members of one line along an axis that are in the same machine."""
         if axis == "tensor":
             return min(self.tensor, machines.devices)
         copies = max(1, min(self.data, machines.devices // self.tensor))

@@ -1,9 +1,9 @@
-"""What a matrix product takes on a device: full waves of tiles, each of which must also be written.
+"""The time of a matrix product on a device: full waves of tiles, each of which must also be written.
 
-A device has `processors` that each compute one tile of the result at a time, so a product takes as many rounds ("waves") as its tiles
-need; the last may be nearly empty. A tile's inside runs at the device's rate; its result is then written to memory while nothing is
-computed. That is why short inner dimensions are slow: the same writing stands beside less computing. A product with fewer tiles than
-processors is split along its inner dimension (split-K), as the libraries do.
+A device has `processors` that each compute one tile of the result at a time, so a product takes as many rounds
+("waves") as its tiles need; the last may be nearly empty. A tile's inside runs at the device's rate; its result is then
+written to memory while nothing is computed. That is why short inner dimensions are slow: the same writing for less
+computing. A product with fewer tiles than processors is split along its inner dimension (split-K), as the libraries do.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-TILES = ((128, 256), (256, 128), (128, 128))  # those that run at full rate on tensor cores
-SHORTEST = 256  # of the inner dimension, after a split
+TILES = ((128, 256), (256, 128), (128, 128))  # tile sizes that run at full rate on tensor cores
+SHORTEST = 256  # smallest inner dimension after a split
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class MatrixProduct:
         return 2.0 * self.rows * self.columns * self.inner * self.count
 
     def backward(self, shared: bool = True) -> tuple[MatrixProduct, MatrixProduct]:
-        """Towards its input, and towards its weights (`shared`) or second input."""
+        """The backward's products: for the gradient of its input, and of its weights (`shared`) or second input."""
         return MatrixProduct(self.rows, self.inner, self.columns, self.count), MatrixProduct(
             self.inner, self.columns, self.rows, self.count
         )
@@ -38,7 +38,7 @@ class MatrixProduct:
 
 @dataclass(frozen=True)
 class PaperDevice:
-    """What a product needs to know of a device, for one precision."""
+    """The properties of a device that a product's time depends on, for one precision."""
 
     rate: float  # operations per second
     bandwidth: float  # bytes per second of its memory
@@ -48,7 +48,7 @@ class PaperDevice:
 
 @lru_cache(maxsize=200_000)
 def product_seconds(product: MatrixProduct, device: PaperDevice) -> float:
-    """Of the best of the tile sizes."""
+    """Seconds with the best tile size."""
     return min(tiled_seconds(product, device, *tile) for tile in TILES)
 
 

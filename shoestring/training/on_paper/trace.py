@@ -1,9 +1,11 @@
-"""The allocations of a step of FULL_SHARD training, in their order, and whether a device with a caching allocator can serve them.
+"""The allocations of a step of FULL_SHARD training, in order, and whether a device with a caching allocator can serve
+them.
 
-What is modelled is torch's FSDP around each block and around the whole: float32 shards of weights, gradients and moments stay; a block's
-16-bit weights are gathered while the block before computes and freed after it, in backward again; its gradients are made in 16 bits,
-joined, turned into what is added up, scattered, and added to the shard. Gathered weights and gradients on their way are of other streams,
-and the allocator never gives a block of one stream to another.
+Models torch's FSDP around each block and around the whole: float32 shards of weights, gradients and moments stay; a
+block's 16-bit weights are gathered while the previous block computes and freed after it, and again in backward; its
+gradients are made in 16 bits, concatenated, converted for the reduction, scattered, and added to the shard. Weights
+being gathered and gradients being scattered belong to other streams, and the allocator never gives a block of one
+stream to another.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from dataclasses import dataclass
 
 from shoestring.training.on_paper.caching_allocator import CachingAllocator, DeviceFull
 from shoestring.training.on_paper.machines import Machines
-from shoestring.training.on_paper.memory import saved
+from shoestring.training.on_paper.memory import saved_activations
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.step import PaperJob
 from shoestring.training.on_paper.transformer import Transformer
 
-Event = tuple[str, int, str]  # name, bytes (0: it is released), stream
+Event = tuple[str, int, str]  # name, bytes (0: freed), stream
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a simulated device holds at most."""
+    """Peak memory of a simulated device."""
 
-    tensors: int  # in blocks that are in use, rounded
-    segments: int  # asked of the device
-    retries: int  # times that it had to give back segments
-    room: int  # bytes of the device that segments may take
+    tensors: int  # bytes in blocks in use, rounded
+    segments: int  # bytes requested from the device
+    retries: int  # times that segments had to be returned
+    room: int  # bytes of the device available for segments
     refused: str = ""  # why it does not fit; empty if it does
 
     @property
@@ -36,7 +38,7 @@ class Reserved:
         return not self.refused
 
 
-def reserved(job: PaperJob, mesh: PaperMesh, machines: Machines) -> Reserved:
+def simulate_memory(job: PaperJob, mesh: PaperMesh, machines: Machines) -> Reserved:
     allocator = CachingAllocator(int(machines.memory - machines.base))
     refused = ""
     try:
@@ -51,8 +53,8 @@ def reserved(job: PaperJob, mesh: PaperMesh, machines: Machines) -> Reserved:
 
 
 def allocations(job: PaperJob, mesh: PaperMesh) -> Iterator[Event]:
-    """Of two steps: in the first the moments are not there yet, in the second they are. Of the pieces of a batch, the first two differ
-    (gradients are there already in the second); all others are as the second."""
+    """The allocations of two steps: moments exist only from the second on. Of a batch's micro-batches only the first
+    two are traced, since the others are like the second, in which gradients exist already."""
     model, copies = job.model, mesh.data
     units = {
         "root": model.parameters() - model.layers * model.block_parameters(),
@@ -78,7 +80,11 @@ def allocations(job: PaperJob, mesh: PaperMesh) -> Iterator[Event]:
 
 def one_piece(job: PaperJob, mesh: PaperMesh, units: dict[str, int], first: bool) -> Iterator[Event]:
     """Forward and backward of one micro-batch."""
-    model, layers, kept = job.model, job.model.layers, saved(job.model, mesh.micro_batch * job.model.sequence)
+    model, layers, kept = (
+        job.model,
+        job.model.layers,
+        saved_activations(job.model, mesh.micro_batch * job.model.sequence),
+    )
     wide = kept["input"]
     yield from gather("root", units["root"], mesh.data)
     yield from gather("block0", units["block0"], mesh.data)
@@ -117,10 +123,10 @@ def one_piece(job: PaperJob, mesh: PaperMesh, units: dict[str, int], first: bool
 
 
 def head(model: Transformer, wide: int, logits: int) -> Iterator[Event]:
-    """The last norm, the logits, the loss, and backward to the gradient of the last block's result."""
+    """The last norm, the logits, the loss, and backward to the gradient of the last block's output."""
     yield "norm", wide, "compute"
     yield "logits", logits, "compute"
-    if not model.fused_loss:  # float32: a copy, its log-softmax, and that one's gradient
+    if not model.fused_loss:  # in float32: a copy, its log-softmax, and the gradient of that
         yield "copy", 2 * logits, "compute"
         yield "softmax", 2 * logits, "compute"
         yield "copy", 0, "compute"
@@ -136,7 +142,7 @@ def head(model: Transformer, wide: int, logits: int) -> Iterator[Event]:
 
 
 def gather(unit: str, size: int, copies: int) -> Iterator[Event]:
-    """A unit's 16-bit weights: its own shard is turned into 16 bits first."""
+    """A unit's 16-bit weights: the own shard is converted to 16 bits first."""
     yield f"{unit}.half", -(-2 * size // copies), "gather"
     yield f"{unit}.weights", 2 * size, "gather"
     yield f"{unit}.half", 0, "gather"
@@ -145,7 +151,7 @@ def gather(unit: str, size: int, copies: int) -> Iterator[Event]:
 def scatter(
     unit: str, size: int, copies: int, gradient_bytes: float, first: bool, made: tuple[str, ...]
 ) -> Iterator[Event]:
-    """A unit's gradients: joined, turned into what is added up, scattered, and kept in float32 or added to what is kept."""
+    """A unit's gradients: concatenated, converted for the reduction, scattered, and stored in float32 or added."""
     yield "joined", 2 * size, "compute"
     for name in made:
         yield f"made.{name}", 0, "compute"
@@ -161,7 +167,8 @@ def scatter(
 
 
 def forward(n: int, kept: dict[str, int], checkpointing: bool) -> Iterator[Event]:
-    """A block's forward: what it keeps, what each half adds to the stream, and its result, which is the next block's input."""
+    """A block's forward: what it keeps, what each half adds to the residual stream, and its output, the next block's
+    input."""
     for name, size in kept.items():
         if name == "middle":
             yield "branch", kept["input"], "compute"
@@ -177,7 +184,7 @@ def forward(n: int, kept: dict[str, int], checkpointing: bool) -> Iterator[Event
 
 
 def backward(n: int, kept: dict[str, int], model: Transformer, checkpointing: bool) -> Iterator[Event]:
-    """A block's backward: gradients of its matrices and towards each one's input; what was kept goes as it was used."""
+    """A block's backward: gradients of its matrices and inputs; kept tensors are freed once they are used."""
     wide = kept["input"]
     if checkpointing:
         yield from ((f"{n}.{name}", size, "compute") for name, size in kept.items() if name != "input")
@@ -192,10 +199,10 @@ def backward(n: int, kept: dict[str, int], model: Transformer, checkpointing: bo
         yield f"made.{made}", size, "compute"
         yield "towards", flows[made], "compute"
         if made == "qkv" and model.flash:
-            yield "queries", 2 * wide, "compute"  # the fused kernel adds up their gradients in float32
+            yield "queries", 2 * wide, "compute"  # the fused kernel sums their gradients in float32
             yield "queries", 0, "compute"
         yield from ((f"{n}.{name}", 0, "compute") for name in uses[made] if name in kept)
-        if made in ("up", "qkv"):  # back to the stream: the branch's gradient is added to it
+        if made in ("up", "qkv"):  # back at the residual stream: the branch's gradient is added to it
             yield "sum", wide, "compute"
             yield "gradient", 0, "compute"
             yield "gradient", wide, "compute"
@@ -204,7 +211,7 @@ def backward(n: int, kept: dict[str, int], model: Transformer, checkpointing: bo
 
 
 def matrices(model: Transformer) -> dict[str, int]:
-    """Bytes of a block's matrices in 16 bits, in the order in which backward comes to them."""
+    """Bytes of a block's matrices in 16 bits, in backward's order."""
     h, f = model.hidden, model.inner
     return {
         "down": 2 * h * f,

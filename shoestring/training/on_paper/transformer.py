@@ -1,4 +1,4 @@
-"""A transformer described by its numbers: how many weights it has and how many operations a step is said to take."""
+"""A transformer described by its numbers: its weights, and the operations of a step by the usual formula."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXAMPLE = '{"hidden": 12288, "layers": 96, "heads": 96, "vocabulary": 51200, "se
 
 @dataclass(frozen=True)
 class Transformer:
-    """A decoder: attention, then two (if gated, three) matrices with a nonlinearity between them, `layers` times, and a head."""
+    """A decoder: `layers` times attention and an MLP of two (if gated, three) matrices, and a head."""
 
     hidden: int
     layers: int
@@ -22,12 +22,12 @@ class Transformer:
     sequence: int
     kv_heads: int = 0  # 0: as many as heads
     feedforward: int = 0  # 0: four times hidden
-    gated: bool = False  # a third matrix in the feedforward part, as in Llama
+    gated: bool = False  # a third matrix in the MLP, as in Llama
     tied: bool = True  # the head is the embedding
-    positions: bool = True  # learned, one for each place in the sequence
+    positions: bool = True  # learned position embeddings
     biases: bool = True
     flash: bool = (
-        True  # attention by a fused kernel that leaves out what a causal mask hides; else scores are written to memory
+        True  # attention by a fused kernel that skips what a causal mask hides; else scores are written to memory
     )
     fused_loss: bool = (
         True  # cross entropy by one kernel in the precision of the logits; else in float32, operation by operation
@@ -71,7 +71,7 @@ class Transformer:
         return count * (2 if self.biases else 1) * self.hidden
 
     def embedding_parameters(self) -> int:
-        """Of what stands before the blocks."""
+        """Parameters before the first block."""
         return self.hidden * (self.vocabulary + (self.sequence if self.positions else 0))
 
     def parameters(self) -> int:
@@ -79,8 +79,8 @@ class Transformer:
         return self.layers * self.block_parameters() + self.embedding_parameters() + self.norms(1) + head
 
     def counted_operations(self, batch: int, checkpointing: bool = True) -> float:
-        """Operations of a step as arXiv 2104.04473 counts them (its formula 3): matrix products only, attention without regard to the
-        mask, and, with checkpointing, the forward of every block twice. Without, a quarter less."""
+        """Operations of a step as arXiv 2104.04473 counts them (its formula 3): matrix products only, attention without
+        the mask's savings and, with checkpointing, every block's forward twice. Without, a quarter less."""
         h, s, layers = self.hidden, self.sequence, self.layers
         counted = 96.0 * batch * s * layers * h * h * (1 + s / (6 * h) + self.vocabulary / (16 * layers * h))
         return counted if checkpointing else 0.75 * counted

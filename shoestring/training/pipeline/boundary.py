@@ -1,4 +1,4 @@
-"""Where the backward of a stage begins: at a number that brings gradients from elsewhere to the values that were sent."""
+"""The start of a stage's backward: a scalar whose backward passes received gradients to the values that were sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 
 class Boundary(torch.autograd.Function):
-    """A number whose backward brings gradients from elsewhere to the values that were sent: so every backward begins at a number."""
+    """A scalar whose backward passes received gradients to the values that were sent, so that every backward begins at
+    a scalar."""
 
     @staticmethod
     def forward(ctx: Any, bring: Callable[[], Sequence[Tensor]], *values: Tensor) -> Tensor:
@@ -23,6 +24,6 @@ class Boundary(torch.autograd.Function):
 
 
 def begin_with(bring: Callable[[], Sequence[Tensor]], values: Sequence[Tensor]) -> Tensor:
-    """A number from which a backward brings these gradients to these values."""
+    """A scalar whose backward passes the gradients that `bring` returns to these values."""
     number: Tensor = Boundary.apply(bring, *values)  # type: ignore[no-untyped-call]
     return number

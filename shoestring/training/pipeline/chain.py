@@ -1,4 +1,5 @@
-"""A model as a chain of blocks: one forward and loss are looked at, on shapes alone, and what crosses every cut is known."""
+"""A model as a chain of blocks: one forward and loss are traced, on shapes alone, to find what crosses every possible
+cut."""
 
 from __future__ import annotations
 
@@ -32,36 +33,34 @@ from shoestring.training.pipeline.walk import ABOUT_TENSORS, Chain, ModelParts, 
 
 
 class ProbeWalk(Walk):
-    """A walk that computes nothing and keeps who used what."""
+    """A walk that computes nothing and records what each part of the model used."""
 
     def __init__(self, parts: ModelParts, model: nn.Module, thrown_away: set[int], again: bool) -> None:
         super().__init__(parts, range(0), lambda absents: ())
         self.names = {
             id(one): name for name, one in (*model.named_parameters(), *model.named_buffers())
-        }  # of several, the first
-        self.buffers = {id(one): one for one in model.buffers()}  # held, so that no other gets its id
+        }  # of several modules that share a buffer, the first
+        self.buffers = {id(one): one for one in model.buffers()}  # kept alive, so that their ids stay valid
         self.block_weights = [{self.names[id(one)] for one in block.parameters()} for block in parts.blocks.values()]
         self.block_buffers = [{self.names[id(one)] for one in block.buffers()} for block in parts.blocks.values()]
         self.modules = {id(one): name or "the model" for name, one in model.named_modules()}
-        self.changing: dict[
-            int, set[str]
-        ] = {}  # by call: modules and buffers that keep something else after it than before
+        self.changing: dict[int, set[str]] = {}  # by call: modules and buffers whose state the call changed
         self.thrown_away, self.again = thrown_away, again
         self.called: list[int] = []
-        self.last_use: dict[Number, int] = {}  # of a value: the last call with which, or after which, it was used
-        self.sizes: dict[Number, int] = {}  # of a value, in bytes
-        self.memory: dict[int, list[tuple[Number, Tensor]]] = {}  # by storage: values that are in it
-        self.writes: set[tuple[int, int]] = set()  # a storage that was written to, and the last call before that
+        self.last_use: dict[Number, int] = {}  # of each value: the last call in or after which it was used
+        self.sizes: dict[Number, int] = {}  # of each value, in bytes
+        self.memory: dict[int, list[tuple[Number, Tensor]]] = {}  # by storage: the values in it
+        self.writes: set[tuple[int, int]] = set()  # (storage that was written to, last call before that)
         self.weights_used: dict[int, set[str]] = {}  # by call
         self.buffers_used: dict[int, set[str]] = {}
-        self.buffers_written: dict[str, int] = {}  # outside of blocks: the last call before that
-        self.given: set[int] = set()  # what the block that runs was given
+        self.buffers_written: dict[str, int] = {}  # buffers written outside of blocks: the last call before that
+        self.given: set[int] = set()  # arguments of the running block
         self.flow: GradientFlow[Number] = GradientFlow()
         within = {part for block in parts.blocks.values() for part in block.modules()}
         self.outside = [part for part in model.modules() if part not in within]
         self.kept_outside = what_is_kept(self.outside)
         self.counters = counters_of(self.outside)
-        self.counts = False  # the model counts before its first block
+        self.counts = False  # whether the model changes a counter before its first block
         self.chance = other_generators()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -70,7 +69,7 @@ class ProbeWalk(Walk):
         leaves = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
         buffers = {
             self.names[id(leaf)] for leaf in leaves if id(leaf) in self.buffers
-        }  # those that depend on no weight, too
+        }  # also those that depend on no weight
         self.buffers_used.setdefault(max(self.call, 0), set()).update(buffers)
         if buffers and func in STATISTICS and keeps_statistics(func, args, kwargs or {}):
             self.changing.setdefault(max(self.call, 0), set()).update(buffers)
@@ -108,7 +107,7 @@ class ProbeWalk(Walk):
                 self.weights_used.setdefault(max(self.call, 0), set()).add(self.names[id(leaf)])
 
     def check_origin(self, leaf: Absent) -> None:
-        """Of a tensor that came by no way on which it can be carried to another worker."""
+        """Refuse a tensor from an earlier forward, which can't be sent to another worker."""
         if leaf.number is not None:
             raise Mistake(
                 f"after {self.name()} the model uses a tensor that an earlier forward left, and it may be another worker's: let "
@@ -134,7 +133,7 @@ class ProbeWalk(Walk):
         if not shown.is_sparse:
             self.memory.setdefault(storage_id_of(shown), []).append(
                 (number, shown)
-            )  # held, so that no other gets its id
+            )  # kept alive, so that its id stays valid
         self.flow.note(number, leaf)
         if leaf.requires_grad and leaf.grad_fn is not None:
             leaf.register_hook(self.differentiated)
@@ -150,7 +149,7 @@ class ProbeWalk(Walk):
         self.given = {id(leaf) for leaf in tree_leaves(given)}
 
     def check_outside(self) -> None:
-        """What the model did between blocks is done by all workers, or by none that would miss it."""
+        """Refuse code between blocks that has effects which not every worker would see."""
         if other_generators() != self.chance:
             raise Mistake(
                 f"after {self.name()} the model draws from Python's or NumPy's random numbers, outside of its blocks, and every "
@@ -159,7 +158,7 @@ class ProbeWalk(Walk):
         kept = what_is_kept(self.outside)
         if (
             kept != self.kept_outside and self.called and self.again
-        ):  # what is only set, to the same every time, is no harm
+        ):  # a value that is only set, to the same every time, does no harm
             raise Mistake(
                 f"after {self.name()} the model keeps something else than before, outside of its blocks, and workers whose part "
                 f"ends earlier do not see that: do it before the first block, or inside of one"
@@ -198,8 +197,9 @@ class ProbeWalk(Walk):
         return out
 
     def kept_by(self, block: nn.Module, name: str) -> dict[str, Any]:
-        """What a block keeps, by the names of its buffers and modules. What a module only sets, to the same every time, no other block
-        misses; the block itself may do something else when it is set, so the first look, which sees that, has it under the block's name."""
+        """A block's state, by the names of its buffers and modules. If a module only sets a value, to the same every
+        time, no other block misses it; but the block itself may behave differently once it is set, so the first trace
+        records it under the block's name."""
         return {
             **{self.names[id(one)]: content(one) for one in block.buffers() if id(one) in self.names},
             **{
@@ -217,21 +217,22 @@ STATISTICS = frozenset((nn.functional.batch_norm, torch.batch_norm, nn.functiona
 
 
 def keeps_statistics(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a norm writes to the statistics that it is given, which its kernel does without a word."""
+    """Whether a norm updates the statistics that it is given, which its kernel does without raising a version
+    counter."""
     usual = func is nn.functional.instance_norm
     return bool(args[5] if len(args) > 5 else kwargs.get("training", kwargs.get("use_input_stats", usual)))
 
 
 def what_is_kept(modules: Iterable[nn.Module]) -> list[Any]:
-    """Something that is another when attributes of modules have changed, but for tensors that are absent."""
+    """A value that differs when attributes of modules have changed; absent tensors are ignored."""
     return [
         (name, *content(value)) for module in modules for name, value in module.__dict__.items() if name not in BOOKS
     ]
 
 
 def leave_absent(block: nn.Module, number: int) -> None:
-    """What a block keeps of a call is there for itself alone: a worker that does not compute the block has none of it. Others who use it,
-    though the block may have returned the same tensor, are refused by its maker."""
+    """Remove what a block keeps of a call from view: a worker that does not compute the block does not have it. Other
+    modules that use it are refused by the tensor's maker, even if the block returned the same tensor."""
 
     def own(leaf: Any) -> Any:
         if not isinstance(leaf, Absent):
@@ -248,7 +249,7 @@ def leave_absent(block: nn.Module, number: int) -> None:
 
 
 def counters_of(modules: Iterable[nn.Module]) -> list[Any]:
-    """Plain values and sizes of containers among the attributes of modules: what a forward counts with."""
+    """Plain values and container sizes among the attributes of modules: possible counters of a forward."""
     return [
         (name, value if type(value) in PLAIN else len(entries_of(value)))
         for module in modules
@@ -279,14 +280,15 @@ def content(value: Any) -> tuple[Any, ...]:
 
 
 def other_generators() -> Any:
-    """The states of what draws beside torch."""
+    """The states of random generators other than torch's."""
     kind, keys, *rest = np.random.get_state()
     return random.getstate(), kind, np.array(keys).tobytes(), rest
 
 
 def chain_of(run: Run, batch: Batch | None = None) -> Chain:
-    """The chain of a run's model, found with a batch like those to come. Refused where the model can't be cut, with where and why."""
-    with without_modes(), random_state.kept():  # nothing of this is a part of training
+    """The chain of a run's model, traced with a typical batch. If the model can't be cut, the error says where and
+    why."""
+    with without_modes(), random_state.kept():  # the trace is no part of training
         if batch is None:
             if run.example is None:
                 raise Mistake("nobody gave a batch to look at the model with")
@@ -295,8 +297,8 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
         check_hooks(run)
         first = run.slices(run, moved(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
-            chain = looked(run, first.batch, thrown_away, again=False)
-            again = looked(run, first.batch, thrown_away, again=True)
+            chain = trace_chain(run, first.batch, thrown_away, again=False)
+            again = trace_chain(run, first.batch, thrown_away, again=True)
             changing = tuple(one | other for one, other in zip(chain.changing, again.changing, strict=False))
             if again != replace(chain, counts=again.counts, changing=again.changing, keeping=again.keeping):
                 raise Mistake(
@@ -307,17 +309,17 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
 
 
 def check_hooks(run: Run) -> None:
-    """Hooks of a backward belong to modules which one worker computes."""
+    """Refuse backward hooks on modules that span stages: one worker computes each module's backward."""
     within = {id(part) for block in run.blocks.values() for part in block.modules() if part is not block}
     for name, module in run.model.named_modules():
         if id(module) not in within and has_backward_hooks(module):
             raise Mistake(
-                f"the model can't be cut into stages: {name or 'the model'} has a hook that looks at its backward, of which no "
-                f"worker sees all; put it on a module inside of a block"
+                f"the model can't be cut into stages: {name or 'the model'} has a backward hook, but no worker runs all of "
+                f"its backward; put it on a module inside of a block"
             )
 
 
-def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
+def trace_chain(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
     walk = ProbeWalk(parts_of(run.model, run.blocks, gradients=True), run.model, thrown_away, again)
     try:
         with torch.enable_grad(), walk.through():
@@ -331,10 +333,10 @@ def looked(run: Run, batch: Batch, thrown_away: set[int], again: bool) -> Chain:
             f"the model can't be cut into stages: when its forward was looked at without computing it, it failed in or after "
             f"{walk.name()} ({type(error).__name__}: {first})"
         ) from error
-    return found(walk, run.blocks, loss)
+    return chain_from_walk(walk, run.blocks, loss)
 
 
-def found(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
+def chain_from_walk(walk: ProbeWalk, blocks: Mapping[str, nn.Module], loss: object) -> Chain:
     names = list(blocks)
     if len(walk.called) < 2:
         raise Mistake(

@@ -1,14 +1,14 @@
-"""What a pipeline costs by the ledger of the plain step: the seconds of its schedule, the bytes of each of its stages.
+"""The cost of a pipeline, computed from the plain step's ledger: seconds of its schedule, bytes of each of its stages.
 
-    samples     S workers hold one copy of the model, so a copy has S times the samples of a worker that holds one alone; in M pieces
-    seconds     those of the schedule, played with each chunk's forward and backward; and the update of the largest stage
-    memory      of stage s: its weights with gradients and optimizer state, and what it keeps of `held` pieces
-    (training/pipeline/schedule.py);
-                PipeDream keeps the weights that pieces on their way began with, too, and makes an update for every piece
+    samples     S workers hold one replica, so a replica trains on S times the samples of one worker, in M micro-batches
+    seconds     those of the schedule, played with each chunk's forward and backward; plus the update of the largest stage
+    memory      of stage s: its weights with gradients and optimizer state, and the activations of `held` micro-batches
+                (training/pipeline/schedule.py); PipeDream also keeps the weights that micro-batches in flight began with, and
+                makes an update for every micro-batch
     sent        M times what crosses the cuts: outputs forward, their gradients back
 
-The ledger that comes out is that of the stage that needs most memory. What runs between two blocks is
-computed by the worker of the first of them, as training/pipeline/walk.py does it.
+The resulting ledger is that of the stage that needs most memory. Code between two blocks is computed by the worker of
+the first of them, as in training/pipeline/walk.py.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from shoestring.training.pipeline.schedule import (
     idle_share,
     in_slices,
     orders,
-    timed,
+    timeline_of,
 )
 
-RECEIVED = "(received)"  # the row of what comes from the stage before
-MOST_PIECES = 64  # that are tried,
+RECEIVED = "(received)"  # the ledger row for what the previous stage sends
+MOST_PIECES = 64  # largest number of micro-batches that is tried,
 TRIED = (
     ("1f1b", "zero-bubble", "interleaved", "gpipe"),
-)  # and schedules that are as exact as each other; of those as good, the first
-HALVED = 1.3  # bytes of gradients that wait between the halves of a backward, per byte of activations (a GPT, measured)
-STASHING = "pipedream"  # the schedule in which every piece in flight keeps the weights that it began with
+)  # and schedules of the same exactness; of equally good ones, the first
+HALVED = 1.3  # bytes of gradients kept between the halves of a backward, per byte of activations (a GPT, measured)
+STASHING = "pipedream"  # in this schedule every micro-batch in flight keeps the weights that it began with
 
 
 @dataclass(frozen=True)
 class CostUnit:
-    """What is cut: a block with what is computed around it, for one piece of a batch."""
+    """The smallest part that can be cut off: a block with the code around it, for one micro-batch."""
 
     rows: tuple[Block, ...]
     weights: float  # bytes
-    arriving: float  # bytes that come over a cut right before it
+    arriving: float  # bytes that cross a cut right before it
 
     @cached_property
     def layer(self) -> BlockCost:
@@ -67,20 +67,20 @@ class CostUnit:
 
 @dataclass(frozen=True)
 class Pipe:
-    """A step by a pipeline, costed."""
+    """The cost of a step in a pipeline."""
 
-    ledger: Ledger  # of a whole copy of the model, in pieces
+    ledger: Ledger  # of a whole replica, in micro-batches
     units: tuple[CostUnit, ...]
     stages: int
     pieces: int
     schedule: str
-    cut: tuple[int, ...]  # units of every chunk of the model: chunk c is on worker c modulo `stages`
-    vertical: bool = False  # of pipedream: pieces meet everywhere the weights of the version that they began with
-    flush: int = 1  # steps of pipedream from one time that the line drains to the next
+    cut: tuple[int, ...]  # units in every chunk of the model: chunk c is on worker c modulo `stages`
+    vertical: bool = False  # pipedream: every stage uses the weight version that the micro-batch began with
+    flush: int = 1  # pipedream: steps between two drains of the pipeline
 
     @property
     def chunks(self) -> int:
-        """Of the model, on each worker."""
+        """Chunks of the model on each worker."""
         return max(len(self.cut) // self.stages, 1)
 
     @cached_property
@@ -91,8 +91,8 @@ class Pipe:
 
     @cached_property
     def seconds(self) -> list[tuple[float, float]]:
-        """Of every chunk for one piece, or the mean of its slices: forward and backward, with what it sends where that takes the worker's
-        time."""
+        """(forward, backward) seconds of every chunk for one micro-batch, or the mean over its slices; with sending,
+        where that takes the worker's time."""
         found, workers, part = [], self.ledger.workers, 1 / self.ledger.slices
         for number, chunk in enumerate(self.members):
             forward, backward = (
@@ -108,23 +108,23 @@ class Pipe:
 
     @property
     def carried(self) -> float:
-        """Seconds that a message is on its way, while both workers compute."""
+        """Seconds that a message travels while both workers compute."""
         workers = self.ledger.workers
         largest = max((chunk[0].arriving for chunk in self.members[1:]), default=0.0) / self.ledger.slices
         return workers.seconds(largest, 1) if workers.hides else 0.0
 
     @cached_property
     def step(self) -> float:
-        """Seconds of all pieces, forward and backward."""
-        if self.schedule == STASHING:  # the line fills and drains once in `flush` steps
+        """Seconds of all micro-batches, forward and backward."""
+        if self.schedule == STASHING:  # the pipeline fills and drains once in `flush` steps
             each = [sum(sum(self.seconds[chunk]) for chunk in self.of(worker)) for worker in range(self.stages)]
             return self.pieces * max(each) + (sum(each) - max(each)) / self.flush
-        return played(
+        return schedule_seconds(
             self.schedule, self.stages, self.pieces, self.chunks, tuple(self.seconds), self.carried, self.ledger.slices
         )
 
     def of(self, worker: int) -> range:
-        """The chunks that a worker holds."""
+        """The chunks on a worker."""
         return range(worker, len(self.cut), self.stages)
 
     @property
@@ -133,7 +133,7 @@ class Pipe:
         return max(1 - busy / (self.stages * self.step), 0.0) if self.step else 0.0
 
     def stage(self, worker: int) -> Ledger:
-        """The ledger of one worker of the line."""
+        """The ledger of one stage."""
         ledger, own = self.ledger, [unit for chunk in self.of(worker) for unit in self.members[chunk]]
         share, held = self.shares[worker], held_at_most(self.schedule, self.stages, self.pieces, self.chunks)[worker]
         rows = tuple(row for unit in own for row in unit.rows)
@@ -143,7 +143,7 @@ class Pipe:
         blocks = (*received, *rows)
         busy = self.pieces * sum(row.forward + row.backward for row in rows)
         standing, update = ledger.standing, self.update
-        latest = update.seconds * (max(self.shares) - share)  # the largest stage's update is waited for
+        latest = update.seconds * (max(self.shares) - share)  # every stage waits for the largest stage's update
         return replace(
             ledger,
             blocks=blocks,
@@ -172,18 +172,19 @@ class Pipe:
         )
 
     def part_of(self, traffic: Traffic, share: float) -> Traffic:
-        """What the blocks of a worker move, of what all blocks do."""
+        """The traffic of a worker's blocks, as a share of all blocks' traffic."""
         return Traffic(*(share * one for one in (traffic.disk, traffic.disk_seconds, traffic.sent, traffic.waiting)))
 
     def versions(self, worker: int) -> int:
-        """Of a stage's weights, that are kept at once."""
+        """Versions of a stage's weights that are kept at once."""
         if self.schedule != STASHING:
             return 1
         return held_at_most(self.schedule, self.stages, self.pieces)[0 if self.vertical else worker]
 
     @property
     def update(self) -> UpdateCost:
-        """Of all weights in a step: with pipedream there is one for every piece. (Copying the weights that are kept is not counted.)"""
+        """The update of all weights in a step; pipedream makes one per micro-batch. (Copying the stashed weights is not
+        counted.)"""
         one, times = self.ledger.update, self.pieces if self.schedule == STASHING else 1
         return replace(
             one,
@@ -192,13 +193,13 @@ class Pipe:
         )
 
     def waiting(self, worker: int) -> int:
-        """Pieces between the two halves of their backward. Their activations stay, also those that were computed again, and so do the
-        gradients of what was computed from them."""
+        """Micro-batches between the two halves of their backward. Their activations stay, including recomputed ones,
+        and so do the gradients that were computed from them."""
         return min(worker, self.pieces - 1) if self.schedule == "zero-bubble" else 0
 
     @cached_property
     def shares(self) -> tuple[float, ...]:
-        """Of all weights, that each worker holds."""
+        """The fraction of all weights on each worker."""
         whole = sum(unit.weights for unit in self.units)
         held = (
             sum(unit.weights for chunk in self.of(worker) for unit in self.members[chunk])
@@ -207,7 +208,7 @@ class Pipe:
         return tuple(one / whole if whole else 1 / self.stages for one in held)
 
     def sent(self, worker: int) -> float:
-        """Bytes that a worker sends in a step: what leaves its chunks forward, and gradients of what came in."""
+        """Bytes that a worker sends in a step: its chunks' outputs forward, and the gradients of their inputs."""
         return self.pieces * sum(
             (self.members[chunk + 1][0].arriving if chunk + 1 < len(self.cut) else 0.0)
             + (self.members[chunk][0].arriving if chunk else 0.0)
@@ -215,12 +216,12 @@ class Pipe:
         )
 
     def largest(self) -> Ledger:
-        """The ledger of the worker that needs most."""
+        """The ledger of the worker that needs most memory."""
         return max((self.stage(worker) for worker in range(self.stages)), key=lambda ledger: ledger.peak)
 
     def staging(self, after: Ledger) -> Staging:
-        """What is told of it, with the timeline. `after` is the ledger of the worker that needs most under the whole plan: what other
-        techniques add to the seconds of its blocks, they add to all."""
+        """The plan's description of its stages, with the timeline. `after` is the ledger of the neediest worker under
+        the whole plan: what other techniques add to the seconds of its blocks, they add to all workers."""
         names = {block.name for block in after.blocks}
         before = [row for unit in self.units for row in unit.rows if row.name in names]
         longer = [
@@ -238,7 +239,7 @@ class Pipe:
             )
 
         order = in_slices(orders(self.schedule, self.stages, self.pieces, self.chunks), self.ledger.slices)
-        timeline = timed(order, seconds, self.carried)
+        timeline = timeline_of(order, seconds, self.carried)
         bubble = self.bubble if self.schedule == STASHING else idle_share(timeline)
         return Staging(
             self.cut,
@@ -257,7 +258,7 @@ class Pipe:
         )
 
 
-def piped(
+def pipe_of(
     ledger: Ledger,
     stages: int,
     pieces: int,
@@ -267,7 +268,8 @@ def piped(
     vertical: bool = False,
     flush: int = 1,
 ) -> Pipe:
-    """The pipeline on the ledger of a plain step, cut as given, or into parts with as equal weights as can be."""
+    """The pipeline's cost on a plain step's ledger, cut as `balance` says, or into chunks with weights as equal as
+    possible."""
     copy = ledger.by_fewer_copies(stages)
     pieces = min(pieces, max(copy.batch, 1))
     whole = copy.in_pieces(pieces)
@@ -288,8 +290,9 @@ class PipelineSetting:
 
 
 def worth_trying(ledger: Ledger) -> Iterator[PipelineSetting]:
-    """Pipelines for these workers that nothing beats in both time and memory, among those with as many stages that are as exact: every
-    number of stages that divides the workers, some numbers of pieces, and two cuts, the fastest and the smallest."""
+    """Pipelines for these workers that no other beats in both time and memory, compared at equal stages and exactness:
+    every number of stages that divides the workers, several numbers of micro-batches, and two cuts, the fastest and the
+    smallest."""
     world, calls = ledger.workers.world, len(ledger.inside)
     for stages in (number for number in range(2, min(world, calls) + 1) if world % number == 0):
         copy = ledger.by_fewer_copies(stages)
@@ -299,24 +302,24 @@ def worth_trying(ledger: Ledger) -> Iterator[PipelineSetting]:
                 one
                 for pieces, whole in wholes.items()
                 for schedule in schedules
-                if schedule != "zero-bubble" or ledger.slices == 1  # slices go backward at once
+                if schedule != "zero-bubble" or ledger.slices == 1  # slices need a backward in one go
                 for one in with_cuts(whole, stages, pieces, schedule, 2 if schedule == "interleaved" else 1)
             ]
             yield from (
                 PipelineSetting(pipe.stages, pipe.pieces, pipe.schedule, pipe.cut, pipe.chunks)
-                for pipe in unbeaten(found)
+                for pipe in pareto_front(found)
             )
 
 
 def numbers_of_pieces(stages: int, samples: int) -> list[int]:
-    """Of a batch, that are tried: with fewer than stages a worker is idle for most of the time, with many each is small."""
+    """Numbers of micro-batches to try: with fewer than stages, workers are mostly idle; with many, each is small."""
     return [
         number for number in (stages, 2 * stages, 4 * stages, 8 * stages) if number <= min(samples, MOST_PIECES)
     ] or [max(samples, 1)]
 
 
 def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: int) -> Iterator[Pipe]:
-    """The pipeline with the fastest cut and with the one that needs the least memory."""
+    """The pipeline with the fastest cut, and with the cut that needs the least memory."""
     units = tuple(units_of(whole))
     chain, parts, standing = tuple(unit.layer for unit in units), stages * chunks, whole.standing
     if parts > len(units):
@@ -333,8 +336,8 @@ def with_cuts(whole: Ledger, stages: int, pieces: int, schedule: str, chunks: in
         yield Pipe(whole, units, stages, pieces, schedule, cut)
 
 
-def unbeaten(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
-    """Those that no other beats in both time and memory, the fastest first."""
+def pareto_front(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
+    """The pipelines that no other beats in both time and memory, the fastest first."""
     least = inf
     for pipe in sorted(pipes, key=lambda pipe: pipe.step):
         if (peak := pipe.largest().peak) < least:
@@ -343,8 +346,8 @@ def unbeaten(pipes: Sequence[Pipe]) -> Iterator[Pipe]:
 
 
 def units_of(ledger: Ledger) -> Iterator[CostUnit]:
-    """The rows of a ledger by the call of a block that they belong to. Weights are known by the gradients that they get; those that get
-    none are taken to lie evenly."""
+    """A ledger's rows grouped by the block call they belong to. A unit's weights are known by the size of their
+    gradients; frozen weights are assumed to be spread evenly."""
     known = {row.name: row.gradient for row in ledger.at_zero_batch or ledger.blocks}
     rows: list[list[Block]] = []
     before: list[Block] = []
@@ -362,7 +365,7 @@ def units_of(ledger: Ledger) -> Iterator[CostUnit]:
         arriving = next((row.output for row in reversed(own) if row.inside), 0.0)
 
 
-@lru_cache(1 << 12)  # a ranking asks for the same chain again and again
+@lru_cache(1 << 12)  # a ranking asks for the same chain many times
 def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> tuple[int, ...]:
     return best_cut(chain, replace(workers, world=stages), stages).blocks
 
@@ -371,19 +374,19 @@ def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> 
 def smallest_cut(
     chain: tuple[BlockCost, ...], workers: Workers, per_weight: float, held: tuple[int, ...], stashed: bool
 ) -> tuple[int, ...]:
-    """The cut whose largest stage needs the least memory, where each stage holds so many pieces."""
+    """The cut whose largest stage needs the least memory, where each stage holds so many micro-batches."""
     stages = len(held)
     holding = Holding(per_weight=per_weight, held=lambda to_come: held[stages - to_come], stashed=stashed)
     return least_demanding(chain, workers, stages, holding).blocks
 
 
 @cache
-def compiled(
+def compile_schedule(
     schedule: str, stages: int, pieces: int, chunks: int, slices: int = 1
 ) -> tuple[tuple[int, int, float, tuple[tuple[int, bool], ...]], ...]:
-    """A schedule as numbers, in an order in which it can be done: worker, chunk with 0 for forward and 1 for backward, the share of that,
-    and who comes before, by number, and whether it is another worker's."""
-    numbers: dict[Action, tuple[int, int]] = {}  # by action: its number, and who does it
+    """A schedule as numbers, in a possible order of execution. Each entry: worker; 2 x chunk, plus 1 for backward;
+    share of that work; and the entries it depends on, each with whether it is another worker's."""
+    numbers: dict[Action, tuple[int, int]] = {}  # action -> its entry and its worker
     done = []
     for worker, action, needed in doable(in_slices(orders(schedule, stages, pieces, chunks), slices)):
         known = [numbers[one] for one in needed]
@@ -399,7 +402,7 @@ def compiled(
     return tuple(done)
 
 
-def played(
+def schedule_seconds(
     schedule: str,
     stages: int,
     pieces: int,
@@ -408,11 +411,11 @@ def played(
     carried: float,
     slices: int = 1,
 ) -> float:
-    """Seconds of the whole: what `schedule.timed` finds, in a fraction of the time."""
+    """Seconds of the whole schedule, as `schedule.timeline_of` finds them, in a fraction of the time."""
     spent = [one for both in seconds for one in both]
     free = [0.0] * stages
     ended: list[float] = []
-    for worker, place, share, before in compiled(schedule, stages, pieces, chunks, slices):
+    for worker, place, share, before in compile_schedule(schedule, stages, pieces, chunks, slices):
         begin = free[worker]
         for number, far in before:
             come = ended[number] + carried if far else ended[number]

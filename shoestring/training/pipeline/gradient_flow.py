@@ -1,13 +1,15 @@
-"""Which values that cross a cut get a gradient back, read off autograd's graph of one forward and loss.
+"""Find which values that cross a cut get a gradient back, from autograd's graph of one forward and loss.
 
-That a value asks for a gradient does not say that one comes: the model may detach it later, or use it without gradients. A stage must know
-before it waits, and no weight gets zeros for a gradient that does not come, which weight decay and momentum would move.
+A value that requires a gradient need not get one: the model may detach it later, or use it without gradients. A stage
+must know that before it waits, and a weight must not get zeros in place of a missing gradient, because weight decay and
+momentum would then move it.
 
-    cut c       nodes that were made after it, reached from the loss, belong to later stages
-    a value     gets a gradient over the cut if one of these nodes hands it one
+    cut c       nodes that were made after it, and that the loss reaches, belong to later stages
+    a value     gets a gradient over the cut if one of these nodes passes it one
 
-A function with a backward of its own (a checkpoint with use_reentrant=True) computes without gradients and gives its result one when it
-ends. Its node was made when it began, and belongs where it ended: blocks that it called, and cuts before them, lie in between.
+A function with its own backward (a checkpoint with use_reentrant=True) computes without gradients and gives its result
+one when it ends. Its node was made when it began, but belongs where it ended: the blocks that it called, and cuts
+before them, lie in between.
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from shoestring.core.private import made_at, next_node_number, unseen_functions
 
 K = TypeVar("K")
-Edge = tuple[Node, int]  # a node, and which of its outputs
+Edge = tuple[Node, int]  # a node, and the index of one of its outputs
 
 
 class GradientFlow(Generic[K]):
-    """The graph of one forward, as it is at every cut. Values have keys."""
+    """The autograd graph of one forward, as it is at every cut. Values are identified by keys."""
 
     def __init__(self) -> None:
         self.alive: dict[K, weakref.ref[Tensor]] = {}
         self.cuts: list[
             tuple[int, dict[K, Edge]]
-        ] = []  # the number of the next node, and where gradients of values would arrive
-        self.without: dict[K, int] = {}  # values that were made without a gradient, and how many cuts were before them
-        self.ended: dict[Node, int] = {}  # nodes of functions that gave such values one: cuts before they ended
-        self.within: set[int] = set()  # cuts in such functions that gradients reach, once these were followed
+        ] = []  # per cut: the number of the next node, and the edges at which gradients of values would arrive
+        self.without: dict[K, int] = {}  # values made without a gradient -> number of cuts before them
+        self.ended: dict[Node, int] = {}  # nodes of functions that later gave such values one -> cuts before they ended
+        self.within: set[int] = set()  # cuts inside such functions that gradients reach, found on the way
 
     def note(self, key: K, value: Tensor) -> None:
         self.alive[key] = weakref.ref(value)
@@ -56,11 +58,11 @@ class GradientFlow(Generic[K]):
         self.cuts.append((next_node_number(), found))
 
     def reached(self, loss: object) -> list[set[K]]:
-        """Of every cut, the values that get a gradient over it."""
+        """For every cut, the values that get a gradient over it."""
         edges: set[Edge] = set()
         seen: set[Node] = set()
         begins = [begin for begin, _ in self.cuts]
-        waiting: list[list[Node]] = [[] for _ in range(len(begins) + 1)]  # nodes, by the number of cuts before them
+        waiting: list[list[Node]] = [[] for _ in range(len(begins) + 1)]  # nodes by the number of cuts before them
 
         def hand_to(node: Node, output: int, last: int) -> None:
             edges.add((node, output))
@@ -74,9 +76,7 @@ class GradientFlow(Generic[K]):
         if isinstance(loss, Tensor) and loss.requires_grad:
             hand_to(*edge_of(loss), len(begins))
         found: list[set[K]] = []
-        for place in range(
-            len(begins), -1, -1
-        ):  # from what was made after the last cut to what was made before the first
+        for place in range(len(begins), -1, -1):  # from nodes after the last cut to nodes before the first
             while waiting[place]:
                 for node, output in waiting[place].pop().next_functions:
                     if node is not None:
@@ -87,6 +87,6 @@ class GradientFlow(Generic[K]):
 
 
 def edge_of(value: Tensor) -> Edge:
-    with unseen_functions():  # to look at a value is not to use it
+    with unseen_functions():  # inspecting a value must not count as a use
         edge: GradientEdge = get_gradient_edge(value)
     return edge.node, edge.output_nr

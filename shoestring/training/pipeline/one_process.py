@@ -1,8 +1,7 @@
-"""All stages of a pipeline in one process, one action after the other: what a trial compares with plain training.
+"""All stages of a pipeline in one process, one action after the other: trials compare this with plain training.
 
-The engine is that of real workers (training/pipeline/stages.py). Messages lie in memory, and nobody waits: an action
-is done when all that it needs
-is done, so a message that is not there then would never come, and is an error.
+The engine is the one real workers use (training/pipeline/stages.py). Messages stay in memory and nobody waits: an
+action runs only when everything that it needs is done, so a missing message is an error.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
-from shoestring.training.pipeline.schedule import Action, named, needs
+from shoestring.training.pipeline.schedule import Action, action_text, needs
 from shoestring.training.pipeline.stages import Stages
 
-Mail = dict[tuple[int, int, int], deque[Tensor]]  # by who sends, who receives, and the tag
+Mail = dict[tuple[int, int, int], deque[Tensor]]  # by (sender, receiver, tag)
 
 
 class MailLink(Link):
-    """A stage's place among stages of the same process."""
+    """A stage's link to the other stages of the same process."""
 
     imagined = False
 
@@ -39,7 +38,7 @@ class MailLink(Link):
         return CompletedWork()
 
     def receive(self, tensor: Tensor, source: int | None = None, tag: int = 0) -> int:
-        assert source is not None, "stages know whom they receive from"
+        assert source is not None, "a stage knows whom it receives from"
         waiting = self.mail[source, self.rank, tag]
         if not waiting or waiting[0].shape != tensor.shape or waiting[0].dtype != tensor.dtype:
             sent = f"something of shape {tuple(waiting[0].shape)} and {waiting[0].dtype}" if waiting else "nothing"
@@ -53,7 +52,7 @@ class MailLink(Link):
 
 
 def mail_meshes(stages: int) -> list[Mesh]:
-    """The meshes of stages that send each other messages in one process."""
+    """The meshes of stages that send each other messages within one process."""
     mail: Mail = defaultdict(deque)
     links = [MailLink(rank, stages, mail) for rank in range(stages)]
     return [Mesh(link, {"data": Link(), "stage": link, "tensor": Link()}) for link in links]
@@ -61,7 +60,7 @@ def mail_meshes(stages: int) -> list[Mesh]:
 
 @dataclass
 class StagesHere:
-    """A `StageLine` of the real engines; `runs` are those of the stages, in order."""
+    """A `StageLine` that uses the real engine; `runs` are the stages' runs, in order."""
 
     runs: Sequence[Run]
     engines: list[Stages] = field(init=False)
@@ -83,7 +82,7 @@ class StagesHere:
             ]
             if not ready:
                 raise Mistake(
-                    f"the stages wait for each other: {', '.join(named(one) for one in turn if one is not None)}"
+                    f"the stages wait for each other: {', '.join(action_text(one) for one in turn if one is not None)}"
                 )
             for rank, action in ready:
                 turn[rank] = next(doing[rank], None)

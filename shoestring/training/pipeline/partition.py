@@ -1,25 +1,29 @@
-"""Where to cut a chain of blocks into stages: by hand, by parameters, by time, or by an exact program that knows links and memory.
+"""Where to cut a chain of blocks into stages: by hand, by parameters, by time, or by an exact program for given links
+and memory.
 
-A pipeline is as fast as its slowest stage. Of stage i..j on r workers (*copies* of the stage, which take turns at the pieces), per piece:
+A pipeline is as fast as its slowest stage. Per micro-batch, a stage i..j on r workers (*copies* of the stage, which
+take turns) needs:
 
     work     sum_{k=i..j} forward_k + backward_k
     cuts     seconds of what crosses the cut before i, and the one after j
-    sum      seconds of adding up the stage's gradients between its copies, once a batch of M pieces: a ring, 2 (r - 1)/r weights
-    time     max(work / r + sum / M, cuts / r)                links that carry while workers compute: a pipeline of its own
-             (work + what the stage itself sends) / r + sum / M       links that take the workers' time
-    memory   weights x per_weight + kept x ceil(held / r)     held: pieces that are in the stage at once; in 1F1B with S stages
+    sum      seconds of all-reducing the stage's gradients between its copies, once per batch of M micro-batches: 2 (r - 1)/r weights
+    time     max(work / r + sum / M, cuts / r)                if links carry while workers compute: then they form a pipeline too
+             (work + what the stage itself sends) / r + sum / M       if links take the workers' time
+    memory   weights x per_weight + kept x ceil(held / r)     held: micro-batches in the stage at once; in 1F1B with S stages
                                                               at most S - s in stage s, so the first stages need most
-             PipeDream stashes weights with every piece but the newest: + weights x (ceil(held / r) - 1)
+             PipeDream stashes weights with every micro-batch but the newest: + weights x (ceil(held / r) - 1)
 
-and wanted is the cut (with copies) whose slowest stage is fastest, where no stage needs more than a device has. For a time T, let
-fewest(d, i) be the least number of workers with which blocks i.. run in d stages that all take T or less:
+We want the cut (with copies) whose slowest stage is fastest while no stage needs more memory than a device has. For a
+time T, let fewest(d, i) be the smallest number of workers with which blocks i.. run in d stages that all take T or
+less:
 
     fewest(d, i) = min_j  copies(i, j, d, T) + fewest(d - 1, j)         copies: the least that make i..j-1 fast and small enough
 
-The least T with fewest(S, 0) <= workers is one of the finitely many times that a stage can take, so it is found by halving them: exact.
-This is the program of Narayanan, Harlap, Phanishayee et al., PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019,
-arXiv 1806.03377 (section 3.1, on one level of machines), turned round so that memory, which depends on the stages still to come,
-fits in; its formula is the first of the two times.
+The least T with fewest(S, 0) <= workers is one of finitely many possible stage times, so bisection over them finds it
+exactly.
+This is the program of Narayanan, Harlap, Phanishayee et al., PipeDream: Generalized Pipeline Parallelism for DNN
+Training, SOSP 2019, arXiv 1806.03377 (section 3.1, on one level of machines), solved from the other end because the
+memory of a stage depends on the stages after it; its formula is the first of the two times.
 """
 
 from __future__ import annotations
@@ -38,18 +42,18 @@ from shoestring.core.ledger_parts import Workers
 from shoestring.core.units import bytes_text
 
 Table = np.ndarray[Any, Any]
-NEVER = 1 << 20  # workers: more than there are
+NEVER = 1 << 20  # more workers than there are
 
 
 @dataclass(frozen=True)
 class BlockCost:
-    """One block of the chain: what it takes for one piece of the batch."""
+    """One block of the chain: its cost for one micro-batch."""
 
     name: str
     forward: float = 0.0  # seconds
     backward: float = 0.0  # seconds
     weights: float = 0.0  # bytes
-    kept: float = 0.0  # bytes from its forward to its backward
+    kept: float = 0.0  # bytes kept from its forward to its backward
     crossing: float = 0.0  # bytes that a cut right before it sends forward
     returning: float = 0.0  # bytes of gradients that come back over that cut
 
@@ -60,21 +64,21 @@ class BlockCost:
 
 @dataclass(frozen=True)
 class Holding:
-    """What a stage holds on a device, and how much there may be."""
+    """The memory a stage needs on a device, and the limit."""
 
     memory: float = inf  # bytes of a device
-    per_weight: float = 1.0  # bytes per byte of weights: 1, and what gradients and the optimizer's state take
+    per_weight: float = 1.0  # bytes per byte of weights: 1 plus gradients and optimizer state
     held: Callable[[int], int] = field(
         default=lambda to_come: 1
-    )  # pieces in a stage at once, by S - s: the stages from it to the last
-    stashed: bool = False  # every piece but the newest keeps the weights that it began with
+    )  # micro-batches in a stage at once, by S - s: the number of stages from it to the last
+    stashed: bool = False  # whether every micro-batch but the newest keeps the weights that it began with
 
 
 @dataclass(frozen=True)
 class StageCut:
     blocks: tuple[int, ...]  # of every stage
     copies: tuple[int, ...]  # workers of every stage
-    seconds: float  # of the slowest stage, per piece
+    seconds: float  # of the slowest stage, per micro-batch
     memory: tuple[float, ...]  # bytes that every stage needs on each of its devices
 
 
@@ -87,17 +91,17 @@ class NothingFits(Mistake):
 
 
 def one_forward_one_backward(pieces: int) -> Callable[[int], int]:
-    """Pieces that 1F1B holds in a stage, by the stages from it to the last."""
+    """Micro-batches that 1F1B holds in a stage, by the number of stages from it to the last."""
     return lambda to_come: min(pieces, to_come)
 
 
 def all_forward_first(pieces: int) -> Callable[[int], int]:
-    """Pieces that GPipe holds: all of them, in every stage."""
+    """Micro-batches that GPipe holds: all of them, in every stage."""
     return lambda to_come: pieces
 
 
 def by_hand(count: int, balance: Sequence[int]) -> tuple[int, ...]:
-    """The blocks of every stage as given, if they are all of them.
+    """`balance` as the number of blocks in every stage; refused unless it places all blocks.
 
     >>> by_hand(8, [3, 5])
     (3, 5)
@@ -125,7 +129,7 @@ def by_time(chain: Sequence[BlockCost], stages: int) -> tuple[int, ...]:
 
 
 def smallest_maximum(values: Sequence[float], stages: int) -> tuple[int, ...]:
-    """How many of the values, in order, each of so many parts gets, so that the largest sum of a part is least.
+    """How many consecutive values each part gets so that the largest sum of a part is smallest.
 
     >>> smallest_maximum([1, 1, 1, 1, 4], 2), smallest_maximum([5, 1, 1, 1], 3)
     ((4, 1), (1, 1, 2))
@@ -142,10 +146,10 @@ def best_cut(
     pieces: int = 1,
     holding: Holding | None = None,
 ) -> StageCut:
-    """The cut whose slowest stage is fastest, among those that fit and use `workers.world` devices or fewer.
+    """The cut whose slowest stage is fastest, among those that fit in memory and use at most `workers.world` devices.
 
-    With 0 stages their number is free; if `copied`, a stage may be on several workers. `pieces` make a batch, after which copies add up
-    their gradients.
+    With 0 stages their number is free; if `copied`, a stage may be on several workers. `pieces` micro-batches make a
+    batch, after which copies all-reduce their gradients.
 
     >>> best_cut([BlockCost("", forward=seconds) for seconds in (9, 1, 2, 3)], Workers(world=2), 2).blocks
     (1, 3)
@@ -175,7 +179,7 @@ def least_demanding(chain: Sequence[BlockCost], workers: Workers, stages: int, h
 
 
 def smallest(candidates: Table, enough: Callable[[float], bool]) -> float:
-    """The least of the candidates that is enough, where everything above one that is enough is so, too."""
+    """The smallest candidate that is enough, where every larger one is enough too (bisection)."""
     low, high = 0, len(candidates) - 1
     while low < high:
         middle = (low + high) // 2
@@ -187,17 +191,18 @@ def smallest(candidates: Table, enough: Callable[[float], bool]) -> float:
 
 
 class Search:
-    """The tables of one chain: index [i, j] is the stage of the blocks i..j-1, index [i, j, r - 1] that stage on r workers."""
+    """The tables for one chain: index [i, j] is the stage of blocks i..j-1, index [i, j, r - 1] that stage on r
+    workers."""
 
     def __init__(
         self, chain: Sequence[BlockCost], workers: Workers, stages: int, copied: bool, pieces: int, holding: Holding
     ) -> None:
         self.count, self.workers, self.stages, self.holding = len(chain), workers, stages, holding
-        self.most = stages or min(workers.world, self.count)  # stages
-        self.copies = np.arange(1, (workers.world if copied else 1) + 1, dtype=np.int32)  # that a stage may have
+        self.most = stages or min(workers.world, self.count)  # largest number of stages
+        self.copies = np.arange(1, (workers.world if copied else 1) + 1, dtype=np.int32)  # possible copies of a stage
         weights = spans([layer.weights for layer in chain])
         factor = holding.per_weight - 1 if holding.stashed else holding.per_weight
-        self.fixed = weights * factor  # bytes, and bytes per piece that is held
+        self.fixed = weights * factor  # bytes; and bytes per micro-batch that is held
         self.per_piece = spans([layer.kept for layer in chain]) + (weights if holding.stashed else 0.0)
         self.held = [max(holding.held(to_come), 1) for to_come in range(1, self.most + 1)]
         begins, ends = np.indices(weights.shape)
@@ -207,11 +212,11 @@ class Search:
     def timed(self, chain: Sequence[BlockCost], weights: Table, pieces: int) -> Table:
         seconds, r = self.workers.seconds, self.copies
         work = spans([layer.seconds for layer in chain])
-        back = np.array([0.0, *(seconds(layer.returning, 1) for layer in chain[1:]), 0.0])  # of the cut before a block
+        back = np.array([0.0, *(seconds(layer.returning, 1) for layer in chain[1:]), 0.0])  # over each cut
         forth = np.array([0.0, *(seconds(layer.crossing, 1) for layer in chain[1:]), 0.0])
         each = (
             weights[..., None] * self.workers.per_byte_sent / r + self.workers.per_message
-        )  # of the ring's 2 (r - 1) messages
+        )  # of the all-reduce's 2 (r - 1) messages
         adding = 2 * (r - 1) * each / max(pieces, 1)
         if self.workers.hides:
             cuts = np.maximum.outer(back + forth, back + forth)
@@ -233,7 +238,7 @@ class Search:
         return bool((tables[-1] if self.stages else np.array(tables))[..., 0].min() <= self.workers.world)
 
     def fewest(self, time: float, memory: float) -> list[Table]:
-        """By d = 0, 1, ... stages, for every i: the least workers with which the blocks i.. fit in d stages."""
+        """For d = 0, 1, ... stages and every i: the fewest workers with which blocks i.. fit in d stages."""
         tables = [np.full(self.count + 1, NEVER, dtype=np.int32)]
         tables[0][self.count] = 0
         enough = self.enough(time)
@@ -243,12 +248,14 @@ class Search:
         return tables
 
     def enough(self, time: float) -> Table:
-        """At [i, j, r - 1]: the least copies, r or more, with which the stage takes so long or less. More are not always faster."""
+        """At [i, j, r - 1]: the fewest copies, r or more, with which the stage takes at most `time`. More copies are
+        not always faster."""
         fast = np.where((self.times <= time) & self.real[..., None], self.copies, np.int32(NEVER))
         return np.minimum.accumulate(fast[..., ::-1], axis=-1)[..., ::-1]
 
     def needed(self, enough: Table, held: int, memory: float) -> Table:
-        """The least copies of every stage that make it fast enough, and so small that it fits with so many pieces in it."""
+        """The fewest copies of every stage that make it fast enough and fit in memory with `held` micro-batches in
+        it."""
         reached, small = enough[..., 0], self.small(held, memory)
         if len(self.copies) > 1 and (small[self.real] > 1).any():
             reached = np.take_along_axis(enough, np.minimum(small, len(self.copies))[..., None] - 1, axis=-1)[..., 0]
@@ -256,16 +263,16 @@ class Search:
 
     @cache  # noqa: B019 (a search lives as long as one call of best_cut)
     def small(self, held: int, memory: float) -> Table:
-        """The least copies with which a stage fits, where the stage as a whole holds so many pieces."""
+        """The fewest copies with which a stage fits, where the stage as a whole holds `held` micro-batches."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.floor((memory - self.fixed) / self.per_piece)  # pieces that a copy has room for,
+            share = np.floor((memory - self.fixed) / self.per_piece)  # micro-batches that a copy has room for,
         share = np.clip(np.nan_to_num(share, nan=held, posinf=held, neginf=0), 0, held)
-        share -= self.fixed + self.per_piece * share > memory  # and what rounding got wrong about it
+        share -= self.fixed + self.per_piece * share > memory  # corrected for rounding
         share += (share < held) & (self.fixed + self.per_piece * (share + 1) <= memory)
         return np.where(share >= 1, np.ceil(held / np.maximum(share, 1)), NEVER).astype(np.int32)
 
     def found(self, time: float) -> StageCut:
-        """The cut behind the least time."""
+        """The cut that reaches the least time."""
         tables = self.fewest(time, self.holding.memory)
         stages = self.stages or next(number for number, table in enumerate(tables) if table[0] <= self.workers.world)
         enough, begin = self.enough(time), 0

@@ -1,20 +1,22 @@
-"""PipeDream: a pipeline that does not wait between batches. Weights move after the backward of every piece.
+"""PipeDream: a pipeline that does not drain between batches. Weights are updated after every micro-batch's backward.
 
-    stage s of S     forward of piece k, then backward of piece k - (S-1-s) and an update with its gradient; and so on over all batches
-    forward          with the newest weights that the stage has. With vertical sync: with those of the version that the first stage had
-                     when the piece entered
-    backward         with the weights of the piece's own forward: every stage keeps those that pieces on their way began with (the stash)
-    staleness        a gradient of stage s is applied after S-1-s updates that its forward did not know; with vertical sync, S-1 at all
-    stash            S-1-s copies of the stage's weights beside the newest; with vertical sync, S-1 at all
+    stage s of S     forward of micro-batch k, then backward of micro-batch k - (S-1-s) and an update with its gradient; over all batches
+    forward          with the stage's newest weights. With vertical sync: with the version that the first stage had when the
+                     micro-batch entered
+    backward         with the weights of the micro-batch's own forward: every stage keeps those of micro-batches in flight (the stash)
+    staleness        a gradient of stage s is S-1-s updates late; with vertical sync, S-1 at every stage
+    stash            S-1-s copies of the stage's weights beside the newest; with vertical sync, S-1 at every stage
 
-What a batch is to plain training, a piece is here: its loss is the mean over the piece, and the learning rate is the job's. So a batch of
-M pieces makes M updates, each with a gradient of 1/M of its samples, at the rate that the schedule gives for the batch in whose step the
-backward happens. The loss of a step is the mean over the pieces whose backward it did, most of which are of this batch, and the first
-of the one before; losses come back with the gradients.
+A micro-batch takes the role of a batch: its loss is the mean over the micro-batch, and the learning rate is the job's.
+So a batch of M micro-batches makes M updates, each with the gradient of 1/M of its samples, at the rate that the
+schedule gives for the batch in whose step the backward happens. The loss of a step is the mean over the micro-batches
+whose backward it did: most belong to this batch, the first ones to the previous batch. Losses travel back with the
+gradients.
 
-Every few steps (`flush`), after the last, and after a batch of fewer pieces than stages, all backwards are done before the step ends: the
-line drains. Only then have all stages made the same updates, and only then is saved, validated or stopped. What a stage does in which
-order is fixed, so the result does not depend on how fast the workers are, and a run that goes on from a checkpoint ends with the same bits.
+The pipeline drains (all backwards are done before the step ends) every `flush` steps, after the last step, and after a
+batch of fewer micro-batches than stages. Only then have all stages made the same updates, so only then can a run be
+saved, validated or stopped. The order of a stage's work is fixed, so the result does not depend on how fast the workers
+are, and a resumed run ends with the same bits.
 Narayanan et al.: PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, arXiv 1806.03377.
 
 Contract: `Run.synchronised` is true after steps in which the line drained, and whoever wants weights of one version
@@ -43,31 +45,31 @@ from shoestring.training.pipeline.stages import VALUES, Stages
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain
 
-LOSS = VALUES - 1  # the number of the loss among what crosses a cut backward
-WINDOW = 1024  # pieces after which their numbers in messages begin again; far more than are ever on their way
+LOSS = VALUES - 1  # the loss's number among the values that cross a cut backward
+WINDOW = 1024  # micro-batch numbers in messages wrap around after so many; far more than are ever in flight
 
 
 @dataclass
 class Underway:
-    """A piece between its forward and its backward in this stage."""
+    """A micro-batch between its forward and its backward in this stage."""
 
-    number: int  # among all that were computed
+    number: int  # counts all micro-batches of the run
     version: int  # of the weights that it uses
-    loss: Tensor | None  # known where the model ends
+    loss: Tensor | None  # known at the last stage
 
 
 class Versions:
-    """The weights of a stage: the newest, and older ones that are still used. A version is the number of updates before it."""
+    """A stage's weights: the newest, and older versions still in use. A version is the number of updates before it."""
 
     def __init__(self, weights: Sequence[nn.Parameter]) -> None:
         self.weights = tuple(weights)
         self.newest = 0
         self.older: dict[int, list[Tensor]] = {}
-        self.most = 0  # bytes that older ones took at once
+        self.most = 0  # largest number of bytes that older versions took
 
     @contextmanager
     def used(self, version: int) -> Iterator[None]:
-        """While inside, the weights have the numbers of a version."""
+        """While inside, the weights have the values of this version."""
         if version == self.newest:
             yield
             return
@@ -83,10 +85,10 @@ class Versions:
             one.data = value
 
     def move(self, update: Callable[[], None], needed: int) -> None:
-        """Update the newest weights; versions from `needed` on are used later.
+        """Update the newest weights; later work needs versions from `needed` on.
 
-        What autograd has saved of a weight that is kept is not written to, because the newest numbers get a storage of their own. It
-        counts writes by weight, though, so these are not shown to it.
+        The newest weights get new storage, so tensors that autograd saved of older versions are not overwritten.
+        Autograd counts writes per weight, though, so these writes are hidden from it.
         """
         if needed <= self.newest:
             self.older[self.newest] = [one.data for one in self.weights]
@@ -100,7 +102,7 @@ class Versions:
 
 
 class PipeDream(Stages):
-    """One worker's part of such a pipeline."""
+    """One worker's part of a PipeDream pipeline."""
 
     def __init__(
         self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], pieces: int, flush: int, vertical: bool
@@ -121,13 +123,13 @@ class PipeDream(Stages):
         self.lag = staleness(link.world, link.rank)
         self.versions = Versions(self.own_weights)
         self.underway: deque[Underway] = deque()
-        self.entered = self.drained_at = 0  # pieces so far; and when the line drained
+        self.entered = self.drained_at = 0  # micro-batches so far; that number when the pipeline drained last
         self.step = 0
-        self.due = True  # the line drains in this step
-        self.now = run  # the run as it was in the last step, for who drains after it
-        self.loss: Tensor | None = None  # of the piece whose backward is done now
+        self.due = True  # whether the pipeline drains in this step
+        self.now = run  # the run as of the last step, for a drain after it
+        self.loss: Tensor | None = None  # of the micro-batch whose backward is running
 
-    # The step
+    # One step
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         device = next(iter(self.own_weights or self.by_name.values())).device
@@ -147,12 +149,12 @@ class PipeDream(Stages):
         return torch.stack(losses).mean()
 
     def version_of(self, number: int) -> int:
-        """The version of the weights that a piece uses in its forward."""
+        """The version of the weights that a micro-batch's forward uses."""
         behind = self.link.world - 1 if self.vertical else self.lag
         return max(self.drained_at, number - behind)
 
     def enter(self, now: Run, piece: Batch) -> None:
-        """The forward of a piece."""
+        """The forward of a micro-batch."""
         number, version = self.entered, self.version_of(self.entered)
         self.begun = time.perf_counter()
         with self.versions.used(version):
@@ -161,8 +163,8 @@ class PipeDream(Stages):
         self.entered += 1
 
     def leave(self, now: Run, needed: int) -> Tensor:
-        """The backward of the piece that has been on its way for longest, and the update; gives its loss. Pieces to come use weights from
-        the version `needed` on."""
+        """The backward of the oldest micro-batch in flight, and the update; returns its loss. Later micro-batches use
+        weight versions from `needed` on."""
         piece = self.underway.popleft()
         action = self.action(Kind.BACKWARD, piece.number)
         loss = self.loss = piece.loss if piece.loss is not None else self.received_loss(action)
@@ -170,7 +172,7 @@ class PipeDream(Stages):
             silent = self.flights[action.piece, action.chunk].root is None
             self.begun = time.perf_counter()
             self.backward_piece(now, action)
-        if silent:  # nothing wants a gradient here: the loss goes on all the same
+        if silent:  # no value here needs a gradient, but the loss must travel on
             self.send((), (), action, Kind.BACKWARD, action.chunk - 1)
         self.versions.move(lambda: self.run.update(now), min([needed, *(one.version for one in self.underway)]))
         for one in self.own_weights:
@@ -178,7 +180,7 @@ class PipeDream(Stages):
         return loss
 
     def drain(self) -> list[Tensor]:
-        """Finish all pieces that are on their way: then every stage has made as many updates."""
+        """Finish all micro-batches in flight; then every stage has made equally many updates."""
         losses = []
         while self.underway:
             losses.append(self.leave(self.now, self.entered))
@@ -197,11 +199,11 @@ class PipeDream(Stages):
         return loss
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
-        """As every pipeline does; backward, the loss goes with the gradients."""
+        """As in every pipeline; in backward, the loss travels with the gradients."""
         if kind is Kind.FORWARD or action.chunk == 0:
             super().send(made, numbers, action, kind, chunk)
         else:
-            assert self.loss is not None, "it came before this backward began"
+            assert self.loss is not None, "the loss came before this backward began"
             super().send([*made, self.loss], [*numbers, LOSS], action, kind, chunk)
 
     # Between steps
@@ -219,15 +221,16 @@ class PipeDream(Stages):
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
-        """All workers ask for it, for weights of one version: where data ended before the step that was to be the last, the line drains."""
+        """The weights of one version, requested by all workers; drains first if the data ended before the planned last
+        step."""
         self.drain()
         return super().kept
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is on its way when it is asked for
+        return {"step": self.step, "stash_bytes": self.versions.most}  # nothing is in flight when this is called
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.step = state.get("step", 0)  # another schedule has none
+        self.step = state.get("step", 0)  # another schedule saves none
         self.versions.most = state.get("stash_bytes", 0)
 
     @property
@@ -235,20 +238,21 @@ class PipeDream(Stages):
         stages = range(self.link.world)
         stale = [self.link.world - 1 if self.vertical else staleness(self.link.world, stage) for stage in stages]
         return (
-            f"pipedream: weights move after every piece, {self.pieces} times a batch at the job's learning rate, and the gradients of "
-            f"stages {', '.join(map(str, stages))} are {', '.join(map(str, stale))} updates late; the line drains every {self.flush} "
-            f"steps, and only then is saved, validated or stopped"
+            f"pipedream: weights are updated after every micro-batch, {self.pieces} times a batch at the job's learning rate, and the "
+            f"gradients of stages {', '.join(map(str, stages))} are {', '.join(map(str, stale))} updates late; the pipeline drains every "
+            f"{self.flush} steps, and the run is saved, validated or stopped only then"
         )
 
 
 CLIPS = (
-    "the job clips gradients by their global norm, and with schedule='pipedream' the stages have the gradients of a piece at "
+    "the job clips gradients by their global norm, and with schedule='pipedream' the stages have a micro-batch's gradients at "
     "different times: use schedule='1f1b', or a job without clip"
 )
 
 
 def refuse_views(model: nn.Module, weights: Sequence[nn.Parameter]) -> None:
-    """A tensor of the model that shares memory with a weight would not follow it: the newest weights get memory of their own."""
+    """Refuse tensors that share memory with a weight: the newest weights get memory of their own, which such a tensor
+    would miss."""
     own = {storage_id_of(one): one for one in weights}
     named = {id(one): name for name, one in model.named_parameters()}
     for path, module in model.named_modules():

@@ -1,15 +1,14 @@
-"""Pipeline: every worker holds some layers of the model; a batch goes through them in pieces.
+"""Pipeline: every worker holds some layers of the model (a stage); a batch passes through the stages in micro-batches.
 
-    idle        (S - 1) / (M + S - 1)         of S stages and M equal pieces, for gpipe and 1f1b;
-    training/pipeline/schedule.py has the others
-    memory      weights / S                   and the activations of the pieces that are on their way: of stage s at most S - s with 1f1b
+    idle        (S - 1) / (M + S - 1)         with S stages and M equal micro-batches, for gpipe and 1f1b; schedule.py has the others
+    memory      weights / S                   and the activations of micro-batches in flight: at most S - s at stage s with 1f1b
     sent        values that cross a cut, once forward, and their gradients once backward
 
-Exact: gradients of all pieces are added up before the update, as in one process that splits the batch. What crosses a cut (skip
-connections, masks that blocks make) is carried along from stage to stage; a weight that several stages use is held by each of them, and
-its gradients are added up. With `pipedream` weights are updated after every piece instead, and nobody waits
-(training/pipeline/pipedream.py):
-that is inexact, and gradients are S - 1 - s updates late at stage s.
+Exact: the gradients of all micro-batches are summed before the update, as with gradient accumulation in one process.
+Values that cross several cuts (skip connections, masks that blocks make) are passed on from stage to stage; a weight
+that several stages use is held by each of them, and its gradients are summed. With `pipedream` weights are updated
+after every micro-batch instead, and nobody waits (training/pipeline/pipedream.py): that is inexact, and gradients are S
+- 1 - s updates late at stage s.
 Huang et al.: GPipe, 2018, arXiv 1811.06965; Narayanan et al.: PipeDream, 2018, arXiv 1806.03377.
 """
 
@@ -32,17 +31,17 @@ from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
-from shoestring.training.pipeline.cost import STASHING, Pipe, piped, worth_trying
+from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of, worth_trying
 from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.partition import smallest_maximum
 from shoestring.training.pipeline.pipedream import CLIPS, PipeDream
-from shoestring.training.pipeline.schedule import SCHEDULES, Orders, checked, orders
+from shoestring.training.pipeline.schedule import SCHEDULES, Orders, check_schedule, orders
 from shoestring.training.pipeline.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain
 from shoestring.training.technique import MIXED, TrainingTechnique
 
-FURTHER = 2.5  # times the way of plain training, per piece of a batch, that pipedream's updates go at most
+FURTHER = 2.5  # upper bound per micro-batch: how many times farther than plain training pipedream's updates go
 
 
 @dataclass(frozen=True)
@@ -56,21 +55,21 @@ class Pipeline(TrainingTechnique):
     """
 
     stages: int = 2  # workers that a model is divided between
-    pieces: int = 0  # of a batch; 0: four times as many as stages
-    schedule: str = "1f1b"  # who does what when
-    balance: tuple[int, ...] = ()  # blocks of each chunk, in order; empty: as equal as can be by bytes of weights
-    chunks: int = 1  # that every worker holds, for `interleaved`
+    pieces: int = 0  # micro-batches per batch; 0: four times as many as stages
+    schedule: str = "1f1b"  # who does what when: "naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream"
+    balance: tuple[int, ...] = ()  # blocks in each chunk, in order; empty: weights as equal as possible
+    chunks: int = 1  # chunks per worker, for `interleaved`
     vertical: bool = (
-        False  # for `pipedream`: a piece meets everywhere the version of weights that it met at the first stage
+        False  # for `pipedream`: every stage uses the weight version that the first stage used for the micro-batch
     )
-    flush: int = 16  # for `pipedream`: steps from one time that the line drains to the next
+    flush: int = 16  # for `pipedream`: steps between two drains of the pipeline
 
     order: ClassVar[int] = 12
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "stage"
     splits_batch: ClassVar[bool] = True
     divides: ClassVar[StepDivision] = StepDivision.APART
-    why: ClassVar[str] = "every worker holds some layers; a batch goes through them in pieces"
+    why: ClassVar[str] = "every worker holds some layers; a batch passes through them in micro-batches"
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -95,17 +94,17 @@ class Pipeline(TrainingTechnique):
                 f"Pipeline(balance={list(self.balance)}): give the number of blocks, at least one, of each of the "
                 f"{self.stages * self.chunks} parts that {self.stages} stages x {self.chunks} chunks are"
             )
-        checked(self.schedule, self.stages, self.pieces_wanted, self.chunks)
+        check_schedule(self.schedule, self.stages, self.pieces_wanted, self.chunks)
         if not self.stashes and (self.vertical or self.flush != type(self).flush):
             raise Mistake(
                 f"Pipeline(schedule={self.schedule!r}): vertical and flush are for schedule='pipedream'; leave them out"
             )
         if self.flush < 1:
-            raise Mistake(f"Pipeline(flush={self.flush}): give the steps, one or more, after which the line drains")
+            raise Mistake(f"Pipeline(flush={self.flush}): give 1 or more steps between two drains of the pipeline")
         if self.stashes and self.pieces_wanted < self.stages:
             raise Mistake(
                 f"Pipeline(stages={self.stages}, pieces={self.pieces}, schedule='pipedream'): a batch of fewer pieces than "
-                f"stages does not fill the line, which would drain after each: give pieces={self.stages} or more"
+                f"stages does not fill the pipeline, which would drain after each: give pieces={self.stages} or more"
             )
 
     @property
@@ -120,7 +119,7 @@ class Pipeline(TrainingTechnique):
         return -(-steps // self.flush) if self.stashes else steps
 
     def talking(self, steps: int) -> dict[TrainingTechnique, int]:
-        """Over all steps of pipedream as much is sent as if the line drained after each."""
+        """Pipedream sends as much over all steps as if the pipeline drained after each step."""
         return {replace(self, flush=1): steps} if self.stashes and steps else {}
 
     @property
@@ -158,7 +157,8 @@ class Pipeline(TrainingTechnique):
         world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
         if world % self.stages:
             return (
-                f"{world} workers can't stand in lines of {self.stages}: give a multiple of {self.stages} as --devices"
+                f"{world} workers can't be divided into pipelines of {self.stages} stages: give a multiple of {self.stages} as "
+                f"--devices"
             )
         if parts > calls:
             return f"the model calls {calls} blocks, and {parts} parts need at least one each: give fewer stages"
@@ -176,37 +176,39 @@ class Pipeline(TrainingTechnique):
         return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
-        """With pipedream a batch of M pieces is M updates at the job's rate: it goes further. While gradients stay the same, ten steps of
-        momentum 0.9 go 41 times rate x gradient, and 10 M of them 100 M - 90 times that."""
+        """With pipedream a batch of M micro-batches is M updates at the job's rate, so weights move farther. With a
+        constant gradient and momentum 0.9, ten steps move 41 times rate x gradient, and 10 M steps 100 M - 90 times
+        that."""
         return (MIXED if ledger.has("mixes samples") or not self.stashes else 0.0) + (
             FURTHER * self.pieces_wanted if self.stashes else 0.0
         )
 
     def making(self) -> AbstractContextManager[object]:
-        """A worker makes the whole model and keeps a part of it: what does not fit waits in a file meanwhile."""
+        """A worker constructs the whole model and keeps a part of it; weights that do not fit are swapped to a file
+        meanwhile."""
         return Swap()
 
     def cost(self, ledger: Ledger) -> Ledger:
-        """Of the worker that needs most; training/pipeline/cost.py says how."""
+        """The ledger of the worker that needs most; see training/pipeline/cost.py."""
         return self.pipe(ledger).largest()
 
     def staging(self, ledger: Ledger, after: Ledger) -> Staging:
         return self.pipe(ledger).staging(after)
 
     def tried_as(self) -> Pipeline:
-        """Pipedream's weights move after every piece; its stages compute a piece as those of 1f1b do."""
+        """Pipedream is tried as 1f1b, whose stages compute a micro-batch alike; only the updates differ."""
         return self if not self.stashes else replace(self, schedule="1f1b", vertical=False, flush=type(self).flush)
 
     def line(self, run_of: Callable[[Mesh], Run]) -> StagesHere:
         return StagesHere([run_of(mesh) for mesh in mail_meshes(self.stages)])
 
     def pipe(self, ledger: Ledger) -> Pipe:
-        return piped(
+        return pipe_of(
             ledger, self.stages, self.pieces_wanted, self.schedule, self.chunks, self.balance, self.vertical, self.flush
         )
 
     def bounds(self, chain: Chain, sizes: Sequence[int]) -> list[range]:
-        """The calls of blocks that every chunk has."""
+        """The range of block calls in every chunk."""
         count = self.stages * self.chunks
         if len(chain.calls) < count:
             raise Mistake(
@@ -251,14 +253,15 @@ class Pipeline(TrainingTechnique):
             else Stages(run, link, bounds, self.orders, self.pieces_wanted)
         )
 
-        # Where others divide weights further (TensorParallel), what comes out is in parts too: validation has the whole model then
+        # If another technique divides weights further (TensorParallel), outputs are divided too: then validation
+        # gathers
         together = stages.together if run.together is None else stages.usable
 
         def summed(number: Tensor) -> None:
             run.summed(number)
             link.sum(number).wait()
 
-        if isinstance(stages, PipeDream):  # weights have moved when a step's gradients are there
+        if isinstance(stages, PipeDream):  # weights were updated within the step already
             run = replace(run, update=lambda now: None, synchronised=lambda: stages.due)
         return replace(
             run,
@@ -278,8 +281,8 @@ class Pipeline(TrainingTechnique):
 
 
 def check_kept(chain: Chain, ranges: Sequence[range], played: Collection[str]) -> None:
-    """What a block keeps from call to call is seen by the calls of its own chunk, one piece after the other as in one process; so are the
-    statistics of norms that are `played` later, unless somebody else uses them."""
+    """Refuse blocks whose state calls in another stage or chunk would have to see. Statistics of batch norms that are
+    `played` later are allowed, unless other code reads them."""
     for own in ranges:
         for call in own:
             for other in [other for other in range(len(chain.calls)) if other not in own]:

@@ -1,23 +1,25 @@
-"""Schedules of a pipeline: who does what when, as pure functions of the number of workers and pieces.
+"""Pipeline schedules: who does what when, as pure functions of the number of workers and micro-batches.
 
-A model is cut into *chunks*, one after the other; with V chunks each, worker w of S holds the chunks w, w + S, w + 2 S, ... A batch goes
-through them in *pieces*. An order is what every worker does, one action after the other; data that an action needs are waited for.
+A model is cut into consecutive *chunks*; with V chunks each, worker w of S holds the chunks w, w + S, w + 2 S, ... A
+batch passes through them in micro-batches (`pieces`). An order lists each worker's actions; a worker waits until the
+data for its next action are there.
 
-    naive        one piece after the other, through all chunks and back: one worker computes at a time (plain model parallelism)
+    naive        one micro-batch after the other, through all chunks and back: one worker computes at a time (model parallelism)
     gpipe        all forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965)
-    1f1b         a forward and a backward in turn, so that worker w holds at most S - w pieces (Narayanan et al. 2019, PipeDream-flush)
-    interleaved  1f1b with several chunks a worker: less idle time, more sent (Narayanan et al. 2021, arXiv 2104.04473)
-    zero-bubble  1f1b whose backward is in two halves, of which the second fills idle time (Qi et al. 2023, arXiv 2401.10241, ZB-H1)
-    pipedream    1f1b that never drains between batches; weights move after every piece (Narayanan et al. 2019). Its order is that
-                 of 1f1b over all pieces that are ever computed: give the pieces of all batches at once, or go on with the next batch's
-                 forwards where the last ones of this batch would be missing. A piece meets weights that are `staleness` updates old.
+    1f1b         forward and backward alternate, so worker w holds at most S - w micro-batches (Narayanan et al. 2019, PipeDream-flush)
+    interleaved  1f1b with several chunks per worker: less idle time, more sent (Narayanan et al. 2021, arXiv 2104.04473)
+    zero-bubble  1f1b with each backward in two halves, the second of which fills idle time (Qi et al. 2023, arXiv 2401.10241, ZB-H1)
+    pipedream    1f1b that never drains between batches; weights are updated after every micro-batch (Narayanan et al. 2019). Its order
+                 is that of 1f1b over all micro-batches of the run: give those of all batches at once, or continue with the next
+                 batch's forwards in place of this batch's missing ones. A micro-batch meets weights `staleness` updates old.
 
-In every schedule each chunk does its backwards, and so adds its gradients, in the order of the pieces: the first piece first. The GPipe
-paper goes backwards from the last piece instead, which takes as long and holds as much; in our order all schedules that are exact
-add the same numbers in the same order, and end with the same bits.
+In every schedule each chunk runs its backwards, and so sums its gradients, in the order of the micro-batches. The GPipe
+paper runs the last micro-batch's backward first, which takes the same time and memory; with our order all exact
+schedules add the same numbers in the same order, and end with the same bits.
 
-What crosses a cut is taken in the order in which it was sent. So is all that one worker sends to another, with one exception: of two
-workers that interleave, one sends the other both what comes out of its forwards and its gradients, and these overtake each other.
+Messages over one cut are received in the order in which they were sent. So are all messages from one worker to another,
+except between two workers of an interleaved schedule: one sends the other both outputs of its forwards and gradients,
+and these overtake each other.
 
 Contract: In every schedule a chunk adds its gradients in the order of the pieces
 (tests/training/pipeline/test_schedule.py). What is sent is held until as many messages over the same cut followed as
@@ -40,9 +42,9 @@ SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream"
 
 class Kind(StrEnum):
     FORWARD = "F"
-    BACKWARD = "B"  # of inputs and weights at once
-    INPUTS = "I"  # backward to what came in, which the worker before waits for
-    WEIGHTS = "W"  # the rest of it, for which nobody waits
+    BACKWARD = "B"  # gradients of inputs and weights at once
+    INPUTS = "I"  # gradients of inputs, which the previous stage waits for
+    WEIGHTS = "W"  # gradients of weights, which nobody waits for
 
 
 HALVES = (Kind.INPUTS, Kind.WEIGHTS)
@@ -54,11 +56,11 @@ class Action:
     piece: int
     chunk: int
 
-    def __hash__(self) -> int:  # without the kind, whose own hash is slow: a ranking looks up millions of them
+    def __hash__(self) -> int:  # leaves out the kind, whose hash is slow: a ranking looks up millions of actions
         return hash((self.piece, self.chunk))
 
 
-Orders = tuple[tuple[Action, ...], ...]  # of every worker
+Orders = tuple[tuple[Action, ...], ...]  # the actions of every worker
 
 
 @dataclass(frozen=True)
@@ -70,20 +72,20 @@ class ActionSpan:
     end: float
 
 
-Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in the order of time
+Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in order of time
 
 
 def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
-    """What each of the workers does, in order. `stages` is the number of workers, `chunks` how many chunks of the model each one holds.
+    """The actions of each worker, in order. `stages` is the number of workers, `chunks` the number of chunks on each.
 
     >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in orders("1f1b", 2, 3)), sep="; ")
     F0 F1 B0 F2 B1 B2; F0 B0 F1 B1 F2 B2
     """
-    checked(schedule, stages, pieces, chunks)
+    check_schedule(schedule, stages, pieces, chunks)
     return tuple(tuple(one_worker(schedule, worker, stages, pieces, chunks)) for worker in range(stages))
 
 
-def checked(schedule: str, stages: int, pieces: int, chunks: int) -> None:
+def check_schedule(schedule: str, stages: int, pieces: int, chunks: int) -> None:
     if schedule not in SCHEDULES:
         raise Mistake(
             f"there is no schedule {schedule!r}: a pipeline runs by {', '.join(SCHEDULES)}{did_you_mean(schedule, SCHEDULES)}"
@@ -99,21 +101,23 @@ def checked(schedule: str, stages: int, pieces: int, chunks: int) -> None:
 
 
 def one_worker(schedule: str, worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
-    later = stages - 1 - worker  # workers behind this one
+    later = stages - 1 - worker  # workers after this one
     if schedule == "zero-bubble":
-        return split_backwards(worker, later, pieces)
+        return zero_bubble_order(worker, later, pieces)
     if schedule == "interleaved" and chunks > 1:
-        return interleaved(worker, stages, pieces, chunks)
+        return interleaved_order(worker, stages, pieces, chunks)
     ahead = {"naive": 0, "gpipe": pieces - 1}.get(schedule, later)
     return in_turn([(piece, worker) for piece in range(pieces)], [(piece, worker) for piece in range(pieces)], ahead)
 
 
 def in_slices(orders: Orders, slices: int) -> Orders:
-    """The same with every piece in so many slices of its sequences, which count as pieces: slice j of piece i is piece i x slices + j.
+    """The same schedule with every micro-batch cut into slices of its sequences: slice j of micro-batch i is number i x
+    slices + j.
 
-    A piece's slices run forward in order and backward in reverse, because what later ones leave as gradients of keys and values goes into
-    the backward of earlier ones. So slices of one piece are never backward and forward in turn, as 1f1b would have pieces; those of
-    different pieces may be. A backward in two halves would need both halves of all later slices: it is refused.
+    Slices of a micro-batch run forward in order and backward in reverse, because the gradients of keys and values that
+    later slices leave enter the backward of earlier ones. So forwards and backwards of one micro-batch's slices never
+    alternate; those of different micro-batches may. A backward in two halves would need both halves of all later
+    slices: it is refused.
 
     >>> print(*(" ".join(f"{one.kind}{one.piece}" for one in own) for own in in_slices(orders("1f1b", 2, 2), 2)), sep="; ")
     F0 F1 F2 F3 B1 B0 B3 B2; F0 F1 B1 B0 F2 F3 B3 B2
@@ -132,7 +136,8 @@ def in_slices(orders: Orders, slices: int) -> Orders:
 
 
 def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], ahead: int) -> Iterator[Action]:
-    """So many forwards ahead, then one forward and one backward in turn, then the backwards that are left; each of a (piece, chunk)."""
+    """`ahead` forwards, then alternately one forward and one backward, then the remaining backwards; each a
+    (micro-batch, chunk)."""
     for place, what in enumerate(forwards):
         yield Action(Kind.FORWARD, *what)
         if place >= ahead:
@@ -141,10 +146,11 @@ def in_turn(forwards: list[tuple[int, int]], backwards: list[tuple[int, int]], a
         yield Action(Kind.BACKWARD, *what)
 
 
-def split_backwards(worker: int, later: int, pieces: int) -> Iterator[Action]:
-    """ZB-H1: the order of 1f1b, where the backward to weights comes `worker` pieces after that to inputs: a worker further down the
-    line, which has fewer forwards ahead, keeps more of them for the time when the line drains. So each worker holds at most as many
-    pieces as the first one of 1f1b does, counted until the backward to weights is done."""
+def zero_bubble_order(worker: int, later: int, pieces: int) -> Iterator[Action]:
+    """ZB-H1: the order of 1f1b, with the weight gradients of a micro-batch `worker` micro-batches after its input
+    gradients. A worker nearer to the end has fewer forwards ahead and keeps more weight gradients for the time when the
+    pipeline drains. So each worker holds at most as many micro-batches as 1f1b's first worker, counted until their
+    weight gradients are done."""
     for place in range(pieces + later):
         if place < pieces:
             yield Action(Kind.FORWARD, place, worker)
@@ -156,8 +162,9 @@ def split_backwards(worker: int, later: int, pieces: int) -> Iterator[Action]:
         yield Action(Kind.WEIGHTS, piece, worker)
 
 
-def interleaved(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
-    """A round of pieces goes through the worker's first chunk, then through its second, and so on, before the next round begins."""
+def interleaved_order(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[Action]:
+    """A round of micro-batches passes through the worker's first chunk, then its second, and so on, before the next
+    round begins."""
     rounds = rounds_of(stages, pieces)
     held = range(worker, stages * chunks, stages)
     forwards = [(piece, chunk) for one in rounds for chunk in held for piece in one]
@@ -166,8 +173,9 @@ def interleaved(worker: int, stages: int, pieces: int, chunks: int) -> Iterator[
 
 
 def rounds_of(stages: int, pieces: int) -> list[range]:
-    """Pieces in rounds of `stages`, as the paper has them. Where that does not divide them, rounds are longer, the first ones by most:
-    were a later one longer than the first, the last worker would wait for a piece that is behind it in its own order.
+    """Micro-batches in rounds of `stages`, as in the paper. If that does not divide evenly, rounds are longer, the
+    first ones most: if a later round were longer than the first, the last worker would wait for a micro-batch that
+    comes later in its own order.
 
     >>> rounds_of(4, 8), rounds_of(4, 11), rounds_of(4, 3)
     ([range(0, 4), range(4, 8)], [range(0, 6), range(6, 11)], [range(0, 3)])
@@ -182,10 +190,10 @@ def ahead_interleaved(worker: int, stages: int, pieces: int, chunks: int) -> int
     return min((chunks - 1) * len(rounds_of(stages, pieces)[0]) + 2 * (stages - 1 - worker), pieces * chunks)
 
 
-def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
-    """When everything happens: an action begins when its worker is free and what it needs has come. What another worker computed takes
-    `sending` seconds to come, while both go on computing. ValueError for orders in which somebody waits for ever."""
-    ended: dict[Action, tuple[float, int]] = {}  # and by whom
+def timeline_of(orders: Orders, seconds: Callable[[Action], float], sending: float = 0.0) -> Timeline:
+    """When everything happens: an action begins when its worker is free and its inputs have come. Another worker's
+    result takes `sending` seconds to come, while both go on computing. ValueError if the orders deadlock."""
+    ended: dict[Action, tuple[float, int]] = {}  # action -> time, worker
     spans: list[list[ActionSpan]] = [[] for _ in orders]
     for worker, action, needed in doable(orders):
         came = [end + (sending if owner != worker else 0.0) for end, owner in map(ended.__getitem__, needed)]
@@ -196,8 +204,8 @@ def timed(orders: Orders, seconds: Callable[[Action], float], sending: float = 0
 
 
 def doable(orders: Orders) -> Iterator[tuple[int, Action, list[Action]]]:
-    """All that is done, each worker's in its order and nothing before what it needs: who does it, what, and what it needs. ValueError for
-    orders in which somebody waits for ever."""
+    """All actions, each worker's in its order and none before its inputs: (worker, action, its inputs). ValueError if
+    the orders deadlock."""
     owner = {action: worker for worker, own in enumerate(orders) for action in own}
     last = max((action.chunk for action in owner), default=0)
     ended: set[Action] = set()
@@ -217,11 +225,10 @@ def doable(orders: Orders) -> Iterator[tuple[int, Action, list[Action]]]:
 
 
 @cache
-def unread(orders: Orders) -> int:
-    """How many messages over one cut must be under way at once so that nobody waits for ever: with fewer, whoever sends waits for somebody
-    who waits for him. One, but for interleaved orders whose rounds are uneven.
+def buffer_needed(orders: Orders) -> int:
+    """Smallest message buffer per cut that avoids deadlock: 1, except for interleaved orders with uneven rounds.
 
-    >>> unread(orders("1f1b", 4, 8)), unread(orders("interleaved", 2, 5, chunks=2))
+    >>> buffer_needed(orders("1f1b", 4, 8)), buffer_needed(orders("interleaved", 2, 5, chunks=2))
     (1, 2)
     """
     most = max((len(own) for own in orders), default=1)
@@ -229,11 +236,11 @@ def unread(orders: Orders) -> int:
 
 
 def all_end(orders: Orders, unread: int) -> bool:
-    """Whether all get to the end, where a message over a cut can only be sent when at most `unread` - 1 before it have yet to be taken. It
-    is taken when its receiver begins the action that needs it."""
+    """Whether all orders finish if at most `unread` messages over a cut may be sent and not yet received. A message is
+    received when its receiver begins the action that needs it."""
     last = max((action.chunk for own in orders for action in own), default=0)
     done = [0] * len(orders)
-    sent: dict[tuple[bool, int], list[int]] = {}  # pieces, in order, by (whether forward, chunk that receives)
+    sent: dict[tuple[bool, int], list[int]] = {}  # (is forward, receiving chunk) -> micro-batches in order
     taken: set[tuple[bool, int, int]] = set()
     moved = True
     while moved:
@@ -260,7 +267,8 @@ def all_end(orders: Orders, unread: int) -> bool:
 
 
 def needs(action: Action, last: int, known: Container[Action]) -> list[Action]:
-    """The actions whose results this one takes; `last` is the model's last chunk, `known` what is done at all."""
+    """The actions whose results this one needs; `last` is the model's last chunk, `known` holds all scheduled
+    actions."""
     kind, piece, chunk = action.kind, action.piece, action.chunk
     if kind is Kind.FORWARD:
         return [Action(kind, piece, chunk - 1)] if chunk else []
@@ -274,20 +282,20 @@ def needs(action: Action, last: int, known: Container[Action]) -> list[Action]:
 
 
 def waits(orders: Orders, ended: Container[Action], last: int, owner: Mapping[Action, int]) -> Iterator[str]:
-    """What every worker waits for that is not done with its order."""
+    """For every unfinished worker, a sentence that says what it waits for."""
     for worker, own in enumerate(orders):
         for action in [one for one in own if one not in ended][:1]:
             missing = next(one for one in needs(action, last, owner) if one not in ended)
             whose = f"worker {owner[missing]} has yet to do" if missing in owner else "nobody does"
-            yield f"worker {worker} can't do {named(action)} before {named(missing)}, which {whose}"
+            yield f"worker {worker} can't do {action_text(action)} before {action_text(missing)}, which {whose}"
 
 
-def named(action: Action) -> str:
+def action_text(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
 
 
 def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) -> float:
-    """The share of all workers' time in which they do nothing, from the first begin to the last end, or `within` two times."""
+    """The fraction of all workers' time that is idle, from the first begin to the last end, or `within` two times."""
     spans = [span for own in timeline for span in own]
     if not spans:
         return 0.0
@@ -296,10 +304,11 @@ def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) ->
     return 1 - busy / (len(timeline) * (end - begin)) if end > begin else 0.0
 
 
-def held(orders: Orders) -> tuple[int, ...]:
-    """The most (piece, chunk)s whose activations each worker holds at once: from the forward until the backward, or until that to weights.
+def held_at_once(orders: Orders) -> tuple[int, ...]:
+    """The most (micro-batch, chunk)s whose activations each worker holds at once: from forward until backward (or its
+    weight half).
 
-    >>> held(orders("1f1b", 3, 8)), held(orders("gpipe", 3, 8))
+    >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))
     """
     change = {Kind.FORWARD: 1, Kind.BACKWARD: -1, Kind.WEIGHTS: -1, Kind.INPUTS: 0}
@@ -307,8 +316,8 @@ def held(orders: Orders) -> tuple[int, ...]:
 
 
 def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tuple[int, ...]:
-    """What `held` finds, by formula, for who does not want to write the orders down."""
-    checked(schedule, stages, pieces, chunks)
+    """The result of `held_at_once`, by formula, without writing the orders down."""
+    check_schedule(schedule, stages, pieces, chunks)
     if schedule == "interleaved" and chunks > 1:
         return tuple(
             min(ahead_interleaved(worker, stages, pieces, chunks) + 1, pieces * chunks) for worker in range(stages)
@@ -318,19 +327,19 @@ def held_at_most(schedule: str, stages: int, pieces: int, chunks: int = 1) -> tu
 
 
 def bubble(schedule: str, stages: int, pieces: int, chunks: int = 1) -> float:
-    """The share of time in which a worker is idle, where all chunks take as long, a backward takes twice its forward (each half of it as
-    long as the forward) and sending takes no time. With S workers, M pieces and V chunks a worker:
+    """The fraction of time in which a worker is idle if all chunks are equal, a backward takes twice its forward (each
+    half as long as the forward) and sending takes no time. With S workers, M micro-batches and V chunks a worker:
 
         naive          1 - 1/S                  one worker computes at a time
         gpipe, 1f1b    (S-1) / (M + S-1)        GPipe, section 2; PipeDream-flush has the same (Megatron, arXiv 2104.04473, section 2.2)
-        interleaved    (S-1) / (V M + S-1)      the same paper: idle time is 1/V of it, computing as much as before
+        interleaved    (S-1) / (V M + S-1)      the same paper: 1/V of the idle time, for the same computation
         zero-bubble    (S-1) / (3 M + S-1)      ZB-H1 is idle for (S-1) (F + I - W) (arXiv 2401.10241, section 2): a third of 1f1b
-        pipedream      0                        once the line is full; it fills only once in a training
+        pipedream      0                        once the pipeline is full; it fills only once in a training
 
-    The papers have at least as many pieces as workers; with fewer the last two forms are too small, as the line is never full. What is
-    computed here holds for any number (tests play the orders).
+    The papers assume at least as many micro-batches as workers; with fewer, the last two formulas are too small because
+    the pipeline is never full. The value computed here holds for any number (tests play the orders).
     """
-    checked(schedule, stages, pieces, chunks)
+    check_schedule(schedule, stages, pieces, chunks)
     if schedule in ("naive", "pipedream"):
         return 1 - 1 / stages if schedule == "naive" else 0.0
     if schedule == "zero-bubble":
@@ -341,7 +350,7 @@ def bubble(schedule: str, stages: int, pieces: int, chunks: int = 1) -> float:
 
 
 def staleness(stages: int, stage: int) -> int:
-    """In pipedream: how many updates the weights of a stage have moved between the forward and the backward of a piece, once the line is
-    full. The backward therefore uses weights that were kept from the forward. With vertical sync, where a piece meets everywhere the
-    version that it met at the first stage, it is `stages - 1` at every stage."""
+    """Pipedream: updates of a stage's weights between a micro-batch's forward and its backward, once the pipeline is
+    full. The backward therefore uses weights kept from the forward. With vertical sync, where every stage uses the
+    version that the first stage used, it is `stages - 1` at every stage."""
     return stages - 1 - stage

@@ -1,11 +1,14 @@
-"""Batch norms that several chunks of a pipeline call in one forward: their running statistics are those of one process.
+"""Batch norms that several chunks of a pipeline call in one forward: their running statistics become those of one
+process.
 
-What a norm gives in training does not depend on its running statistics r. Every call with the batch's own statistics s leaves
+In training, a norm's output does not depend on its running statistics r. A call with the batch's own statistics s
+updates them:
 
     r  <-  (1 - m) r + m s          m: the norm's momentum
 
-so a chunk's k calls for a piece, begun from zeros, leave a number c, and from any other beginning (1 - m)^k r + c. After a batch the first
-worker that has the norm plays these in the order of one process, piece by piece and in each chunk by chunk, and tells the others.
+so a chunk's k calls for a micro-batch, started from zeros, leave a number c, and started from any r they leave (1 -
+m)^k r + c. After a batch the first worker that has the norm replays these in the order of one process, by micro-batch
+and then by chunk, and sends the result to the others.
 """
 
 from __future__ import annotations
@@ -35,19 +38,20 @@ class SharedNorm:
         return list(self.module.buffers(recurse=False))
 
     def flat(self) -> Tensor:
-        """Mean, variance and count, one after the other."""
+        """Mean, variance and count, concatenated."""
         return torch.cat([one.detach().reshape(-1).double() for one in self.statistics])
 
     def put(self, flat: Tensor) -> None:
         for one, value in zip(self.statistics, flat.split([one.numel() for one in self.statistics]), strict=True):
             one.data.copy_(
                 value.view(one.shape)
-            )  # autograd keeps them of every call, and needs none of their numbers in training
+            )  # through .data: autograd saved them in every call, and needs none of their values in training
 
 
 def playable(model: nn.Module) -> dict[str, tuple[nn.Module, float]]:
-    """The norms whose calls can be played later, by name, with their momentum. One with a forward of its own may use its statistics; of
-    one whose momentum follows from its count (None), calls do not add up like this."""
+    """The norms whose calls can be replayed later, by name, with their momentum. Excluded: norms with a forward of
+    their own, which may read the statistics, and norms whose momentum depends on their count (None), whose calls do not
+    add up like this."""
     return {
         name: (module, module.momentum)
         for name, module in model.named_modules()
@@ -59,7 +63,7 @@ def playable(model: nn.Module) -> dict[str, tuple[nn.Module, float]]:
 
 
 class SharedNorms:
-    """One worker's part in the norms that several chunks call."""
+    """One worker's side of the norms that several chunks call."""
 
     def __init__(
         self, model: nn.Module, chain: Chain, ranges: Sequence[range], link: Link, home: Callable[[int], int]
@@ -75,11 +79,11 @@ class SharedNorms:
                 self.norms[name] = SharedNorm(module, momentum, chunks)
         self.left: dict[
             tuple[str, int, int], Tensor
-        ] = {}  # by norm, piece and chunk: what calls left that began from zeros
+        ] = {}  # by norm, micro-batch and chunk: the statistics that calls from zeros left
 
     @contextmanager
     def noting(self, piece: int, chunk: int) -> Iterator[None]:
-        """While inside, a chunk computes a piece."""
+        """While inside, a chunk computes a micro-batch."""
         here = {name: norm for name, norm in self.norms.items() if chunk in norm.chunks and norm.module.training}
         before = {name: norm.flat() for name, norm in here.items()}
         with torch.no_grad():
@@ -95,7 +99,7 @@ class SharedNorms:
 
     @torch.no_grad()
     def play(self) -> None:
-        """All pieces of a batch are through: everybody has the statistics of one process."""
+        """After all micro-batches of a batch: give every worker the statistics of one process."""
         for name, norm in sorted(self.norms.items()):
             first, *others = sorted(set(map(self.home, norm.chunks)))
             own = {key: one for key, one in self.left.items() if key[0] == name}

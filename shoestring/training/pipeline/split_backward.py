@@ -1,12 +1,14 @@
-"""A backward in two halves: first to what went in, which another worker waits for, later to the weights.
+"""A backward in two halves: first the gradients of inputs, which another worker waits for, later the gradients of
+weights.
 
-A weight that is used once, by a node of the graph on the way to what went in, can wait: what arrives at that node is kept, and the second
-half asks that node alone. All other weights (tied ones, a bias that all layers share, what depends on no input) get their gradients in the
-first half, where autograd adds up all ways to them. torch.distributed.pipelining has such halves too; where a weight is used twice they
-were wrong without a word (DeBERTa, by 1 %) or failed (T5).
+The gradient of a weight can be deferred if the weight is used once, by a node on a path to the inputs: the gradient
+arriving at that node is kept, and the second half runs that node alone. All other weights (tied ones, a bias that all
+layers share, weights that depend on no input) get their gradients in the first half, where autograd sums over all
+paths. torch.distributed.pipelining splits backwards too; where a weight is used twice its gradients were silently wrong
+(DeBERTa, by 1 %) or it failed (T5).
 
-A checkpoint with use_reentrant=True runs a backward of its own within backward, which reaches all of its weights at once, and torch refuses
-to go through one to some inputs only. A graph with such a node is not halved.
+A checkpoint with use_reentrant=True runs a backward of its own within backward, which reaches all of its weights at
+once, and torch refuses to run through one for some inputs only. A graph with such a node is not split.
 """
 
 from __future__ import annotations
@@ -20,34 +22,34 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.checkpoint import CheckpointFunction
 
-REENTRANT = f"{CheckpointFunction.__name__}Backward"  # of torch, and of others who have named theirs after it
+REENTRANT = f"{CheckpointFunction.__name__}Backward"  # torch's, and others' that are named after it
 
 
 @dataclass
 class DeferredGradient:
-    """A node that is asked for the gradients of its weights in the second half."""
+    """A node that computes the gradients of its weights in the second half."""
 
     node: Node
     weights: list[nn.Parameter]
-    arrived: tuple[Tensor | None, ...] = ()  # at the node, in the first half
+    arrived: tuple[Tensor | None, ...] = ()  # gradients at the node, from the first half
 
 
 @dataclass
 class Rest:
-    """What the first half leaves for the second."""
+    """The work that the first half leaves for the second."""
 
-    done: list[tuple[nn.Parameter, Tensor]]  # gradients that could not wait
+    done: list[tuple[nn.Parameter, Tensor]]  # gradients that could not be deferred
     later: list[DeferredGradient] = field(default_factory=list)
 
 
 def goes_in_halves(root: Tensor) -> bool:
-    """Whether autograd can go to some inputs of a graph and leave out the rest."""
+    """Whether autograd can run a graph for some inputs only."""
     assert root.grad_fn is not None, "it has a history"
     return all(node.name() != REENTRANT for node in users_of(root.grad_fn))
 
 
 def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Parameter]) -> Rest:
-    """The first half, from a number; sets .grad of the inputs."""
+    """The first half, from a scalar; sets .grad of the inputs."""
     assert root.grad_fn is not None, "it has a history"
     users = users_of(root.grad_fn)
     alive = leading_to({get_gradient_edge(one).node for one in inputs}, users)
@@ -56,9 +58,9 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
     for weight in weights:
         leaf = get_gradient_edge(weight).node
         if leaf not in users:
-            continue  # this piece does not use it
+            continue  # this micro-batch does not use it
         node = asked_later(leaf, users)
-        if node in (None, root.grad_fn) or node not in alive:  # the root brings gradients from elsewhere, once
+        if node in (None, root.grad_fn) or node not in alive:  # the root passes received gradients on, only once
             now.append(weight)
         else:
             later.setdefault(node, DeferredGradient(node, [])).weights.append(weight)
@@ -70,7 +72,7 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
             hook.remove()
     for one, gradient in zip(inputs, found, strict=False):
         one.grad = gradient
-    root.detach_()  # what lies between it and the nodes of `later` is not needed again
+    root.detach_()  # the graph between it and the nodes of `later` is not needed again
     return Rest(
         [
             (weight, gradient)
@@ -85,7 +87,7 @@ def to_weights(rest: Rest) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """The second half: weights and their gradients."""
     yield from rest.done
     while rest.later:
-        one = rest.later.pop(0)  # its graph goes with it
+        one = rest.later.pop(0)  # its graph is freed with it
         edges = [
             (GradientEdge(one.node, place), gradient)
             for place, gradient in enumerate(one.arrived)
@@ -108,7 +110,7 @@ def keeping(one: DeferredGradient) -> Any:
 
 
 def users_of(top: Node) -> dict[Node, list[Node]]:
-    """Of every node below, those that hand gradients to it, once for every way."""
+    """For every node below `top`, the nodes that pass gradients to it, once for every path."""
     found: dict[Node, list[Node]] = {}
     waiting, seen = [top], {top}
     while waiting:
@@ -123,7 +125,7 @@ def users_of(top: Node) -> dict[Node, list[Node]]:
 
 
 def leading_to(ends: set[Node], users: dict[Node, list[Node]]) -> set[Node]:
-    """The nodes from which gradients reach one of these."""
+    """The nodes from which gradients reach one of `ends`."""
     found: set[Node] = set()
     waiting = list(ends)
     while waiting:
@@ -135,8 +137,9 @@ def leading_to(ends: set[Node], users: dict[Node, list[Node]]) -> set[Node]:
 
 
 def asked_later(leaf: Node, users: dict[Node, list[Node]]) -> Node | None:
-    """The node that computes a weight's gradient beside others: above it there are only nodes that pass it on, such as a transposition.
-    None if the weight, or what passes it on, is used more than once."""
+    """The node that computes a weight's gradient along with others: only nodes that pass it on, such as a
+    transposition, lie between.
+    None if the weight, or a node that passes it on, is used more than once."""
     node = leaf
     while len(users.get(node, ())) == 1:
         (node,) = users[node]

@@ -1,7 +1,8 @@
-"""What a worker of a pipeline holds of a model, and how all of it is put together for a checkpoint, which is that of one process.
+"""A pipeline worker's part of a model, and how the parts are put together into a checkpoint, which equals that of one
+process.
 
-Every weight has the workers that use it; the first of them is its owner. A worker's storage of a weight that it does not use is empty, and
-its optimizer knows the weights that it uses alone.
+Every weight has the workers that use it; the first of them is its owner. A worker keeps weights that it does not use as
+empty storage, and its optimizer knows only the weights that it uses.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from shoestring.core.link import Link
 from shoestring.core.private import number_of, resize_storage, without_modes
 from shoestring.core.run import AddUp, Run, RunState, StoredTensor
 
-CHUNK = 1 << 22  # bytes that are sent at once for a checkpoint
+CHUNK = 1 << 22  # bytes sent at once for a checkpoint
 
 
 class StagedState(RunState):
     def __init__(
         self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """`weights` and `buffers`: the workers that use each."""
+        """`weights` and `buffers`: the workers that use each of them."""
         self.run, self.link = run, link
-        self.names = dict(run.model.named_parameters(remove_duplicate=False))  # of a weight with several, all
+        self.names = dict(run.model.named_parameters(remove_duplicate=False))  # a shared weight: all its names
         self.by_name = dict(run.model.named_parameters())
         self.first: dict[Tensor, str] = {one: name for name, one in self.by_name.items()}
-        self.users = {name: weights.get(name, (0,)) for name in self.by_name}  # what nobody uses is the first worker's
+        self.users = {name: weights.get(name, (0,)) for name in self.by_name}  # unused: the first worker's
         self.buffer_users = {name: buffers.get(name, (0,)) for name, _ in run.model.named_buffers()}
         self.tied = {
             name: users for name, users in self.users.items() if len(users) > 1 and self.by_name[name].requires_grad
@@ -46,12 +47,13 @@ class StagedState(RunState):
         return self.link.rank in self.users[name]
 
     def counted(self, parameter: Tensor) -> bool:
-        """Whether a weight counts here, where all workers add something up."""
+        """Whether this worker counts a weight where all workers sum something up."""
         return self.users[self.first[parameter]][0] == self.link.rank
 
     @property
     def sums_of_tied(self) -> dict[nn.Parameter, AddUp]:
-        """The weights that this worker uses with others, in the same order everywhere, with what adds up a gradient of each."""
+        """The weights that this worker shares with others, in the same order everywhere, each with a function that sums
+        its gradients."""
         return {
             self.by_name[name]: partial(self.add_up_used, users)
             for name, users in sorted(self.tied.items())
@@ -59,7 +61,7 @@ class StagedState(RunState):
         }
 
     def add_up_used(self, users: tuple[int, ...], gradient: Tensor, used: bool) -> bool:
-        """Add up a gradient over these workers, if one of them has it. In a rehearsal one has."""
+        """Sum a gradient over these workers if one of them has it; in a rehearsal one does."""
         count = torch.tensor([float(used)])
         self.add_up(users, count)
         if not self.link.imagined and not number_of(count):
@@ -68,7 +70,7 @@ class StagedState(RunState):
         return True
 
     def add_up(self, users: tuple[int, ...], numbers: Tensor) -> None:
-        """Add up numbers over these workers, in place: the first of them adds up, in the order of workers."""
+        """Sum numbers over these workers, in place: the first worker adds them in the order of workers."""
         first, *others = users
         if self.link.rank == first:
             arrived = torch.empty_like(numbers)
@@ -82,17 +84,17 @@ class StagedState(RunState):
             self.link.receive(numbers, first)
 
     def release(self) -> None:
-        """Forget the weights that others use."""
+        """Free the weights that only other workers use."""
         with (
             without_modes()
-        ):  # who swaps while the model is made has nothing to do with what is empty; what it swapped dies
+        ):  # core/swap.py must not restore weights that are empty now; their swapped copies are dropped
             for one in self.elsewhere:
                 hollow = one.detach().new_empty_strided(one.shape, one.stride())
                 resize_storage(hollow, 0)
                 one.data = hollow
 
     def gather(self) -> None:
-        """Bring all weights here."""
+        """Gather all weights here."""
         for name, one in self.by_name.items():
             users = self.users[name]
             if len(users) == self.link.world:
@@ -103,19 +105,19 @@ class StagedState(RunState):
             if not self.uses(name):
                 one.data = total
 
-    # What survives a restart
+    # Checkpoint state
 
     @property
     def kept(self) -> Mapping[str, StoredTensor]:
         inside = {
             name: one for part in self.run.state.values() for name, one in part.kept.items()
-        }  # where they are divided further
+        }  # if another technique divides them further
         found: dict[str, StoredTensor] = {}
         for name, one in self.names.items():
             users = self.users[self.first[one]]
             if len(users) < self.link.world:
                 here = self.link.rank in users
-                # What is not here is not looked at: a view of an empty storage may give it room again
+                # Weights that are not here are not read: a view of an empty storage may allocate it again
                 value = (
                     inside[name]
                     if name in inside
@@ -129,10 +131,10 @@ class StagedState(RunState):
         return found
 
     def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
-        """The optimizer's state of all weights: of each, what its owner has."""
+        """The optimizer's state of all weights; each weight's comes from its owner."""
         mine = self.numbered()
         known = {
-            number: {key: described(value, parameter) for key, value in own["state"].get(local, {}).items()}
+            number: {key: describe_entry(value, parameter) for key, value in own["state"].get(local, {}).items()}
             for local, (number, parameter) in enumerate(mine)
             if self.counted(parameter)
         }
@@ -181,31 +183,32 @@ class StagedState(RunState):
         return {"state": state, "param_groups": groups}
 
     def numbered(self) -> list[tuple[int, nn.Parameter]]:
-        """The weights of this worker's optimizer, with their numbers among all."""
+        """The weights of this worker's optimizer, with their numbers among all weights."""
         everyone = [parameter for members in self.groups for parameter in members]
         return [(number, one) for number, one in enumerate(everyone) if self.uses(self.first[one])]
 
 
-def described(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
-    """Of an entry of an optimizer's state: of one with as many numbers as the weight its dtype and shape, of anything else the value."""
+def describe_entry(value: Any, parameter: nn.Parameter) -> tuple[Any, Any, Any]:
+    """An entry of an optimizer's state: dtype and shape of a tensor as large as the weight, the value of anything
+    else."""
     if isinstance(value, StoredTensor) or (isinstance(value, Tensor) and value.numel() > 1):
         return value.dtype, value.shape, None
     return None, None, value
 
 
 class StagedTensor:
-    """A tensor that one worker of a pipeline has. All of them must ask for it."""
+    """A tensor that one worker of a pipeline has. All workers must read it together."""
 
     def __init__(
         self, link: Link, owner: int, value: Tensor | StoredTensor, parameter: Any = None, here: bool = True
     ) -> None:
         self.link, self.owner, self.value, self.parameter = link, owner, value, parameter
-        self.here = here  # this worker uses it
+        self.here = here  # whether this worker uses it
         self.dtype, self.shape = value.dtype, value.shape
         self.gathered = False
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its numbers in order: the others add zeros to the bytes of its owner."""
+        """Its numbers in order: the other workers add zeros to the bytes of its owner."""
         self.gathered = True
         mine = self.link.rank == self.owner
         own = self.numbers() if mine else iter(())
@@ -217,7 +220,7 @@ class StagedTensor:
             yield numbers
 
     def numbers(self) -> Iterator[Tensor]:
-        """The owner's, in portions of one size, however a tensor that is divided further comes."""
+        """The owner's numbers, in portions of one size, even if a tensor that is divided further comes in others."""
         step = max(CHUNK // self.dtype.itemsize, 1)
         if isinstance(self.value, Tensor):
             yield from self.value.detach().reshape(-1).split(step)
@@ -233,7 +236,7 @@ class StagedTensor:
             yield torch.cat(waiting)
 
     def take(self, whole: Tensor) -> None:
-        """Take over a whole, where it is used."""
+        """Take over a whole tensor where it is used."""
         if not self.here:
             return
         if isinstance(self.value, Tensor):

@@ -1,12 +1,12 @@
-"""The engine of a pipeline: one worker's chunks of a model, and its part in the order of a batch's pieces.
+"""The pipeline engine: one worker's chunks of a model, and its part in the order of a batch's micro-batches.
 
-    forward of a piece     receive what crosses the cut, run the user's forward through the chunk
-    (training/pipeline/walk.py), send what goes on
-    backward of a piece    receive the gradients of what was sent, run backward, send those of what was received
+    forward of a micro-batch     receive what crosses the cut, run the user's forward through the chunk (training/pipeline/walk.py),
+                                 send what crosses the next cut
+    backward of a micro-batch    receive the gradients of what was sent, run backward, send the gradients of what was received
 
-What is sent is held until the next is sent over the same cut (or as many as the order needs), so how long it lives does not depend on how
-fast others are. A weight
-that several workers use (tied embeddings) is held by each of them, and their gradients are added up.
+A sent tensor is held until the next message over the same cut (or as many as the order needs), so its lifetime does not
+depend on how fast other workers are. A weight that several workers use (tied embeddings) is held by each of them, and
+their gradients are summed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
 from shoestring.training.pipeline.chain import chain_of
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, in_slices, unread
+from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.shared_norms import SharedNorms
 from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
 from shoestring.training.pipeline.stage_state import StagedState
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, nothing, parts_of
 
-VALUES = 256  # that may cross one cut: tags of messages count them
+VALUES = 256  # most values that may cross one cut: message tags count them
 
 
 class Crossing:
-    """What crosses a cut, as the result of a forward that was left; an object that techniques around it pass on as it is."""
+    """The values that cross a cut, as the result of an unfinished forward; opaque, so other techniques pass it on
+    unchanged."""
 
     def __init__(self, values: list[Tensor]) -> None:
         self.values = values
@@ -50,11 +51,11 @@ class Crossing:
 
 @dataclass
 class Flight:
-    """A piece between its forward and its backward in one chunk."""
+    """A micro-batch between its forward and its backward in one chunk."""
 
-    inputs: list[Tensor]  # received, of those that want a gradient
-    root: Tensor | None  # where its backward begins; None: nothing wants a gradient
-    rest: Rest | None = None  # what is left to do for weights, when that of inputs is done
+    inputs: list[Tensor]  # received values that need a gradient
+    root: Tensor | None  # where its backward begins; None: nothing needs a gradient
+    rest: Rest | None = None  # the weight gradients, when those of inputs are done
 
 
 class Stages(StagedState):
@@ -69,11 +70,11 @@ class Stages(StagedState):
         pieces: int,
     ) -> None:
         self.run, self.link, self.pieces = run, link, pieces
-        self.orders = orders  # of a number of pieces
+        self.orders = orders  # a function of the number of micro-batches
         chain = self.chain = chain_of(run)
         self.parts = parts_of(run.model, run.blocks)
         self.parts.chain = chain
-        self.ranges = bounds(chain)  # of calls, by chunk
+        self.ranges = bounds(chain)  # block calls of each chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
         super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
@@ -85,25 +86,25 @@ class Stages(StagedState):
         }
         self.norms = SharedNorms(run.model, chain, self.ranges, link, self.home)
         self.walk: Walk | None = None
-        self.gathered = False  # all weights are here
+        self.gathered = False  # whether all weights are here
         self.flights: dict[tuple[int, int], Flight] = {}
         self.on_the_way: dict[
             tuple[Kind, int], deque[list[TensorInFlight]]
-        ] = {}  # messages, by what they are and the chunk that they come from
-        self.unread = 1  # messages that may be under way over one cut
+        ] = {}  # messages in flight, by kind and the chunk that they come from
+        self.unread = 1  # messages that may be in flight over one cut
         self.spans: list[ActionSpan] = []  # of the last step
         self.begun = 0.0
         own = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
-        self.like = own.new_empty(0)  # fake where weights are; the weight itself may belong to TensorParallel
-        self.total: Tensor | None = None  # the losses that ended here, until somebody takes them
+        self.like = own.new_empty(0)  # fake where weights are fake; the weight itself may belong to TensorParallel
+        self.total: Tensor | None = None  # the sum of the losses that ended here, until it is taken
         self.clock = StepClock(link.same_machine)
         link.open_mailboxes()
 
-    # The step
+    # One step
 
     def forward(self, model: nn.Module, batch: Batch) -> Any:
-        """The user's forward, through the chunk that is in turn."""
-        assert self.walk is not None, "who calls has said which chunk it is"
+        """The user's forward, through the chunk whose turn it is."""
+        assert self.walk is not None, "the caller has set the walk of a chunk"
         with self.walk.through():
             try:
                 return self.run.forward(model, batch)
@@ -123,7 +124,8 @@ class Stages(StagedState):
         return total[0].clone()
 
     def passes(self, now: Run, batch: Batch) -> Iterator[Action]:
-        """This worker's part in a batch: every action, which is done when the next one is asked for. `taken_total` is the loss then."""
+        """This worker's part of a batch: yields every action, and does it when the next is requested. `taken_total` is
+        the loss then."""
         device = next(self.run.model.parameters()).device
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         whole = float(now.weight(batch))
@@ -134,12 +136,12 @@ class Stages(StagedState):
             for one in now.slices(now, piece)
         ]
         everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
-        order, self.unread = everybody[self.link.rank], unread(everybody)
+        order, self.unread = everybody[self.link.rank], buffer_needed(everybody)
         final = max(
             (number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1
         )
         total = torch.zeros((), device=device)
-        ended = not now.last or not self.own_weights  # nobody waits for a backward after which no gradients follow
+        ended = not now.last or not self.own_weights  # True: nobody waits for a backward that makes no gradients
         self.spans = []
         for number, action in enumerate(order):
             yield action
@@ -151,7 +153,7 @@ class Stages(StagedState):
                     total = total if loss is None else total + loss
                 elif self.backward_piece(part, action):
                     ended = ended or part.last
-        if not ended:  # the last one had nothing to do: what it would have given is frozen, or was done before
+        if not ended:  # the last action had nothing to do: its weights are frozen, or their gradients were made before
             now.backward(now, torch.zeros((), device=device, requires_grad=True))
         self.total = total
 
@@ -161,7 +163,7 @@ class Stages(StagedState):
         return total
 
     def forward_piece(self, now: Run, piece: Batch, share: float, action: Action) -> Tensor | None:
-        """One piece through one chunk; gives its loss if that ends there."""
+        """Run one micro-batch through one chunk; returns its loss if the model ends there."""
         inputs: list[Tensor] = []
 
         def bring(absents: Sequence[Tensor]) -> list[Tensor]:
@@ -195,7 +197,9 @@ class Stages(StagedState):
             loss = root.detach()
         walk.forget()
         self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
-        assert root is not None or not inputs, "what gets no gradient over the next cut hands none on over this one"
+        assert root is not None or not inputs, (
+            "a stage that gets no gradient over the next cut sends none back over this one"
+        )
         self.flights[action.piece, action.chunk] = Flight(inputs, root)
         if isinstance(output, Crossing):
             self.hand_on(output.values, action)
@@ -218,19 +222,19 @@ class Stages(StagedState):
         return found
 
     def room(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Memory for a message. It is made like a weight: where weights are fake it is, and has no values to read.
-        Nobody sends in an imagined group: real numbers there are zeros."""
+        """Memory for a message. It is made like a weight, so it is fake where weights are fake. In an imagined group
+        nobody sends, so real memory holds zeros."""
         with unseen_functions():
             found = self.like.new_empty(shape, dtype=dtype, device=way_of(device))
             return found.zero_() if self.link.imagined else found
 
     def same_room(self, drawn: Tensor) -> Tensor:
-        """The same for random numbers that this worker drew too, and which are as good in an imagined group."""
+        """The same for random numbers that this worker drew too, which serve as well in an imagined group."""
         with unseen_functions():
             return drawn.clone().to(way_of(drawn.device))
 
     def receive(self, into: Tensor, chunk: int, tag: int, what: str) -> None:
-        """Take a message from the worker of a chunk."""
+        """Receive a message from the worker of a chunk."""
         try:
             self.link.receive(into, self.home(chunk), tag)
         except PeerLost as error:
@@ -239,7 +243,7 @@ class Stages(StagedState):
             ) from error
 
     def beginning(self, made: list[Tensor], values: Sequence[Value], action: Action) -> Tensor | None:
-        """Where the backward of what crosses the next cut begins; None where no gradient comes back."""
+        """The scalar at which the backward of what crosses the next cut begins; None if no gradient comes back."""
         wanted = [(number, one) for number, (one, value) in enumerate(zip(made, values, strict=True)) if value.gradient]
         shapes = [(number, one.shape, one.dtype, one.device) for number, one in wanted]
 
@@ -267,7 +271,7 @@ class Stages(StagedState):
         self.send([one.detach() for one in made], range(len(made)), action, Kind.FORWARD, action.chunk + 1)
 
     def send(self, made: Sequence[Tensor], numbers: Iterable[int], action: Action, kind: Kind, chunk: int) -> None:
-        """Begin to send to the worker of a chunk; what was sent over this cut long before has arrived then."""
+        """Start to send to the worker of a chunk; the oldest messages over this cut have arrived by then."""
         way = self.on_the_way.setdefault((kind, action.chunk), deque())
         while len(way) >= self.unread:
             self.done(way)
@@ -283,12 +287,12 @@ class Stages(StagedState):
         way.append(message)
 
     def backward_piece(self, now: Run, action: Action) -> bool:
-        """Whether gradients of weights were computed."""
+        """Run a backward; returns whether gradients of weights were computed."""
         key = action.piece, action.chunk
         flight = self.flights[key] if action.kind is Kind.INPUTS else self.flights.pop(key)
         if flight.root is None:
             return False
-        if not flight.inputs and action.kind is Kind.INPUTS:  # nobody waits for it: all is done with the weights
+        if not flight.inputs and action.kind is Kind.INPUTS:  # nobody waits for it: do all of it with the weights
             return False
         reached = True
         if action.kind is Kind.WEIGHTS and flight.inputs:
@@ -297,15 +301,15 @@ class Stages(StagedState):
             flight.rest, reached = to_inputs(flight.root, flight.inputs, self.own_weights), False
         else:
             now.backward(now, flight.root)
-            flight.root = None  # nothing is left for a second half
+            flight.root = None  # no second half is left
         self.spans.append(ActionSpan(action, self.begun, time.perf_counter()))
         if action.kind is not Kind.WEIGHTS:
             self.send_gradients(flight.inputs, action)
         return reached
 
     def backward_weights(self, now: Run, flight: Flight) -> bool:
-        """The gradients of weights that were left out, given to them by a backward of their own: so whoever waits for them sees them.
-        Gives whether there were any."""
+        """The deferred gradients of weights, handed over by a separate backward so that hooks see them. Returns whether
+        there were any."""
         assert flight.rest is not None, "its first half is done"
         reached = list(to_weights(flight.rest))
         if reached:
@@ -313,7 +317,7 @@ class Stages(StagedState):
         return bool(reached)
 
     def send_gradients(self, inputs: list[Tensor], action: Action) -> None:
-        """To the worker before, of what it sent."""
+        """Send the gradients of a chunk's inputs to the worker that sent them."""
         numbers = [number for number, value in enumerate(self.takes(action.chunk)) if value.gradient]
         found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in inputs]
         for one in inputs:
@@ -330,12 +334,12 @@ class Stages(StagedState):
         return ((piece * len(self.ranges) + chunk) * 2 + (kind is Kind.BACKWARD)) * VALUES + value
 
     def done(self, way: deque[list[TensorInFlight]]) -> None:
-        """The message that was sent first has arrived."""
+        """Wait until the oldest message has arrived."""
         for held in way.popleft():
             held.wait()
 
     def arrived(self) -> None:
-        """All that was sent is there."""
+        """Wait until everything sent has arrived."""
         for way in self.on_the_way.values():
             while way:
                 self.done(way)
@@ -357,7 +361,7 @@ class Stages(StagedState):
         self.gather()
         self.gathered = True
         try:
-            with self.run.usable():  # whoever divides weights further puts them together now
+            with self.run.usable():  # techniques that divide weights further gather them now
                 yield
         finally:
             self.gathered = False
@@ -380,7 +384,7 @@ class Stages(StagedState):
         return Guard(absent, "with Pipeline a worker has the weights of its own stages; use a plan without it")
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Any:
-        """The model's output, on every worker: each computes its part, and the last gives the others what comes out."""
+        """The model's output, on every worker: each computes its part, and the last sends the output to the others."""
         if self.gathered:
             return self.run.evaluate(model, batch)
         output: Any = None
@@ -407,7 +411,7 @@ class Stages(StagedState):
         return self.shared(output, walk)
 
     def shared(self, output: Any, walk: Walk) -> Any:
-        """What the last worker has of an output, for all."""
+        """The last worker's output, sent to all."""
         last = len(self.ranges) - 1
         start, carried = self.ranges[last].start, {value.number for value in self.takes(last)}
         leaves, structure = tree_flatten(output)
@@ -427,7 +431,7 @@ class Stages(StagedState):
 
 
 class TensorInFlight:
-    """A tensor that is on its way, and there until somebody waits."""
+    """A tensor being sent; kept alive until its transfer was waited for."""
 
     def __init__(self, tensor: Tensor, sending: Sending) -> None:
         self.tensor: Tensor | None = tensor
@@ -439,13 +443,13 @@ class TensorInFlight:
 
 
 def way_of(device: torch.device) -> torch.device:
-    """Where a message between stages passes: in host memory. Between GPUs messages have no tags and wait for each other in order, so that
-    two workers who send each other something at once would wait for ever."""
+    """The device through which messages between stages pass: host memory. Between GPUs messages have no tags and wait
+    for each other in order, so two workers that send to each other at once would deadlock."""
     return torch.device("cpu") if device.type == "cuda" else device
 
 
 def users(names: Sequence[frozenset[str]], homes: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """By name, the workers that use it; of every call, what it uses and where it is computed."""
+    """For every name, the workers that use it; `names` lists what each call uses, `homes` the worker of each call."""
     found: dict[str, set[int]] = {}
     for used, home in zip(names, homes, strict=True):
         for name in used:

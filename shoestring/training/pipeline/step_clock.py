@@ -1,8 +1,8 @@
-"""When a worker of a pipeline computed: every action of the last step, and of some steps before how long it was busy.
+"""When a pipeline worker computed: every action of the last step, and for some steps before it how long it was busy.
 
-Times are those of `time.perf_counter`, which on Linux is one clock for all processes of a machine. Machines have no clock in common:
-there, a worker counts from the moment at which the step's last sum was there, which all workers of a line leave together, within the time
-that a message takes. So between machines a picture may be off by that much.
+Times are those of `time.perf_counter`, which on Linux is one clock for all processes of a machine. Machines share no
+clock: there a worker counts from the end of the step's last all-reduce, which all workers leave together to within a
+message's travel time. So a timeline across machines may be off by that much.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from collections.abc import Sequence
 from shoestring.core.staging import OwnTimes, Work, WorkerTimes
 from shoestring.training.pipeline.schedule import ActionSpan
 
-KEPT = 200  # steps whose idle time is kept
+KEPT = 200  # number of steps whose idle time is kept
 
 
 class StepClock:
-    """`drains`: all workers meet at the end of a step. Else each is idle within a time of its own, from the end of its last step on."""
+    """`drains`: all workers meet at the end of a step. Else each worker's idle time is counted from the end of its own
+    last step."""
 
     def __init__(self, same_machine: bool, drains: bool = True) -> None:
         self.same_machine, self.drains = same_machine, drains
@@ -28,7 +29,7 @@ class StepClock:
         self.origin = 0.0
 
     def note(self, spans: Sequence[ActionSpan]) -> None:
-        """A step is done, and all workers of the line have met."""
+        """A step is done, and all workers of the pipeline have met."""
         before = self.spans[-1].end if self.spans and not self.drains else None
         self.origin = 0.0 if self.same_machine else time.perf_counter()
         self.spans = spans

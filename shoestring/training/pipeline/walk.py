@@ -1,13 +1,14 @@
-"""A walk through a model's forward of which one worker computes a part: the user's own code runs, from its beginning.
+"""A walk through a model's forward that computes one worker's part of it: the user's own code runs, from its beginning.
 
-    before the worker's blocks    nothing that depends on weights is computed: it is `Absent`, and has its shape
-    at its first block            what crosses the cut is received
+    before the worker's blocks    nothing that depends on weights is computed: such tensors are `Absent` and have only a shape
+    at its first block            the values that cross the cut are received
     its blocks                    are computed
-    at the next worker's first    what crosses that cut is the result, and the forward is left
+    at the next worker's first    the values that cross that cut are the result, and the forward is left by an exception
 
-What depends on no weight (masks, positions) is computed by every worker from its batch. Between blocks, values that depend on weights are
-numbered as they come, (block that was called last, how many since), so all workers call a value the same. A walk that computes nothing and
-never leaves gives the `Chain`: which blocks are called in which order, what crosses a cut before each, and whose weights are used where.
+Tensors that depend on no weight (masks, positions) are computed by every worker from its batch. Between blocks, values
+that depend on weights are numbered as they come, (last called block, how many since), so all workers number a value
+alike. A walk that computes nothing and runs to the end gives the `Chain`: the order of block calls, what crosses a cut
+before each, and which weights each uses.
 
 Contract: A stage runs the user's own forward, in which what is elsewhere is absent (decisions/017). A model is looked
 at twice, on copies of all that it keeps: what differs from one time to the next is refused, and so is what other
@@ -43,40 +44,38 @@ from shoestring.training.pipeline.scratch import scratch
 
 Number = tuple[
     int, int
-]  # of a value: the last block that was called before it came (-1: none), and how many came since
+]  # of a value: the last block called before it was made (-1: none), and how many values were made since
 
 
 @dataclass(frozen=True)
 class Value:
-    """What crosses a cut."""
+    """A value that crosses a cut."""
 
     number: Number
-    bytes: int  # with the batch that was looked at
+    bytes: int  # with the traced batch
     gradient: bool  # whether a gradient comes back over the cut
-    written: bool = False  # the model changes it in place later
+    written: bool = False  # whether the model changes it in place later
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A model as one block after the other."""
+    """A model as a sequence of block calls."""
 
-    calls: tuple[str, ...]  # the blocks' names, in the order in which they are called
-    crossing: tuple[tuple[Value, ...], ...]  # before each call: what is used from there on and was made before
+    calls: tuple[str, ...]  # names of the blocks, in the order in which they are called
+    crossing: tuple[tuple[Value, ...], ...]  # before each call: values made earlier and used from there on
     weights: tuple[
         frozenset[str], ...
-    ]  # of each call and what follows it until the next (of the first, what comes before too)
-    buffers: tuple[frozenset[str], ...]  # the same of numbers that are kept beside weights
-    counts: bool = False  # every forward changes a number or a list that the model keeps outside of its blocks
+    ]  # weights used by each call and the code after it (by the first, the code before it too)
+    buffers: tuple[frozenset[str], ...]  # the same for buffers
+    counts: bool = False  # whether every forward changes a number or list that the model keeps outside of its blocks
     within: frozenset[int] = (
         frozenset()
-    )  # calls from within a function with a backward of its own: no stage begins with these
-    changing: tuple[
-        frozenset[str], ...
-    ] = ()  # of each call: buffers and modules that keep something else after it than before
-    keeping: tuple[frozenset[str], ...] = ()  # of each call: buffers and modules that its block has
+    )  # calls from within a function with a backward of its own: no stage may begin with these
+    changing: tuple[frozenset[str], ...] = ()  # per call: buffers and modules whose state the call changed
+    keeping: tuple[frozenset[str], ...] = ()  # per call: buffers and modules of its block
 
 
-# What a tensor is, but for its numbers: asking for it uses nothing
+# Attributes of a tensor other than its numbers: reading them does not count as a use
 GETTERS: tuple[Any, ...] = (
     Tensor.device,
     Tensor.dtype,
@@ -117,7 +116,8 @@ ABOUT_TENSORS: frozenset[Any] = frozenset(
 )
 
 
-# What draws random numbers. Where that depends on no weight and happens outside of blocks, all workers draw, and use what the first drew
+# Functions that draw random numbers. Outside of blocks, if independent of weights, all workers use the first worker's
+# numbers
 DRAWING: frozenset[Any] = frozenset(
     getattr(place, name)
     for place in (torch, Tensor, nn.functional)
@@ -156,41 +156,42 @@ DRAWING: frozenset[Any] = frozenset(
 
 
 class PartComputed(BaseException):
-    """The part of a forward that this worker computes is done."""
+    """Raised when this worker's part of a forward is computed."""
 
 
 class Walk(TorchFunctionMode):
-    """One forward. Inside `through` blocks report to it; while it is active it sees what is computed between them."""
+    """One forward. Inside `through`, blocks report to it, and as a torch function mode it sees what is computed between
+    them."""
 
     def __init__(
         self, parts: ModelParts, own: range, bring: Callable[[Sequence[Tensor]], Sequence[Tensor]], whole: bool = False
     ) -> None:
         super().__init__()
         self.parts, self.own, self.bring = parts, own, bring
-        self.whole = whole  # it goes on to the end when its own part is done
+        self.whole = whole  # whether the forward runs on to its end after this worker's part
         chain = parts.chain
         first, last = own.start, own.stop
         self.takes = chain.crossing[first] if chain is not None and 0 < first < len(chain.crossing) else ()
         self.gives = chain.crossing[last] if chain is not None and last < len(chain.crossing) else ()
         self.awaited = {value.number for value in self.takes}
         self.wanted = {value.number for value in self.gives}
-        self.call, self.count = -1, 0  # the last block that was called, and values since
-        self.here = first == 0 and len(own) > 0  # what is computed now is computed by this worker
-        self.inside = False  # in a block
-        self.met = False  # something absent, in a block that is computed here
-        self.absents: dict[Number, Absent] = {}  # that were awaited, when they came
-        self.values: dict[Number, Tensor] = {}  # that are here: received, or made here and wanted
-        self.numbers: dict[int, tuple[Number, Any]] = {}  # of values that were made here, by id, with a weak reference
-        self.drawn: set[Number] = set()  # those that depend on no weight and on random numbers: all workers make them
-        self.locals: dict[Number, Tensor] = {}  # of these, that were awaited
-        self.thrown_away: set[int] = set()  # storages of what a block writes to that is not computed here
-        self.token = object()  # an absent tensor of another forward has a number, which means nothing here
+        self.call, self.count = -1, 0  # the last called block, and the number of values since
+        self.here = first == 0 and len(own) > 0  # whether this worker computes the present code
+        self.inside = False  # whether a block is running
+        self.met = False  # whether a block computed here has met an absent tensor
+        self.absents: dict[Number, Absent] = {}  # stand-ins for values to be received
+        self.values: dict[Number, Tensor] = {}  # values that are here: received, or made here and needed later
+        self.numbers: dict[int, tuple[Number, Any]] = {}  # id of a value made here -> its number and a weak reference
+        self.drawn: set[Number] = set()  # random values that depend on no weight: all workers make them
+        self.locals: dict[Number, Tensor] = {}  # those of them that were to be received
+        self.thrown_away: set[int] = set()  # storages that blocks computed elsewhere write to
+        self.token = object()  # identifies this forward: an absent tensor's number is valid in its own forward only
 
-    # What happens between blocks
+    # Code between blocks
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ABOUT_TENSORS:  # what is no number of a tensor is known everywhere
+        if func in ABOUT_TENSORS:  # shapes, dtypes and the like are known everywhere
             return func(*args, **kwargs)
         if self.inside and self.here:
             if not has_absent(args, kwargs):
@@ -207,7 +208,8 @@ class Walk(TorchFunctionMode):
         return out if self.inside else self.numbered(out)
 
     def without_weights(self, func: Any, args: Any, kwargs: Any, leaves: list[Tensor]) -> Any:
-        """What every worker computes. Of random numbers, and what follows from them, all use those of one worker."""
+        """Code that every worker computes. For random numbers, and values derived from them, all workers use those of
+        one worker."""
         random = func in DRAWING and not self.inside
         if not random and all(self.number_of(leaf) is None for leaf in leaves):
             return func(*args, **kwargs)
@@ -229,20 +231,21 @@ class Walk(TorchFunctionMode):
         return found[0] if found is not None and found[1]() is leaf else None
 
     def shaped(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a call would give, without its numbers. Nobody watches: nothing is computed."""
+        """A call's result with shapes only. Modes that watch are off, since nothing is computed."""
         leaves, structure = tree_flatten((args, kwargs))
         given = tree_unflatten([self.parts.hollow.get(id(leaf), leaf) for leaf in leaves], structure)
         try:
             with without_modes():
                 out = func(*given[0], **given[1])
             return tree_map(self.parts.weight_itself, out)
-        except WritesAbsent as error:  # what a block keeps, in a copy that nobody uses
+        except WritesAbsent as error:  # a write to a block's state, in a copy that is thrown away
             if not self.inside or storage_id_of(error.tensor) not in self.thrown_away:
                 raise
             return kwargs.get("out", args[0] if args else None)
 
     def numbered(self, out: Any, given: Collection[int] = (), drawn: bool = False) -> Any:
-        """What was made between blocks or by one, with numbers. What a block was `given` and gives on is nothing new."""
+        """Number the values that were made between blocks or by a block. An argument (`given`) that a block returns is
+        not new."""
         for leaf in tree_leaves(out):
             if (
                 isinstance(leaf, Tensor)
@@ -270,7 +273,7 @@ class Walk(TorchFunctionMode):
             self.values[number] = leaf
 
     def brought(self, given: Any) -> Any:
-        """The same with the values that were received in place of those that are absent."""
+        """The arguments with absent tensors replaced by received values."""
         leaves, structure = tree_flatten(given)
         return tree_unflatten([self.real(leaf) if isinstance(leaf, Absent) else leaf for leaf in leaves], structure)
 
@@ -283,13 +286,13 @@ class Walk(TorchFunctionMode):
         return self.values[number]
 
     def used(self, leaves: Iterable[Tensor]) -> None:
-        """Values are used now; who only looks at a model keeps that."""
+        """Called when values are used; ProbeWalk overrides it to record that."""
 
     # Blocks
 
     @contextmanager
     def through(self) -> Iterator[Walk]:
-        """While inside, the model's forward goes this way."""
+        """While inside, the model's forward follows this walk."""
         forwards = {
             block: instead(block, self.entering(number, block.forward))
             for number, block in enumerate(self.parts.blocks.values())
@@ -312,10 +315,10 @@ class Walk(TorchFunctionMode):
         return forward
 
     def computed(self, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a block of this worker gives. One that met nothing absent when it was called the first time is not watched again, which
-        takes time; should it meet something after all, that is told."""
+        """The result of a block of this worker. A block that met no absent tensor in its first call is not watched
+        again, which saves time; if it meets one later, that is refused."""
         self.inside, self.met = True, False
-        key = self.call, torch.is_grad_enabled()  # a validation may go another way
+        key = self.call, torch.is_grad_enabled()  # a validation may take another path
         quiet = key in self.parts.quiet
         try:
             with unwatched_by(self) if quiet else nullcontext():
@@ -324,8 +327,8 @@ class Walk(TorchFunctionMode):
             self.inside = False
         if quiet and any(isinstance(leaf, Absent) for leaf in tree_leaves(out)):
             raise Mistake(
-                f"{self.parts.name_of(self.call)} uses something that was made before it and that it was not given, and did "
-                f"not do so the first time: what a model that is cut into stages does must not depend on the step"
+                f"{self.parts.name_of(self.call)} uses a value made earlier that is not among its arguments, and did "
+                f"not do so the first time: a model that is cut into stages must do the same in every step"
             )
         if self.parts.chain is not None and not self.met:
             self.parts.quiet.add(key)
@@ -350,16 +353,16 @@ class Walk(TorchFunctionMode):
         self.used([leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor)])
 
     def take(self) -> None:
-        """What crosses the cut arrives."""
+        """Receive the values that cross the cut."""
         ours: dict[Number, Tensor] = {**self.absents, **self.locals}
         missing = [value for value in self.takes if value.number not in ours]
         if missing:
             raise Mistake(
-                f"something that {self.parts.name_of(missing[0].number[0])} made when one forward was looked at was not made "
-                f"now: what a model that is cut into stages does must not depend on the step"
+                f"something that {self.parts.name_of(missing[0].number[0])} made when the forward was traced was not made "
+                f"now: a model that is cut into stages must do the same in every step"
             )
         for value, arrived in zip(self.takes, self.bring([ours[value.number] for value in self.takes]), strict=True):
-            if value.number in self.locals:  # whoever holds what was drawn here sees what the others use
+            if value.number in self.locals:  # holders of the numbers drawn here must see what the other workers use
                 with torch.no_grad():
                     self.locals[value.number].copy_(arrived)
                 continue
@@ -367,24 +370,23 @@ class Walk(TorchFunctionMode):
             self.numbers[id(arrived)] = value.number, weakref.ref(arrived)
 
     def result(self) -> list[Tensor]:
-        """What crosses the next cut."""
+        """The values that cross the next cut."""
         missing = [value for value in self.gives if value.number not in self.values]
         if missing:
             raise Mistake(
-                f"{self.parts.name_of(missing[0].number[0])} did not give what it gave when one forward was looked at: what a "
-                f"model that is cut into stages does must not depend on the step"
+                f"{self.parts.name_of(missing[0].number[0])} did not return what it returned when the forward was traced: "
+                f"a model that is cut into stages must do the same in every step"
             )
         return [self.values[value.number] for value in self.gives]
 
     def forget(self) -> None:
-        """It is over: nothing that it has seen lives longer because of it."""
+        """The forward is over: drop all references."""
         for known in (self.values, self.absents, self.locals, self.numbers):
             known.clear()
         self.bring = nothing
 
     def elsewhere(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a block that is not computed here would give: nothing of it is here, whatever it depends on. The same shapes again are
-        looked up."""
+        """The absent result of a block that another worker computes. For shapes seen before, it is looked up."""
         leaves, _ = tree_flatten((args, kwargs))
         key = (number, tuple(map(kind_of, leaves)))
         known = self.parts.recipes.get(key)
@@ -407,7 +409,8 @@ class Walk(TorchFunctionMode):
         return out
 
     def imagined(self, number: int, inner: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What a block's own code gives without computing. What it keeps stays as it is: it was not called here."""
+        """The shapes of a block's result, by running its own code without computing. The block's state stays as it
+        was."""
         block = list(self.parts.blocks.values())[number]
         self.inside = True
         try:
@@ -418,26 +421,24 @@ class Walk(TorchFunctionMode):
 
 
 def nothing(absents: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What arrives where nothing is awaited."""
+    """The `bring` function of a walk that receives nothing."""
     return ()
 
 
 @dataclass
 class ModelParts:
-    """A model's blocks and weights, as walks need them; and what walks have found."""
+    """A model's blocks and weights as walks need them, and what walks have found out."""
 
     model: nn.Module
     blocks: Mapping[str, nn.Module]
-    hollow: dict[int, Absent]  # by id of a weight, what stands for it where it is not
-    weights: dict[int, nn.Parameter]  # the other way round
+    hollow: dict[int, Absent]  # id of a weight -> its stand-in where the weight is not here
+    weights: dict[int, nn.Parameter]  # id of a stand-in -> its weight
     chain: Chain | None = None
     recipes: dict[Any, BlockOutput] = field(default_factory=dict)
-    quiet: set[tuple[int, bool]] = field(
-        default_factory=set
-    )  # calls, with gradients or without, that met nothing absent
+    quiet: set[tuple[int, bool]] = field(default_factory=set)  # (call, with gradients) that met no absent tensor
 
     def weight_itself(self, leaf: Any) -> Any:
-        """A weight for what stands for it, where a function gives back what it is given."""
+        """The weight behind a stand-in, where a function returns its argument."""
         return self.weights.get(id(leaf), leaf) if isinstance(leaf, Absent) else leaf
 
     def name_of(self, call: int) -> str:
@@ -445,14 +446,15 @@ class ModelParts:
 
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module], gradients: bool = False) -> ModelParts:
-    with without_modes():  # who counts memory does not count what has none
+    with without_modes():  # stand-ins have no memory, so memory counters must not see them
         hollow = {id(one): absent(one, gradient=gradients and one.requires_grad) for one in model.parameters()}
         return ModelParts(model, blocks, hollow, {id(hollow[id(one)]): one for one in model.parameters()})
 
 
 @dataclass(frozen=True)
 class BlockOutput:
-    """What a block gave: its structure, and of each leaf a new absent tensor like this one, an argument by its number, or a plain value."""
+    """A block's output: its structure, and for each leaf a tensor to imitate, the number of an argument, or a plain
+    value."""
 
     structure: Any
     leaves: tuple[Any, ...]
@@ -478,7 +480,7 @@ PLAIN = (int, float, str, bool, type(None), torch.dtype, torch.device)
 
 
 def recipe_of(out: Any, given: Sequence[Any]) -> BlockOutput | None:
-    """How to make the same again; None where that can't be said."""
+    """How to make the same output again; None where that can't be told."""
     places = {id(leaf): number for number, leaf in enumerate(given) if isinstance(leaf, Tensor)}
     leaves, structure = tree_flatten(out)
     kept: list[Any] = []
@@ -493,7 +495,7 @@ def recipe_of(out: Any, given: Sequence[Any]) -> BlockOutput | None:
 
 
 def kind_of(leaf: Any) -> Any:
-    """What a block's results depend on, of one argument."""
+    """The properties of one argument that a block's output shapes depend on."""
     if isinstance(leaf, Tensor):
         return type(leaf) is Absent, leaf.dtype, leaf.shape, leaf.stride()
     return leaf if isinstance(leaf, PLAIN) else type(leaf)

@@ -1,14 +1,15 @@
-"""SequencePipeline: slices of one sequence run one after the other through a causal model, so that a pipeline has
-pieces even of a batch of one.
+"""SequencePipeline: run slices of one sequence one after the other through a causal model, so that a pipeline has
+micro-batches even with a batch of one (TeraPipe).
 
     pipeline of S stages, whole sequence      S t                        one stage works at a time
     in n slices                               sum t_i + (S - 1) max t_i  the longest slice fills and empties the pipeline
 
-Alone, it makes every temporary tensor as small as the longest slice's; what is kept for backward stays, because the first slice runs
-backward last. Exact: the same gradients as the whole sequence, summed in another order. A slice counts by its part of the loss, which is a
-mean over tokens. How slices see each other: sliced_attention.py; which models can be cut: sliceable.py; the best lengths: slices.py.
-Li, Zhuang, Guo, Zhuo, Zhang, Song, Stoica: TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models, 2021,
-arXiv 2102.07988.
+Alone, it makes every temporary tensor as small as the longest slice's; tensors kept for backward stay, because the
+first slice runs backward last. Exact: the same gradients as the whole sequence, summed in another order. A slice counts
+by its part of the loss, which is a mean over tokens. How slices attend to each other: sliced_attention.py; which models
+can be cut: sliceable.py; best lengths: slices.py.
+Li, Zhuang, Guo, Zhuo, Zhang, Song, Stoica: TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language
+Models, 2021, arXiv 2102.07988.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
 from shoestring.training.technique import TrainingTechnique
 
-IGNORED = -100  # a label that no loss of transformers counts
+IGNORED = -100  # the label that losses of transformers ignore
 TOLERANCE = 1e-6
 
 
@@ -46,13 +47,13 @@ class SequencePipeline(TrainingTechnique):
     less. It needs a causal model.
     """
 
-    slices: int = 4  # of equal lengths,
+    slices: int = 4  # number of equally long slices,
     lengths: str = (
-        ""  # or: tokens of every slice, such as "512,300,212"; for sequences of another length, in these proportions
+        ""  # or: tokens of every slice, such as "512,300,212"; scaled in proportion for sequences of another length
     )
 
     order: ClassVar[int] = 2
-    why: ClassVar[str] = "slices of a sequence, so that a pipeline has pieces even of one sample"
+    why: ClassVar[str] = "slices of a sequence, so that a pipeline has micro-batches even of one sample"
 
     def __post_init__(self) -> None:
         if self.slices < 1:
@@ -62,7 +63,7 @@ class SequencePipeline(TrainingTechnique):
 
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[SequencePipeline, ...]:
-        """For who asks: whether a model is causal is not known by its ledger."""
+        """Only when asked for: the ledger does not tell whether a model is causal."""
         return ()
 
     @property
@@ -73,7 +74,7 @@ class SequencePipeline(TrainingTechnique):
         return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
-        """Everything is kept until the first slice runs backward, and gradients stand from the last one's on."""
+        """Everything is kept until the first slice runs backward; gradients stand from the last slice's backward on."""
         held = ledger.block_gradients
         share = ledger.pace(self.count)
         adding = (self.count - 1) * ledger.splitting.adding_seconds / max(held, 1.0)
@@ -91,7 +92,7 @@ class SequencePipeline(TrainingTechnique):
         )
 
     def cut(self, length: int) -> tuple[int, ...]:
-        """Tokens of every slice of a sequence; one that is shorter than others before has fewer slices, if it must."""
+        """Tokens of every slice of a sequence; a sequence that is too short for all slices has fewer."""
         count = min(self.count, length)
         if not self.lengths:
             return tuple(stop - start for start, stop in piece_bounds(length, count))
@@ -99,12 +100,12 @@ class SequencePipeline(TrainingTechnique):
         return asked if sum(asked) == length else in_proportion(asked, length)
 
     def checked(self, run: Run, batch: Batch) -> SliceSupport:
-        """What there is to know of the run's model, if a batch like this one can be cut as it is asked for."""
+        """What slicing needs to know about the run's model; refused if a batch like this one can't be cut as asked."""
         if length_of(batch) < self.count:
             raise Mistake(
                 f"{self.count} slices of a sequence of {length_of(batch)} tokens: a slice needs a token; ask for fewer slices"
             )
-        return checked(run, batch)
+        return slice_support(run, batch)
 
     def apply(self, run: Run) -> Run:
         found = None if run.example is None else self.checked(run, run.example())
@@ -133,12 +134,12 @@ def parsed_lengths(written: str) -> tuple[int, ...]:
 
 
 def in_proportion(asked: Sequence[int], length: int) -> tuple[int, ...]:
-    """Lengths like those asked for, of another sum; each is one token or more.
+    """Lengths in the same proportions with another sum; each is at least one token.
 
     >>> in_proportion((4, 2, 2), 12)
     (6, 3, 3)
     """
-    for least in (0, 1):  # the second time every slice has its token before the others are shared out
+    for least in (0, 1):  # the second time every slice gets one token before the others are distributed
         ends = [(length - least * len(asked)) * span.stop // sum(asked) for span in spans_of(asked)]
         found = tuple(least + end - before for before, end in zip((0, *ends), ends, strict=False))
         if min(found) > 0:
@@ -148,14 +149,14 @@ def in_proportion(asked: Sequence[int], length: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SliceSupport:
-    """What was found out about a model that can run in slices."""
+    """Properties of a model that can run in slices."""
 
-    shifts: bool  # it shifts the labels itself: label i + 1 is that of token i
-    own: bool  # its own loss, a mean over the labels that count, is what is trained on
+    shifts: bool  # it shifts the labels itself: label i + 1 belongs to token i
+    own: bool  # training uses the model's own loss, a mean over the labels that count
 
 
-def checked(run: Run, batch: Batch) -> SliceSupport:
-    """What there is to know of a run's model to cut its sequences; refused where they can't be cut."""
+def slice_support(run: Run, batch: Batch) -> SliceSupport:
+    """What slicing needs to know about a run's model; refused if its sequences can't be cut."""
     length = length_of(batch)
     if length < LEAST:
         raise Mistake(
@@ -163,7 +164,7 @@ def checked(run: Run, batch: Batch) -> SliceSupport:
             "does with them"
         )
     shifts = shifts_labels(run.model, batch)
-    with_labels = shifted(batch) if shifts else batch
+    with_labels = with_shifted_labels(batch) if shifts else batch
     why, own = refusal(run.model, run.blocks, run.evaluate, run.loss, lambda span: rows(with_labels, span), length)
     if why:
         raise Mistake(f"SequencePipeline: the model can't run in slices of a sequence: {why}")
@@ -171,7 +172,7 @@ def checked(run: Run, batch: Batch) -> SliceSupport:
 
 
 def shifts_labels(model: nn.Module, batch: Batch) -> bool:
-    """Whether it is a language model of transformers that shifts labels before it compares; it takes labels that are shifted, too."""
+    """Whether it is a language model of transformers that shifts labels itself, and also accepts shifted labels."""
     if not isinstance(batch, Mapping) or not isinstance(batch.get("labels"), Tensor):
         return False
     return any(
@@ -180,20 +181,21 @@ def shifts_labels(model: nn.Module, batch: Batch) -> bool:
     )
 
 
-def shifted(batch: Batch) -> Batch:
-    """A batch with every token's own label beside it: that of the last token of a slice stands in the next one."""
+def with_shifted_labels(batch: Batch) -> Batch:
+    """A batch with every token's own label beside it, because the label of a slice's last token stands in the next
+    slice."""
     labels = batch["labels"]
     own = functional.pad(labels, (0, 1), value=IGNORED)[..., 1:]
     return type(batch)({**batch, "shift_labels": own})
 
 
 def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int]) -> list[Slice]:
-    """A batch in slices, in the order in which they run forward; backward they run in reverse."""
-    whole = shifted(batch) if found.shifts else batch
+    """A batch in slices, in their forward order; backward runs in reverse."""
+    whole = with_shifted_labels(batch) if found.shifts else batch
     slicing = Slicing(run.model, run.blocks, lengths)
     pieces = [rows(whole, span) for span in slicing.spans]
     if found.shifts and found.own:
-        weights, total = [counted(piece["shift_labels"]) for piece in pieces], counted(whole["shift_labels"])
+        weights, total = [label_count(piece["shift_labels"]) for piece in pieces], label_count(whole["shift_labels"])
     else:
         weights, total = [float(run.weight(piece)) for piece in pieces], float(run.weight(batch))
         if abs(sum(weights) - total) > TOLERANCE * abs(total):
@@ -201,7 +203,7 @@ def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int
                 f"SequencePipeline: the slices of a batch with the weight {total:g} have the weight {sum(weights):g} together: the job's "
                 f"weight must count tokens, such as weight=lambda batch: batch[1].numel()"
             )
-    if not total > 0 and run.link.world == 1:  # other workers' parts count, if this one's does not
+    if not total > 0 and run.link.world == 1:  # with several workers, another one's part may count
         raise Mistake(f"the batch has the weight {total:g}: a mean over nothing; check the job's weight")
     return [
         Slice(piece, weight / (total or 1.0), partial(slicing.at, number))
@@ -209,12 +211,13 @@ def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int
     ]
 
 
-def counted(labels: Tensor) -> float:
+def label_count(labels: Tensor) -> float:
     return float((labels != IGNORED).sum())
 
 
 def sliced_gradients(now: Run, slices: Sequence[Slice]) -> Tensor:
-    """All slices forward, then all backward, the last one first: what it leaves for the keys and values of others is there in time."""
+    """All slices forward, then all backward, the last one first, so that its gradients of earlier keys and values are
+    there in time."""
     values: list[Tensor] = []
     for one in slices:
         with one.within():
@@ -227,7 +230,7 @@ def sliced_gradients(now: Run, slices: Sequence[Slice]) -> Tensor:
 
 
 def length_of(batch: Batch) -> int:
-    """The tokens of a batch's sequences: the second dimension that its tensors share."""
+    """The number of tokens in a batch's sequences: the second dimension, which its tensors share."""
     found = [tensor for tensor in tensors(batch) if tensor.dim() > 1]
     lengths = {tensor.shape[1] for tensor in found}
     if len(lengths) != 1:
@@ -246,7 +249,7 @@ def length_of(batch: Batch) -> int:
 
 
 def rows(batch: Batch, span: SliceSpan) -> Batch:
-    """The part of a batch that a slice is."""
+    """One slice of a batch."""
     return mapped(
         lambda leaf: (
             leaf[:, span.start : span.stop].contiguous() if isinstance(leaf, Tensor) and leaf.dim() > 1 else leaf

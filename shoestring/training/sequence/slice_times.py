@@ -1,5 +1,5 @@
-"""What slices of a job's own sequences take, measured: so that `SequencePipeline` can have the lengths that are best
-for a pipeline of its model."""
+"""Measure how long slices of a job's own sequences take, to find the best lengths for `SequencePipeline` in a pipeline
+of its model."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from shoestring.core.run import Run
 from shoestring.training.sequence.sequence_pipeline import (
     SequencePipeline,
     SliceSupport,
-    checked,
     length_of,
     rows,
+    slice_support,
     slices_of,
 )
 from shoestring.training.sequence.sliced_attention import SliceSpan
-from shoestring.training.sequence.slices import best_slices, fitted
+from shoestring.training.sequence.slices import best_slices, fit_times
 
-ROUNDS = 3  # the least of so many counts
+ROUNDS = 3  # the shortest of so many measurements counts
 
 
 def best_tokens(run: Run, batch: Batch, stages: int, granularity: int = 32) -> SequencePipeline:
-    """The slices of this batch's sequences that should take least through so many equal stages, by what they take in this process.
+    """The slices of this batch's sequences that should take least through so many equal stages, as measured in this
+    process.
 
-    A stage takes as large a part of every slice's time, so the whole model's times will do. `run` is a plain one.
+    A stage takes the same fraction of every slice's time, so times of the whole model will do. `run` is a plain run.
     """
     length = length_of(batch)
-    best = best_slices(fitted(measured(run, batch, usual_pairs(length))), length, stages, granularity)
+    best = best_slices(fit_times(measure_slices(run, batch, usual_pairs(length))), length, stages, granularity)
     return SequencePipeline(len(best.lengths), ",".join(map(str, best.lengths)))
 
 
 def usual_pairs(length: int) -> list[tuple[int, int]]:
-    """Lengths and contexts that a fit needs: six lengths alone, and nine after others."""
+    """(length, context) pairs that a fit needs: six lengths without context, and nine with one."""
     alone = [max(length * part // 32, 1) for part in (1, 2, 4, 8, 16, 32)]
     return [
         *((one, 0) for one in dict.fromkeys(alone)),
@@ -43,9 +44,9 @@ def usual_pairs(length: int) -> list[tuple[int, int]]:
     ]
 
 
-def measured(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
-    """Seconds of the forward, loss and backward of a slice, by its tokens and those before it. No gradient is left."""
-    found, seconds = checked(run, batch), {}
+def measure_slices(run: Run, batch: Batch, pairs: Iterable[tuple[int, int]]) -> dict[tuple[int, int], float]:
+    """Seconds of a slice's forward, loss and backward, by (tokens, tokens before it). No gradient is left."""
+    found, seconds = slice_support(run, batch), {}
     for length, context in pairs:
         seconds[length, context] = min(one_slice(run, found, batch, length, context) for _ in range(ROUNDS))
         run.model.zero_grad(set_to_none=True)

@@ -1,10 +1,11 @@
-"""Whether a model's sequence may be cut into slices: read off what it does with a few tokens, before anything is made.
+"""Whether a model's sequences can be cut into slices: found by tracing it on a few tokens, before anything is computed.
 
-The model runs forward twice on fake tensors, on two slices of different lengths that stand at different places. A dimension that is another
-the second time is that of the tokens. Every operation must then be one that keeps tokens apart (a product along another dimension, a norm
-over features, anything element by element), and positions must begin where the slice does. The only exception is causal attention by
-`scaled_dot_product_attention`, which `sliced_attention.py` computes, and a loss: one number, from which nothing goes back to tokens.
-What is not known to keep tokens apart is refused, with its name and the module that it is in.
+The model's forward is traced twice on fake tensors, for two slices of different lengths at different positions. A
+dimension whose size differs between the traces is the token dimension. Every operation must then keep tokens apart (a
+product along another dimension, a norm over features, anything elementwise), and positions must begin where the slice
+does. The exceptions are causal attention by `scaled_dot_product_attention`, which `sliced_attention.py` computes, and a
+loss: one number, from which nothing flows back to tokens.
+An operation that is not known to keep tokens apart is refused, with its name and module.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from shoestring.core.private import DispatchMode, FakeTensor, operation_of, tree
 from shoestring.measure.fake import Stage
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, not_causal, takes_positions
 
-TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # slices that are looked at: of different lengths, at different places
+TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # traced slices: of different lengths, at different positions
 LEAST = max(span.stop for span in TRIED)
 
-# Operations that keep apart what stands at different places of every dimension but those that `crossed` names. All that torch marks as
-# element by element are, too.
+# Operations that keep positions of every dimension apart, except the dimensions that `mixed_dimensions` names. Operations that
+# torch tags as pointwise do so too.
 APART = frozenset(
     {
         "clone",
@@ -99,44 +100,44 @@ APART = frozenset(
 
 
 class TensorUse(NamedTuple):
-    """A tensor that an operation took or gave."""
+    """A tensor as the input or output of an operation."""
 
-    number: int  # of the tensor: one and the same wherever it is used
+    number: int  # identifies the tensor wherever it is used
     shape: tuple[int, ...]
-    value: float | None = None  # of a lone number that is known: it depends on no weight
+    value: float | None = None  # of a scalar that is known because it depends on no weight
 
 
 class TensorOperation(NamedTuple):
     """One operation of a forward."""
 
     func: Any
-    args: Any  # tensors as Seen
+    args: Any  # arguments, with tensors as TensorUse
     kwargs: Any
     out: Any
-    where: str  # the module that it is in
+    where: str  # the module that runs it
 
 
 @dataclass
 class Trace:
-    """What a forward and its loss did with one slice."""
+    """The operations of a forward and its loss on one slice."""
 
     span: SliceSpan
     steps: list[TensorOperation] = field(default_factory=list)
-    given: set[int] = field(default_factory=set)  # numbers of tensors that were there before: weights and the batch
+    given: set[int] = field(default_factory=set)  # numbers of tensors that existed before: weights and the batch
     calls: list[str] = field(default_factory=list)  # the block of every call of attention,
-    arguments: list[Any] = field(default_factory=list)  # and what it is given beside tensors
-    brought: bool = False  # the loss is the model's own
+    arguments: list[Any] = field(default_factory=list)  # and its arguments other than tensors
+    brought: bool = False  # whether the loss is the model's own
 
 
 class Tracing(DispatchMode):
-    """Writes down what a model does on a stage."""
+    """Records a model's operations on a stage."""
 
     def __init__(self, stage: Stage, trace: Trace) -> None:
         super().__init__()
         self.stage, self.trace = stage, trace
         self.numbers: dict[int, int] = {}
-        self.alive: list[Tensor] = []  # keeps ids apart
-        self.inside: list[str] = []  # names of the modules that run, the outermost first
+        self.alive: list[Tensor] = []  # keeps ids valid
+        self.inside: list[str] = []  # names of the running modules, the outermost first
 
     def seen(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -160,7 +161,7 @@ class Tracing(DispatchMode):
 
 
 class SliceProbe(Slicing):
-    """Slices whose attention is only looked at."""
+    """Slicing whose attention is only recorded."""
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], trace: Trace, inside: list[str]) -> None:
         super().__init__(model, blocks, (trace.span.stop,))
@@ -184,7 +185,7 @@ class SliceProbe(Slicing):
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
-def traced(
+def trace_slice(
     model: nn.Module,
     blocks: Mapping[str, nn.Module],
     forward: Callable[[nn.Module, Batch], Any],
@@ -192,7 +193,7 @@ def traced(
     piece: Batch,
     span: SliceSpan,
 ) -> Trace:
-    """What one slice of a batch, which stands at `span`, goes through. The model is not touched."""
+    """Trace one slice of a batch, at position `span`. The model is not changed."""
     stage, trace = Stage(), Trace(span)
     copy = fake_copy(model, stage)
     mode = Tracing(stage, trace)
@@ -212,7 +213,7 @@ def traced(
 
 
 def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
-    """A copy of a model, fake itself or real, with weights that take no memory."""
+    """A copy of a model (fake or real) with weights that take no memory."""
 
     def fake(tensor: Tensor) -> Tensor:
         with stage.fake:
@@ -223,7 +224,7 @@ def fake_copy(model: nn.Module, stage: Stage) -> nn.Module:
 
 
 class MixesTokens(Exception):
-    """An operation brings tokens together; says how."""
+    """An operation mixes tokens; the message says how."""
 
 
 def refusal(
@@ -234,8 +235,9 @@ def refusal(
     cut: Callable[[SliceSpan], Batch],
     length: int,
 ) -> tuple[str, bool]:
-    """Why a model can't run in slices, empty if it can; and whether the loss is the model's own. `cut`: gives a slice of a batch, whose
-    sequences have so many tokens. They run as a whole too: attention that looks back so far only has a mask there."""
+    """Why a model can't run in slices (empty if it can), and whether the loss is the model's own. `cut` returns a slice
+    of a batch with sequences of `length` tokens. Whole sequences are traced too, because attention with a limited
+    window has a mask only there."""
     if not takes_positions(model):
         return (
             "no forward of the model can be told where a slice begins: give it an argument `start`, the place of its first token, "
@@ -244,7 +246,7 @@ def refusal(
     try:
         with without_modes():
             one, two, whole = (
-                traced(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length))
+                trace_slice(model, blocks, forward, loss, cut(span), span) for span in (*TRIED, SliceSpan(0, length))
             )
     except Mistake as mistake:
         return str(mistake), False
@@ -265,7 +267,7 @@ def refusal(
             'no attention by scaled_dot_product_attention is in its forward (attn_implementation="sdpa" in transformers)',
             False,
         )
-    return compared(one, two), one.brought
+    return mixing_reason(one, two), one.brought
 
 
 def twice(calls: list[str], name: str) -> bool:
@@ -274,8 +276,8 @@ def twice(calls: list[str], name: str) -> bool:
     return name in calls[first + calls[first:].count(name) :]
 
 
-def compared(one: Trace, two: Trace) -> str:
-    """What in two traces brings tokens together; empty if nothing does."""
+def mixing_reason(one: Trace, two: Trace) -> str:
+    """What mixes tokens, judged from two traces; empty if nothing does."""
     if [step.func for step in one.steps] != [step.func for step in two.steps]:
         at = next((a.where for a, b in zip(one.steps, two.steps, strict=False) if a.func is not b.func), "the end")
         return f"the model does something else with {two.span.length} tokens than with {one.span.length}, in {at}"
@@ -290,15 +292,15 @@ def compared(one: Trace, two: Trace) -> str:
 
 @dataclass
 class Check:
-    """What is known of the tensors of two traces, step by step."""
+    """What is known about the tensors of two traces, step by step."""
 
     traces: tuple[Trace, Trace]
-    data: set[int] = field(default_factory=set)  # tensors that depend on weights or on tokens, not on positions alone
-    odd: dict[int, str] = field(default_factory=dict)  # tensors that must not meet those, with the reason
-    summed: set[int] = field(default_factory=set)  # what is of all tokens at once, such as a loss
+    data: set[int] = field(default_factory=set)  # tensors that depend on weights or tokens, not on positions alone
+    odd: dict[int, str] = field(default_factory=dict)  # tensors that must not be combined with those -> the reason
+    summed: set[int] = field(default_factory=set)  # tensors computed from all tokens, such as a loss
     inside: dict[int, int] = field(
         default_factory=dict
-    )  # of dimensions that tokens share with others: how many of those a token has
+    )  # for dimensions that merge tokens with others: how many entries a token has
 
     def __post_init__(self) -> None:
         self.data = set(self.traces[0].given)
@@ -321,7 +323,7 @@ class Check:
             self.data |= {leaf.number for leaf in made} if is_data else set()
 
     def apart(self, first: TensorOperation, second: TensorOperation) -> None:
-        """Refuse an operation that brings tokens together; note what it gives."""
+        """Refuse an operation that mixes tokens; record its outputs."""
         name = operation_of(first.func).__name__
         name = name.rstrip("_") if name.endswith("_") else name
         takes = {a: self.tokens(a, b) for a, b in zip(seen_in(first[1:3]), seen_in(second[1:3]), strict=True)}
@@ -331,7 +333,7 @@ class Check:
             raise MixesTokens("is not known to keep tokens apart")
         if here and torch.Tag.pointwise in first.func.tags and plain_in(first[1:3]) != plain_in(second[1:3]):
             raise MixesTokens("depends on how many tokens there are, which are fewer in a slice")
-        for leaf, dims in crossed(name, first.args):
+        for leaf, dims in mixed_dimensions(name, first.args):
             if takes.get(leaf) in [dim % len(leaf.shape) for dim in dims]:
                 raise MixesTokens(f"goes along the tokens of a tensor of the shape {leaf.shape}")
         if not here and any(dim is not None for dim in makes.values()) and name in ("arange", "slice"):
@@ -349,7 +351,7 @@ class Check:
                 self.note_inside(name, takes, leaf, dim)
 
     def tokens(self, one: TensorUse, two: TensorUse) -> int | None:
-        """The dimension of a tensor that is that of tokens; refused where there are two, or as many as no slice has."""
+        """A tensor's token dimension; refused if there are two, or one of a size that no slice has."""
         lengths = self.lengths
         found = [dim for dim, (a, b) in enumerate(zip(one.shape, two.shape, strict=True)) if a != b]
         for dim in found:
@@ -369,12 +371,13 @@ class Check:
         return [trace.span.length for trace in self.traces]
 
     def note_inside(self, name: str, takes: Mapping[TensorUse, int | None], made: TensorUse, dim: int) -> None:
-        """Follow a dimension that tokens share with others, such as all rows of a batch: a view must not put them in another order."""
+        """Follow a dimension that merges tokens with others, such as all rows of a batch: a view must not reorder
+        tokens."""
         shared = made.shape[dim] // self.lengths[0]
         before = [(leaf, at) for leaf, at in takes.items() if at is not None]
         if name in VIEWS:
             ((leaf, at),) = before
-            unit = self.inside.get(leaf.number, 1) * prod(leaf.shape[at + 1 :])  # numbers from a token to the next one
+            unit = self.inside.get(leaf.number, 1) * prod(leaf.shape[at + 1 :])  # entries from one token to the next
             found = {unit // prod(made.shape[dim + 1 :])} if unit % max(prod(made.shape[dim + 1 :]), 1) == 0 else set()
         else:
             found = {self.inside.get(leaf.number, 1) for leaf, at in before if leaf.shape[at] == made.shape[dim]}
@@ -390,8 +393,8 @@ class Check:
 VIEWS = ("view", "_unsafe_view", "reshape", "_reshape_alias")
 
 
-def crossed(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]:
-    """The dimensions of its arguments along which an operation brings together what stands at different places."""
+def mixed_dimensions(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]:
+    """The dimensions of its arguments along which an operation mixes positions."""
     if name in ("mm", "bmm"):
         yield from ((args[0], (-1,)), (args[1], (-2,)))
     elif name in ("addmm", "baddbmm"):
@@ -405,7 +408,7 @@ def crossed(name: str, args: Any) -> Iterator[tuple[TensorUse, tuple[int, ...]]]
 
 
 def check_begin(name: str, args: Any, span: SliceSpan) -> None:
-    """Positions that a forward counts itself, or takes from a table, must be those of the slice."""
+    """Refuse positions, counted by the forward or taken from a table, that do not begin where the slice does."""
     numbers = args if name == "arange" else args[2:]
     start = (numbers[0] if len(numbers) > 1 else 0) if name == "arange" else (numbers[0] if numbers else 0)
     if start != span.start:
@@ -415,7 +418,7 @@ def check_begin(name: str, args: Any, span: SliceSpan) -> None:
 
 
 def plain_in(value: Any) -> Any:
-    """What an operation is given beside tensors, with the lone numbers among those."""
+    """An operation's arguments other than tensors, with the scalars among the tensors."""
     if isinstance(value, TensorUse):
         return value.value
     if isinstance(value, (Mapping, tuple, list)):
@@ -424,7 +427,7 @@ def plain_in(value: Any) -> Any:
 
 
 def seen_in(value: Any) -> Iterator[TensorUse]:
-    """The tensors in what an operation took or gave, in order."""
+    """The tensors among an operation's inputs or outputs, in order."""
     if isinstance(value, TensorUse):
         yield value
     elif isinstance(value, (Mapping, tuple, list)):

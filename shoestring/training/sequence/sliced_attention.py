@@ -1,16 +1,16 @@
-"""The engine of `SequencePipeline`: slices of one sequence run one after the other through a causal model, exactly as
-the whole sequence would.
+"""The engine of `SequencePipeline`: slices of one sequence run one after the other through a causal model, with the
+same results as the whole sequence.
 
-Tokens of a causal model meet in one place only, in attention, where a token sees those before it. While a slice runs, every call of
-`scaled_dot_product_attention` is intercepted: the slice's keys and values are written behind those of the earlier slices, and its queries
-see all of them up to their own place. Slices run backward in reverse order, the last one first: what it leaves as gradient of earlier keys
-and values is added when the slices that they belong to run backward.
+Tokens of a causal model interact in attention only, where a token sees earlier ones. While a slice runs, every call of
+`scaled_dot_product_attention` is intercepted: the slice's keys and values are appended to those of earlier slices, and
+its queries see all of them up to their own position. Slices run backward in reverse order, the last one first: the
+gradients that it leaves for earlier keys and values are added when the slices they belong to run backward.
 
     slice 0   forward ->  writes K[0:a]          backward  adds dK[0:a] of slices 1 and 2
     slice 1   forward ->  writes K[a:b], sees K[0:b]       adds dK[a:b] of slice 2, leaves dK[0:a]
     slice 2   forward ->  writes K[b:c], sees K[0:c]       leaves dK[0:b]
 
-Keys and values of the whole sequence are kept once for every call of attention, until the first slice has run backward.
+Keys and values of the whole sequence are kept once per call of attention, until the first slice has run backward.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shoestring.measure.interception import patched
 
 
 class SliceSpan(NamedTuple):
-    """Where a slice stands in its sequence."""
+    """The position of a slice in its sequence."""
 
     start: int
     stop: int
@@ -52,17 +52,19 @@ def spans_of(lengths: Iterable[int]) -> list[SliceSpan]:
 
 
 class WholeSequence:
-    """The keys, or the values, of a whole sequence in one call of attention, and what later slices leave as their gradient."""
+    """The keys (or values) of a whole sequence in one call of attention, and the gradients that later slices leave for
+    them."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.rows: Tensor | None = None
-        self.later: Tensor | None = None  # the gradient of all rows before those of the slice that ran backward last
+        self.later: Tensor | None = None  # gradient for all rows before the slice that ran backward last
 
     def put(self, own: Tensor, span: SliceSpan) -> Tensor:
-        """Write a slice's rows; gives all up to them.
+        """Write a slice's rows; returns all rows up to them.
 
-        Autograd would take it for a change of what earlier slices saved, who never see these rows: `.data` is not counted.
+        Uses `.data`, because autograd would count the write as a change of what earlier slices saved; they never see
+        these rows.
         """
         if self.rows is None:
             self.rows = own.new_empty((*own.shape[:-2], self.length, own.shape[-1]))
@@ -70,7 +72,7 @@ class WholeSequence:
         return self.rows.data[..., : span.stop, :].detach()
 
     def gradient(self, upto: Tensor, span: SliceSpan) -> Tensor:
-        """The gradient of a slice's own rows, given what its attention gave for all rows up to them."""
+        """The gradient of a slice's own rows, given the gradient from its attention for all rows up to them."""
         total = upto if self.later is None else upto + self.later
         self.later = total[..., : span.start, :] if span.start else None
         if not span.start:
@@ -79,7 +81,7 @@ class WholeSequence:
 
 
 class ConcatSlices(torch.autograd.Function):
-    """A slice's keys or values behind all earlier ones."""
+    """Appends a slice's keys or values to all earlier ones."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, whole: WholeSequence, span: SliceSpan) -> Tensor:
@@ -92,7 +94,8 @@ class ConcatSlices(torch.autograd.Function):
 
 
 class Slicing:
-    """One pass of a sequence through a model in slices. `at` is where one of them runs forward, and later backward."""
+    """One pass of a sequence through a model in slices. While inside `at`, one slice runs forward, and later
+    backward."""
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, nn.Module], lengths: Sequence[int]) -> None:
         self.model, self.blocks = model, blocks
@@ -101,10 +104,10 @@ class Slicing:
         self.now = self.spans[0]
         self.wholes: dict[
             tuple[str, int], tuple[WholeSequence, WholeSequence]
-        ] = {}  # keys and values, by block and number of the call in it
+        ] = {}  # keys and values, by block and number of the attention call in it
         self.masks: dict[Any, Tensor] = {}
-        self.place, self.calls = "", 0  # the block that runs, and how often it has called attention
-        self.intercepts = False  # whether such calls come here
+        self.place, self.calls = "", 0  # the running block, and the number of its attention calls so far
+        self.intercepts = False  # whether attention is intercepted now
 
     @contextmanager
     def at(self, number: int) -> Iterator[None]:
@@ -115,7 +118,8 @@ class Slicing:
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """While inside, the model is told where its tokens stand, tells which block runs, and its attention is that of slices."""
+        """While inside, the model is given its tokens' positions, reports which block runs, and uses sliced
+        attention."""
         forwards = {block: self.entered(name, block.forward) for name, block in self.blocks.items()}
         forwards |= {part: self.placed(forwards.get(part, part.forward)) for part in takes_positions(self.model)}
         forwards[self.model] = self.entered("", forwards.get(self.model, self.model.forward))
@@ -123,12 +127,12 @@ class Slicing:
             yield
 
     def entered(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A block's forward, which says that it runs. Who computes a block again, in backward, calls it too."""
+        """A block's forward, which reports that it runs. Recomputation in backward calls it too."""
 
         def entering(*args: Any, **kwargs: Any) -> Any:
             before = self.place, self.calls, self.intercepts
             self.place, self.calls, self.intercepts = name, 0, True
-            try:  # torch has no such modes active while it calls a backward
+            try:  # torch disables such modes while it runs a backward
                 with nullcontext() if before[2] else Intercepting(self.attention):
                     return forward(*args, **kwargs)
             finally:
@@ -137,7 +141,7 @@ class Slicing:
         return entering
 
     def placed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """A forward that is told where its tokens stand. Caches are for generating: a slice has no use for one."""
+        """A forward that is given its tokens' positions. Caches are for generation and are switched off."""
         names = signature(forward).parameters
 
         def placing(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +167,7 @@ class Slicing:
         is_causal: bool = False,
         **more: Any,
     ) -> Tensor:
-        """What `scaled_dot_product_attention` would give for these rows of the whole sequence."""
+        """The result of `scaled_dot_product_attention` for these rows of the whole sequence."""
         if isinstance(query, Absent):  # another worker computes it
             return functional.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **more)
         why = not_causal(query, key, attn_mask, is_causal, self.now.length)
@@ -179,14 +183,15 @@ class Slicing:
             return functional.scaled_dot_product_attention(
                 query, keys, values, dropout_p=dropout_p, is_causal=True, **more
             )
-        # Rows of queries in reverse: then the mask is constant along its falling diagonals, so one short vector holds all of it
+        # Queries in reverse: then the mask is constant along anti-diagonals, so one short vector holds it
         seen = functional.scaled_dot_product_attention(
             query.flip(-2), keys, values, self.mask(query), dropout_p, False, **more
         )
         return seen.flip(-2)
 
     def mask(self, query: Tensor) -> Tensor:
-        """What each of a slice's queries, the last one first, sees of all keys up to its own: number i sees key j if i + j < stop."""
+        """What each of a slice's queries, the last one first, sees of all keys up to its own: number i sees key j if i
+        + j < stop."""
         start, stop = self.now
         known = (start, query.dtype, query.device)
         if known not in self.masks:
@@ -197,7 +202,7 @@ class Slicing:
 
 
 class Intercepting(TorchFunctionMode):
-    """While active, attention is computed by somebody else."""
+    """While active, attention calls go to another function."""
 
     def __init__(self, attention: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -210,7 +215,8 @@ class Intercepting(TorchFunctionMode):
 
 
 def not_causal(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, length: int) -> str:
-    """Why a call of attention is not that of a slice's tokens to themselves and all before them; empty if it is."""
+    """Why a call of attention is not causal self-attention over a slice's tokens and all before them; empty if it
+    is."""
     if mask is not None:
         return (
             f"is given a mask of the shape {tuple(mask.shape)} (for padding, a window or packed samples), and slices know causal "
@@ -227,7 +233,7 @@ def not_causal(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool,
 
 
 def takes_positions(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules whose forward can be told where its tokens stand."""
+    """The outermost modules whose forward accepts its tokens' positions."""
     if names_position(model):
         return [model]
     return list(dict.fromkeys(part for child in model.children() for part in takes_positions(child)))
@@ -239,5 +245,5 @@ def names_position(module: nn.Module) -> bool:
 
 
 def takes_any(module: nn.Module) -> bool:
-    """Whether a module's forward passes on arguments that it does not name."""
+    """Whether a module's forward passes on keyword arguments that it does not name."""
     return any(one.kind is Parameter.VAR_KEYWORD for one in signature(module.forward).parameters.values())

@@ -1,15 +1,15 @@
-"""What workers that hold parts of one layer say to each other, as pairs of forward and backward.
+"""Collectives between workers that hold parts of one layer, as autograd functions with matching forward and backward.
 
-    function    forward              backward             where
-    copied      nothing              sum                  before layers that are split by their outputs (Megatron's f)
-    summed      sum                  nothing              after layers that are split by their inputs (Megatron's g)
-    gathered    gather parts         sum, keep a part     f, where what lies between is split along the sequence
-    scattered   sum, keep a part     gather parts         g, there
-    sliced      keep a part          gather parts         where the sequence begins to be split: all have the same before
-    joined      gather parts         keep a part          where it ends: all compute the same after
+    function         forward                  backward                 used
+    copy_in          nothing                  all-reduce               before layers split by outputs (Megatron's f)
+    all_reduce       all-reduce               nothing                  after layers split by inputs (Megatron's g)
+    gather_in        all-gather               reduce-scatter           as f, where activations between layers are split along the sequence
+    reduce_scatter   reduce-scatter           all-gather               as g, likewise
+    keep_own_slice   keep own part            all-gather               where the split along the sequence begins: before, all have the same
+    all_gather       all-gather               keep own part            where it ends: after, all compute the same
 
-Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models,
-2022, arXiv 2205.05198.
+Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large
+Transformer Models, 2022, arXiv 2205.05198.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from torch.autograd import Function
 from shoestring.core.link import Link
 
 
-def copied(x: Tensor, link: Link) -> Tensor:
+def copy_in(x: Tensor, link: Link) -> Tensor:
     return Copied.apply(x, link) if x.requires_grad else x  # type: ignore[no-untyped-call]
 
 
-def summed(x: Tensor, link: Link) -> Tensor:
+def all_reduce(x: Tensor, link: Link) -> Tensor:
     """The sum, in the tensor's own memory."""
     return Summed.apply(x.contiguous(), link)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def gathered(x: Tensor, link: Link, dim: int) -> Tensor:
+def gather_in(x: Tensor, link: Link, dim: int) -> Tensor:
     return Gathered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def scattered(x: Tensor, link: Link, dim: int) -> Tensor:
+def reduce_scatter(x: Tensor, link: Link, dim: int) -> Tensor:
     return Scattered.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def sliced(x: Tensor, link: Link, dim: int) -> Tensor:
+def keep_own_slice(x: Tensor, link: Link, dim: int) -> Tensor:
     return KeepOwnSlice.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def joined(x: Tensor, link: Link, dim: int) -> Tensor:
+def all_gather(x: Tensor, link: Link, dim: int) -> Tensor:
     return AllGather.apply(x, link, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -56,7 +56,7 @@ class Copied(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        gradient = gradients[0].contiguous()  # made by the layer's backward for nobody else, so it may become the sum
+        gradient = gradients[0].contiguous()  # the layer's backward made it for this alone, so it may be overwritten
         ctx.link.sum(gradient).wait()
         return gradient, None
 
@@ -118,14 +118,14 @@ class AllGather(Function):
 
 
 def all_parts(part: Tensor, link: Link, dim: int) -> Tensor:
-    """Everybody's part, one after the other along a dimension."""
+    """All workers' parts, concatenated along a dimension."""
     rows = part.new_empty((link.world, *part.shape))
     link.gather(part.contiguous().view(-1), rows.view(-1)).wait()
     return rows.movedim(0, dim).flatten(dim, dim + 1) if dim else rows.flatten(0, 1)
 
 
 def part_of_sum(whole: Tensor, link: Link, dim: int) -> Tensor:
-    """This worker's part, along a dimension, of the sum of everybody's whole."""
+    """This worker's part, along a dimension, of the sum of all workers' tensors."""
     rows = whole.unflatten(dim, (link.world, -1)).movedim(dim, 0).contiguous()  # (worker, ...)
     part = torch.empty_like(rows[0])
     link.scatter(rows.view(-1), part.view(-1)).wait()
@@ -133,5 +133,5 @@ def part_of_sum(whole: Tensor, link: Link, dim: int) -> Tensor:
 
 
 def own_part(whole: Tensor, link: Link, dim: int) -> Tensor:
-    """A copy of this worker's part, so that the whole need not stay."""
+    """A copy of this worker's part, so that the whole can be freed."""
     return whole.chunk(link.world, dim)[link.rank].clone(memory_format=torch.contiguous_format)

@@ -1,14 +1,14 @@
-"""Which layers of a model can be split between workers, and how: recognised by their classes, never guessed.
+"""Which layers of a model can be split between workers, and how: recognised by class, never guessed.
 
-A split module runs its own forward with this worker's part of the layers, and it must mean the same then. So a class is recognised only
-where somebody has read its forward: those of the table below, by module and name, with the very submodules that they had then; and
-classes of the user that say so themselves:
+A split module runs its own forward on this worker's part of the layers, so that forward must be correct for parts. A
+class is therefore recognised only if somebody has read its forward: the classes in the table below, by module and name,
+with exactly the submodules that they had then; and user classes that declare it themselves:
 
     class Attention(nn.Module):
         tensor_parallel = SplitLayers(columns={"query": 1, "key": 1, "value": 1}, rows=("out",), shared=True, divided=("heads",))
 
-Weights outside of all blocks that are not recognised are held and computed by every worker alike, which is right and saves nothing;
-in a block everything large must be recognised, or the model is refused.
+Weights outside of all blocks that are not recognised are held and computed by every worker alike, which is correct and
+saves nothing; in a block every large layer must be recognised, or the model is refused.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from shoestring.core.private import own_parameters
 from shoestring.training.tensor.splits import Split
 
 ROOT = Path(__file__).resolve().parents[1]
-OWN = "tensor_parallel"  # the attribute with which a class of the user says how it is split
+OWN = "tensor_parallel"  # the attribute in which a user's class declares how it is split
 
 
 @dataclass(frozen=True)
 class SplitLayers:
-    """How the layers of a module are split; all names are those of its attributes."""
+    """How the layers of a module are split; all names are names of its attributes."""
 
     columns: Mapping[str, int] = field(
         default_factory=dict
-    )  # split by outputs -> equal stretches that the outputs consist of
+    )  # layers split by outputs -> number of equal stretches in the outputs (3 for fused query, key, value)
     rows: tuple[
         str, ...
-    ] = ()  # split by inputs: each takes what came of the columns, and its result is the sum over workers
-    shared: bool = False  # all columns take the module's own inputs, so one sum of gradients is enough for all of them
+    ] = ()  # layers split by inputs: each takes the results of columns, and its result is summed over workers
+    shared: bool = False  # whether all columns take the module's own inputs, so one sum of gradients serves all
     divided: tuple[
         str, ...
-    ] = ()  # numbers by which forward counts what it has, such as heads: each worker has a part of it
-    whole_heads: tuple[str, ...] = ()  # numbers that must be multiples of the workers, dots allowed
+    ] = ()  # counts that forward uses, such as the number of heads: each worker has a fraction of it
+    whole_heads: tuple[str, ...] = ()  # attributes that must be multiples of the workers; dots allowed
     inside: tuple[
         str, ...
-    ] = ()  # modules between columns and rows that every worker has whole, such as norms of each head
+    ] = ()  # modules between columns and rows that every worker holds whole, such as per-head norms
     embeddings: tuple[str, ...] = ()  # split by the vocabulary
-    heads: tuple[str, ...] = ()  # layers that give a number for every word of the vocabulary, and are split by it
+    heads: tuple[str, ...] = ()  # output layers with a number for every word, split by the vocabulary
     others: tuple[str, ...] = ()  # other submodules that it had when its forward was read
 
 
@@ -90,23 +90,23 @@ KNOWN: dict[tuple[str, str], SplitLayers] = {
 }
 NAMES = "the built-in gpt; GPT-2, Llama, Mistral, Qwen2 and Qwen3 of transformers"
 ADVICE = (
-    f"known are {NAMES}; say of a class of your own how it is split (tensor_parallel = Layers(...), shoestring/parallel/"
-    f"recognised.py), or use another technique"
+    f"known are {NAMES}; declare how a class of your own is split (tensor_parallel = SplitLayers(...), "
+    f"shoestring.training.tensor.layer_kinds), or use another technique"
 )
 
 
 @dataclass(frozen=True)
 class Recognised:
-    """What is split in a model."""
+    """The split layers of a model."""
 
     modules: Mapping[nn.Module, SplitLayers]
     splits: Mapping[nn.Parameter, Split]
-    whole_inside: tuple[nn.Parameter, ...]  # held whole by everybody, though each uses them for its own heads only
+    whole_inside: tuple[nn.Parameter, ...]  # held whole by all workers, though each uses them for its own heads only
     names: Mapping[nn.Module, str]
 
 
 def where(kind: type) -> str:
-    """The module of a class; of a file of ours, also where it was loaded as a job file."""
+    """The module of a class; for our own files also if they were loaded as a job file."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
     if file and Path(file).resolve().is_relative_to(ROOT):
         return ".".join(("shoestring", *Path(file).resolve().relative_to(ROOT).with_suffix("").parts))
@@ -114,13 +114,13 @@ def where(kind: type) -> str:
 
 
 def layers_of(module: nn.Module) -> SplitLayers | None:
-    """How a module is split; None: nobody says."""
+    """How a module is split; None: it is not recognised."""
     kind = type(module)
-    own = vars(kind).get(OWN)  # a subclass may compute something else: it must say so itself
+    own = vars(kind).get(OWN)  # not inherited: a subclass may compute something else and must declare it itself
     if own is not None:
         if not isinstance(own, SplitLayers):
             raise Mistake(
-                f"{kind.__name__}.{OWN} is {own!r}: give a Layers(...) of shoestring.training.tensor.layer_kinds"
+                f"{kind.__name__}.{OWN} is {own!r}: give a SplitLayers(...) of shoestring.training.tensor.layer_kinds"
             )
         return own
     found = KNOWN.get((where(kind), kind.__name__))
@@ -133,8 +133,8 @@ def submodules(layers: SplitLayers) -> Iterator[str]:
     yield from (*layers.columns, *layers.rows, *layers.inside, *layers.embeddings, *layers.heads, *layers.others)
 
 
-def recognised(model: nn.Module, blocks: Mapping[str, nn.Module], ways: int) -> Recognised:
-    """What is split between so many workers; a Mistake says what can't be, before anything is changed."""
+def recognise_layers(model: nn.Module, blocks: Mapping[str, nn.Module], ways: int) -> Recognised:
+    """The layers to split between `ways` workers; a Mistake says what can't be split, before anything is changed."""
     names = {module: name or "the model" for name, module in model.named_modules()}
     modules = {module: found for module in names if (found := layers_of(module)) is not None}
     if not any(layers.rows for layers in modules.values()):
@@ -204,12 +204,12 @@ def bias_of(layer: nn.Module) -> nn.Parameter:
 
 
 def transposed(layer: nn.Module) -> bool:
-    """Whether a layer's weight is (inputs, outputs), as GPT-2's are, and not (outputs, inputs)."""
+    """Whether a layer's weight is (inputs, outputs), as in GPT-2, rather than (outputs, inputs)."""
     return type(layer) is not nn.Linear
 
 
 def outputs(layer: nn.Module, name: str) -> int:
-    """How many outputs a layer has, if it is one that we can compute."""
+    """The number of outputs of a layer; refused if it is not a linear layer."""
     kind = type(layer)
     if kind is not nn.Linear and (kind.__module__, kind.__name__) != ("transformers.pytorch_utils", "Conv1D"):
         raise Mistake(
@@ -248,7 +248,7 @@ def check_heads(module: nn.Module, layers: SplitLayers, name: str, ways: int) ->
 
 
 def check_blocks(blocks: Mapping[str, nn.Module], found: Recognised) -> None:
-    """In a block, every matrix is split; where one is not, nobody has read what is done with it."""
+    """Refuse blocks with a matrix that is not split, since nobody has read how it is used."""
     for name, block in blocks.items():
         for part, module in block.named_modules():
             for weight in module.parameters(recurse=False):
@@ -261,7 +261,7 @@ def check_blocks(blocks: Mapping[str, nn.Module], found: Recognised) -> None:
 
 
 def check_owners(model: nn.Module, found: Recognised) -> None:
-    """A weight that is split is used by layers that know of it only."""
+    """Refuse a split weight that is also used by a layer that is not recognised."""
     split = {
         child(module, layer)
         for module, layers in found.modules.items()

@@ -1,8 +1,8 @@
-"""The engine of TensorParallel: every worker has its part of each layer that is split, and the model's own forward runs with it.
+"""The engine of TensorParallel: every worker has its part of each split layer, and the model's own forward runs on it.
 
-While a forward or a backward runs, layers that are split by their outputs take a copy of what comes in, layers that are split by their
-inputs add up what comes out, and what a module counts (its heads) is what this worker has of it. Afterwards the model is as it was, but
-that the weights are parts; `usable` and the end of the run put whole ones in their place.
+During a forward or backward, layers split by outputs copy their input (and sum its gradient), layers split by inputs
+sum their results, and a module's counts (its heads) are this worker's share. Afterwards the model is as before, except
+that the weights are parts; `usable` and the end of the run put whole weights in their place.
 """
 
 from __future__ import annotations
@@ -22,22 +22,29 @@ from shoestring.core.private import storage_id_of, tree_map, unseen_functions, w
 from shoestring.core.run import Run, RunState
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
-from shoestring.training.tensor.collectives import copied, gathered, joined, scattered, sliced, summed
-from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, recognised, transposed, weight_of
-from shoestring.training.tensor.split_vocabulary import SplitLogits, embedded
+from shoestring.training.tensor.collectives import (
+    all_gather,
+    all_reduce,
+    copy_in,
+    gather_in,
+    keep_own_slice,
+    reduce_scatter,
+)
+from shoestring.training.tensor.layer_kinds import SplitLayers, bias_of, child, recognise_layers, transposed, weight_of
+from shoestring.training.tensor.split_vocabulary import SplitLogits, embed_split
 from shoestring.training.tensor.splits import Split, SplitTensor
 
-WORTH_TELLING = 0.1  # of all weights, that no layer which is split has
-SEQUENCE = 1  # the dimension of tokens, in what goes from block to block: (sample, token, width)
+WORTH_TELLING = 0.1  # remark on unsplit layers if they hold more than this fraction of all weights
+SEQUENCE = 1  # the token dimension of activations between blocks: (sample, token, width)
 Forward = Callable[..., Any]
 
 
 class TensorParts(RunState):
-    """The weights of a run in parts, and what a run says of them."""
+    """A run's weights in parts, and the run state that goes with them."""
 
     def __init__(self, run: Run, link: Link, sequence: bool) -> None:
         self.run, self.link, self.sequence = run, link, sequence
-        self.found = recognised(run.model, run.blocks, link.world)
+        self.found = recognise_layers(run.model, run.blocks, link.world)
         self.splits = dict(self.found.splits)
         self.shapes = {weight: weight.shape for weight in self.splits}  # of the whole weights
         self.groups = [list(group["params"]) for group in run.optimizer.param_groups]
@@ -47,7 +54,7 @@ class TensorParts(RunState):
         self.draws = Draws(run, link)
         self.entered = self.in_layer = False
         blocks = {weight for block in run.blocks.values() for weight in block.parameters()} if sequence else set()
-        # Held whole by all, but each sees a part of what they are used for: their gradients are to be added up
+        # Held whole by all workers, but each uses them for its part only: their gradients must be summed
         self.partial = [
             weight
             for weight in self.names
@@ -57,7 +64,7 @@ class TensorParts(RunState):
             for weight, split in self.splits.items():
                 weight.data = split.own(weight.data, link)
 
-    # The step
+    # One step
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -74,7 +81,7 @@ class TensorParts(RunState):
             self.draws.before = None
 
     def changes(self) -> dict[nn.Module, dict[str, Any]]:
-        """What modules have otherwise, for a while."""
+        """The attributes that modules have while they compute with parts."""
         found: dict[nn.Module, dict[str, Any]] = {}
         for module, layers in self.found.modules.items():
             own = {name: getattr(module, name) // self.link.world for name in layers.divided}
@@ -99,7 +106,7 @@ class TensorParts(RunState):
             yield name, self.head(child(module, name))
 
     def entering(self, module: nn.Module) -> Forward:
-        """The forward of a module all of whose columns take what it is given."""
+        """The forward of a module whose columns all take the module's own input."""
         inner = module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -107,10 +114,10 @@ class TensorParts(RunState):
                 self.draws.part(module)
             tokens = next(
                 one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)
-            )  # then masks and positions, of all tokens
+            )  # then masks and positions, which cover all tokens
             args, kwargs = tree_map(
                 lambda one: (
-                    self.entrance(one) if one is tokens else copied(one, self.link) if isinstance(one, Tensor) else one
+                    self.entrance(one) if one is tokens else copy_in(one, self.link) if isinstance(one, Tensor) else one
                 ),
                 (args, kwargs),
             )
@@ -119,7 +126,7 @@ class TensorParts(RunState):
         return forward
 
     def entrance(self, x: Tensor) -> Tensor:
-        return gathered(x, self.link, SEQUENCE) if self.sequence else copied(x, self.link)
+        return gather_in(x, self.link, SEQUENCE) if self.sequence else copy_in(x, self.link)
 
     def column(self, module: nn.Module, name: str, shared: bool) -> Forward:
         layer = child(module, name)
@@ -138,7 +145,7 @@ class TensorParts(RunState):
         def forward(x: Tensor) -> Tensor:
             with self.using():
                 flat = product(layer, x, None)
-            found = scattered(flat, self.link, SEQUENCE) if self.sequence else summed(flat, self.link)
+            found = reduce_scatter(flat, self.link, SEQUENCE) if self.sequence else all_reduce(flat, self.link)
             if not self.sequence:
                 self.draws.rejoin()
             return found if layer.bias is None else found.add_(bias_of(layer))
@@ -151,7 +158,7 @@ class TensorParts(RunState):
 
         def forward(input: Tensor) -> Tensor:
             with self.using():
-                return summed(embedded(layer, input, words, self.link), self.link)
+                return all_reduce(embed_split(layer, input, words, self.link), self.link)
 
         return forward
 
@@ -160,12 +167,12 @@ class TensorParts(RunState):
 
         def forward(x: Tensor) -> Tensor:
             with self.using():
-                return SplitLogits.of(product(layer, copied(x, self.link), layer.bias), words, self.link)
+                return SplitLogits.of(product(layer, copy_in(x, self.link), layer.bias), words, self.link)
 
         return forward
 
     def along_sequence(self, block: nn.Module, first: bool, last: bool) -> Forward:
-        """The forward of a block in which every worker has its part of the tokens between layers that are split."""
+        """The forward of a block in which every worker has its part of the tokens between split layers."""
         inner = block.forward
 
         def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -175,21 +182,21 @@ class TensorParts(RunState):
                         f"TensorParallel(sequence=True): {x.shape[SEQUENCE]} tokens can't be divided by {self.link.world} "
                         f"workers: give sequences of a multiple of {self.link.world}, or sequence=False"
                     )
-                x = sliced(x, self.link, SEQUENCE)
+                x = keep_own_slice(x, self.link, SEQUENCE)
             self.draws.part(block)
             found = inner(x, *args, **kwargs)
             self.draws.rejoin()
             if not last:
                 return found
             if isinstance(found, tuple):
-                return (joined(found[0], self.link, SEQUENCE), *found[1:])
-            return joined(found, self.link, SEQUENCE)
+                return (all_gather(found[0], self.link, SEQUENCE), *found[1:])
+            return all_gather(found, self.link, SEQUENCE)
 
         return forward
 
     @contextmanager
     def adding_up(self) -> Iterator[None]:
-        """While inside, gradients of weights that all hold whole, and use for a part each, become their sum."""
+        """While inside, gradients of weights that all hold whole, but use in part, are summed."""
 
         def total(gradient: Tensor) -> Tensor:
             whole = gradient.contiguous().clone()
@@ -212,12 +219,12 @@ class TensorParts(RunState):
             self.in_layer = False
 
     def guard(self) -> AbstractContextManager[object]:
-        """In a rehearsal, a part of a weight that is used as if it were the whole is found."""
+        """In a rehearsal, detect a part of a weight that is used as if it were the whole."""
         if not self.link.imagined or self.link.world == 1:
             return nullcontext()
         places: dict[
             int, list[tuple[int, int, str]]
-        ] = {}  # of storages, which may hold several weights: (begin, end, name)
+        ] = {}  # by storage, which may hold several weights: (begin, end, name)
         for weight in self.splits:
             begin = int(weight.storage_offset())
             places.setdefault(storage_id_of(weight), []).append((begin, begin + weight.numel(), self.names[weight]))
@@ -228,7 +235,7 @@ class TensorParts(RunState):
 
         return Guard(misused, "with TensorParallel every worker has a part of it; leave TensorParallel out")
 
-    # Outside of steps
+    # Outside of a step
 
     @contextmanager
     def usable(self) -> Iterator[None]:
@@ -244,7 +251,7 @@ class TensorParts(RunState):
                 weight.data = part
 
     def share(self, weight: Tensor) -> float:
-        """Of a weight's gradient, what this worker adds to a sum over all parts of all weights."""
+        """The fraction of a weight's gradient that this worker adds to a sum over all parts of all weights."""
         return 1.0 if weight in self.splits else 1.0 / self.link.world
 
     @property
@@ -255,7 +262,7 @@ class TensorParts(RunState):
             return ""
         return f"TensorParallel splits {whole:,} numbers of the weights; the other {rest:,} are held and computed by every worker"
 
-    # What survives a restart: the same as in one process, so that any number of workers can go on from it
+    # Checkpoint state: the same as for one process, so that any number of workers can resume from it
 
     def tensors(self) -> dict[nn.Parameter, SplitTensor]:
         return {
@@ -273,7 +280,8 @@ class TensorParts(RunState):
         }
 
     def whole_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
-        """The optimizer's state as if weights were whole, of that of their parts; it is gathered when it is written."""
+        """The optimizer's state for whole weights, from that of their parts; each tensor is gathered when it is
+        written."""
         return {
             **state,
             "state": {
@@ -310,7 +318,7 @@ class TensorParts(RunState):
 
 
 def product(layer: nn.Module, x: Tensor, bias: Any) -> Tensor:
-    """What a linear layer computes with the weight that it has now."""
+    """A linear layer's result with its present weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor), "a layer has a weight"
     if not transposed(layer):
@@ -321,20 +329,20 @@ def product(layer: nn.Module, x: Tensor, bias: Any) -> Tensor:
 
 
 class Draws:
-    """Which numbers are drawn: outside of split layers the same on all workers of a line, inside of them other ones on each.
+    """Random numbers: outside of split layers the same on all workers of a line, inside them different ones on each.
 
-    A number that all draw alike says, with the worker's place, from where it goes on inside; so a block that is computed again, from the
-    random state that it found, draws the same again. A rehearsal has no values and leaves this out.
+    A number that all draw alike, combined with the worker's position, seeds the generator inside; so a recomputed
+    block, which starts from the saved random state, draws the same again. A rehearsal has no values and skips this.
 
-    A block that is computed again is left as soon as all is there that was wanted, maybe inside, and who does that puts the random state
-    back. So a column that is called when it was called already begins anew, and nothing is put back at the end of a pass.
+    Recomputation stops as soon as everything wanted is there, perhaps inside a layer, and restores the random state
+    itself. So a column that is called a second time starts a new pass, and nothing is restored at the end of a pass.
     """
 
     def __init__(self, run: Run, link: Link) -> None:
         self.link, self.model = link, run.model
-        self.before: list[Tensor] | None = None  # the states outside, while inside,
-        self.module: nn.Module | None = None  # of this module
-        self.columns: set[str] = set()  # that were called there
+        self.before: list[Tensor] | None = None  # the random states outside, while inside
+        self.module: nn.Module | None = None  # the module that is inside
+        self.columns: set[str] = set()  # its columns called so far
 
     def part(self, module: nn.Module, column: str = "") -> None:
         """From here on every worker draws its own numbers."""
@@ -353,7 +361,7 @@ class Draws:
             torch.manual_seed(hash((number, self.link.rank)) % 2**63)
 
     def rejoin(self) -> None:
-        """From here on all draw the same."""
+        """From here on all workers draw the same numbers."""
         if self.before is None:
             return
         with without_modes():

@@ -1,12 +1,14 @@
-"""A vocabulary that is split between workers: its embedding, its head, and the cross entropy of what the head gives.
+"""A vocabulary split between workers: its embedding, its head, and the cross entropy of the head's output.
 
-Every worker has the rows of its own words, so the numbers for all words of the vocabulary (logits) are nowhere whole. What the head gives
-is a `SplitLogits`: it looks like the whole tensor, stays split under what keeps its last dimension (views, slices of tokens, casts,
-factors), and `cross_entropy` of it is computed in parts. Of a token with logits x, target t and words in parts P:
+Every worker has the rows of its own words, so the logits of all words are never whole on one worker. The head's output
+is a `SplitLogits`: it looks like the whole tensor, stays split under operations that keep its last dimension (views,
+slices of tokens, casts, factors), and `cross_entropy` of it is computed in parts. For a token with logits x, target t
+and words in parts P:
 
     loss = m + log sum_P sum_{v in P} exp(x_v - m) - x_t        m: the largest of all; three numbers a token are sent
 
-Anything else that a loss or a metric does with it gets the whole, gathered from all workers, with the right gradients: slower, never wrong.
+Any other operation in a loss or metric gets the whole tensor, gathered from all workers, with correct gradients:
+slower, never wrong.
 Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053.
 """
 
@@ -25,8 +27,9 @@ from shoestring.core.private import FakeTensor, tree_map, without_modes
 from shoestring.training.tensor.splits import bounds
 
 
-def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
-    """What an embedding of so many words gives, of which every worker has a part: the sum of what each finds, still to be added up."""
+def embed_split(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
+    """The output of an embedding of `words` words, of which every worker has a part: zero for others' words, still to
+    be summed."""
     check_range(ids, words)
     begin, end = bounds(words, link.rank, link.world)
     own = ids - begin
@@ -41,7 +44,7 @@ def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor
 
 
 def check_range(ids: Tensor, words: int, ignored: int | None = None) -> None:
-    """As torch does where words are not split: here, nobody would have such a word, and nobody would notice."""
+    """Refuse ids out of range, as torch does: here no worker would have such a word, and nobody would notice."""
     if isinstance(ids, FakeTensor) or not ids.numel():
         return
     with without_modes():
@@ -55,10 +58,10 @@ def check_range(ids: Tensor, words: int, ignored: int | None = None) -> None:
 
 
 class SplitLogits(Tensor):
-    """Numbers for all words, of which this worker has `own`, those of its words. To torch it is a tensor without memory."""
+    """Logits of all words; this worker has `own`, those of its own words. To torch it is a tensor without memory."""
 
     own: Tensor
-    outline: Tensor  # a tensor of the whole shape, without memory
+    outline: Tensor  # a meta tensor with the whole shape
     link: Link
 
     @staticmethod
@@ -74,7 +77,7 @@ class SplitLogits(Tensor):
         return int(self.outline.shape[-1])
 
     def whole(self) -> Tensor:
-        """All numbers, gathered from all workers."""
+        """All logits, gathered from all workers."""
         return GatherLogits.apply(self.own, self.words, self.link)  # type: ignore[no-any-return, no-untyped-call]
 
     def like(self, own: Tensor) -> SplitLogits:
@@ -116,9 +119,9 @@ class SplitLogits(Tensor):
         return func(*args, **kwargs)
 
 
-ANY: Any = Tensor  # whose attributes are asked for as objects
+ANY: Any = Tensor  # gives Tensor's attributes without types
 
-# What is asked of the whole shape, what of this worker's numbers, and what leaves the last dimension alone
+# Operations on the whole shape, on this worker's numbers, and those that leave the last dimension alone
 SHAPES: set[Any] = {
     ANY.shape.__get__,
     ANY.ndim.__get__,
@@ -193,7 +196,7 @@ RESHAPES: set[Any] = {
 
 
 def kept_shape(logits: SplitLogits, func: Any, args: Any, kwargs: Any) -> torch.Size | None:
-    """The shape that something makes of the whole, if the words stay its last dimension."""
+    """The whole shape after an operation, if words stay its last dimension."""
     with without_modes():
         found = func(logits.outline, *args, **{name: value for name, value in kwargs.items() if name != "input"})
     kept = found.dim() and found.shape[-1] == logits.words and found.dtype == logits.outline.dtype
@@ -201,21 +204,21 @@ def kept_shape(logits: SplitLogits, func: Any, args: Any, kwargs: Any) -> torch.
 
 
 def spares_words(index: Any, dims: int) -> bool:
-    """Whether an index picks tokens, and of each of them all words.
+    """Whether an index picks tokens and keeps all words of each.
 
     >>> [spares_words(index, 3) for index in ((slice(None), slice(0, -1)), (..., slice(0, -1), slice(None)), (..., 0), 2)]
     [True, True, False, True]
     """
     items = index if isinstance(index, tuple) else (index,)
-    used = sum(taken(item) for item in items)
+    used = sum(consumed_dimensions(item) for item in items)
     if items and isinstance(items[-1], slice) and items[-1] == slice(None) and used <= dims:
         return True
     last = items[-1] if items else None
     return used < dims and (last is Ellipsis or not any(item is Ellipsis for item in items))
 
 
-def taken(item: Any) -> int:
-    """Dimensions that an item of an index uses up."""
+def consumed_dimensions(item: Any) -> int:
+    """Number of dimensions that an item of an index consumes."""
     if item is None or item is Ellipsis:
         return 0
     return item.dim() if isinstance(item, Tensor) and item.dtype == torch.bool else 1
@@ -231,7 +234,7 @@ def split_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """`functional.cross_entropy` of logits that are split; None where it asks for more than their parts tell."""
+    """`functional.cross_entropy` of split logits; None for options that need the whole."""
     plain = (
         weight is None
         and size_average is None
@@ -268,7 +271,8 @@ def split_cross_entropy(
 
 
 class TokenLosses(Function):
-    """The cross entropy of every token (row), by this worker's logits and those of the others. Targets are counted from its first word."""
+    """The cross entropy of every token (row), from this worker's logits and the other workers'. Targets count from its
+    first word."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, link: Link) -> Tensor:
@@ -281,7 +285,7 @@ class TokenLosses(Function):
             [(logits - most.unsqueeze(1)).exp_().sum(1), logits.gather(1, place).squeeze(1).masked_fill_(outside, 0.0)]
         )
         link.sum(sums).wait()
-        whole = sums[0].log().add_(most)  # the logarithm of the sum over all words
+        whole = sums[0].log().add_(most)  # log-sum-exp over all words
         ctx.save_for_backward(logits, whole, place, outside)
         return whole - sums[1]
 
@@ -294,7 +298,8 @@ class TokenLosses(Function):
 
 
 class GatherLogits(Function):
-    """All words of logits that are split. What follows is computed by everybody alike, so each keeps its part of the gradient."""
+    """Gathers split logits. What follows is computed by all workers alike, so each keeps its own part of the
+    gradient."""
 
     @staticmethod
     def forward(ctx: Any, own: Tensor, words: int, link: Link) -> Tensor:

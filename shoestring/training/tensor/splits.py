@@ -1,8 +1,9 @@
-"""How one weight is split between workers, and the whole put together again for a checkpoint.
+"""How one weight is split between workers, and how the whole is put together again for a checkpoint.
 
-A weight is split along one dimension. It may consist of several equal stretches there, such as queries, keys and values in one layer:
-each of them is divided, so that every worker has its heads of all three. What can't be divided evenly (a vocabulary) gives the
-first workers one more.
+A weight is split along one dimension. That dimension may consist of several equal stretches, such as queries, keys and
+values in one layer:
+each stretch is divided, so that every worker has its heads of all three. If a size can't be divided evenly (a
+vocabulary), the first workers get one more.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from torch import Tensor, nn
 from shoestring.core.link import Link
 from shoestring.core.run import StoredTensor
 
-CHUNK = 1 << 22  # bytes that are gathered at once for a checkpoint
+CHUNK = 1 << 22  # bytes gathered at once for a checkpoint
 
 
 def bounds(size: int, place: int, ways: int) -> tuple[int, int]:
-    """Where the part of the worker at a place begins and ends.
+    """Where the part of the worker at `place` begins and ends.
 
     >>> [bounds(7, place, 3) for place in range(3)]
     [(0, 3), (3, 5), (5, 7)]
@@ -37,7 +38,7 @@ class Split:
     stretches: int = 1
 
     def spans(self, size: int, place: int, ways: int) -> list[tuple[int, int]]:
-        """The places of a dimension of this size that a worker has.
+        """The ranges of a dimension of this size that a worker has.
 
         >>> Split(0, stretches=3).spans(12, place=1, ways=2)
         [(2, 4), (6, 8), (10, 12)]
@@ -53,7 +54,8 @@ class Split:
 
 
 class SplitTensor:
-    """A tensor of a weight's shape of which every worker of a line holds its part. All of them must ask for it."""
+    """A tensor of a weight's shape, of which every worker of a line holds its part. All workers must read it
+    together."""
 
     def __init__(
         self, parameter: nn.Parameter, split: Split, shape: torch.Size, link: Link, part: Tensor | StoredTensor
@@ -63,7 +65,8 @@ class SplitTensor:
         self.gathered = False
 
     def pieces(self) -> Iterator[Tensor]:
-        """Its numbers in order, some rows at a time: workers put theirs into zeros and add up bytes, which changes none."""
+        """Its numbers in order, some rows at a time: workers put their parts into zeros and sum the bytes, which
+        changes no bit."""
         self.gathered = True
         own = whole_of(self.part)
         row = prod(self.shape[1:])
@@ -76,7 +79,7 @@ class SplitTensor:
             yield rows.view(-1)
 
     def put(self, rows: Tensor, own: Tensor, begin: int) -> None:
-        """Put this worker's numbers into some rows of the whole, the first of which is `begin`."""
+        """Write this worker's numbers into some rows of the whole, starting with row `begin`."""
         done, end = 0, begin + len(rows)
         for start, stop in self.split.spans(self.shape[self.split.dim], self.link.rank, self.link.world):
             if self.split.dim:
@@ -89,13 +92,13 @@ class SplitTensor:
             done += stop - start
 
     def take(self, whole: Tensor) -> None:
-        """Take this worker's part of a whole."""
-        assert isinstance(self.part, Tensor), "of weights, which are in memory"
+        """Take this worker's part of a whole tensor."""
+        assert isinstance(self.part, Tensor), "parts of weights are in memory"
         self.part.data.copy_(self.split.own(whole, self.link))
 
 
 def whole_of(part: Tensor | StoredTensor) -> Tensor:
-    """A tensor, wherever it is, in memory."""
+    """A tensor, in memory wherever it was stored."""
     return (
         part.detach()
         if isinstance(part, Tensor)

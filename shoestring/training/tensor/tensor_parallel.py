@@ -1,15 +1,16 @@
-"""TensorParallel: workers hold parts of the same layers, and every one of them computes its part for the whole batch.
+"""TensorParallel: workers hold parts of the same layers, and each computes its part for the whole batch (Megatron).
 
-    memory     weights, gradients and optimizer state of split layers / w; activations inside them / w, of what lies between none
-    sent       2 sums of a block's output forward and 2 backward, of 2 (w - 1) / w  bytes each; and a few around the vocabulary
-    sequence   what lies between is split along the sequence, for the same bytes: its activations / w too, but for what split layers take
+    memory     weights, gradients and optimizer state of split layers / w; activations inside them / w, those between them whole
+    sent       2 all-reduces of a block's output forward and 2 backward, 2 (w - 1) / w  bytes per byte; and a few for the vocabulary
+    sequence   activations between split layers are split along the sequence, for the same traffic: / w too, except split layers' inputs
 
-The layers of a pair are split by outputs and then by inputs: attention by its heads, the two layers of an MLP, so that what lies inside a
-pair is never put together. Embedding and head are split by the vocabulary, and the cross entropy is computed in parts. Exact, but
-for the order of sums; inside split layers every worker draws its own numbers, elsewhere all draw the same.
-Only modules that are known are split (training/tensor/layer_kinds.py): others are refused before anything is changed.
-Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large Transformer Models,
-2022, arXiv 2205.05198.
+Layers are split in pairs, the first by outputs and the second by inputs: attention by heads, and the two layers of an
+MLP, so activations inside a pair are never whole. Embedding and head are split by the vocabulary, and the cross entropy
+is computed in parts. Exact, up to the order of sums; inside split layers every worker draws its own random numbers,
+elsewhere all draw the same.
+Only known modules are split (training/tensor/layer_kinds.py): others are refused before anything is changed.
+Shoeybi et al.: Megatron-LM, 2019, arXiv 1909.08053; Korthikanti et al.: Reducing Activation Recomputation in Large
+Transformer Models, 2022, arXiv 2205.05198.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
-from shoestring.training.data_parallel.data_parallel import unaddable, with_traffic
+from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
 from shoestring.training.technique import TrainingTechnique
-from shoestring.training.tensor.layer_kinds import recognised
+from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_layers import TensorParts
 
-MOST = 8  # ways that are tried: more than a machine has devices are seldom worth it
-BETWEEN = 5  # tensors of the size of a block's output that it keeps outside of split layers: two norms' inputs and results, the output
-GATHERED = 2  # of those, what layers that are split by outputs take in and keep, which is whole wherever it was put together from
-WORK = ("forward", "backward", "flops", "backward_flops")  # of a block: as much as there are samples
+MOST = 8  # ways to try: more than a machine's devices are seldom worth it
+BETWEEN = 5  # tensors that a block keeps outside of split layers: its output, two norms' inputs and results
+GATHERED = 2  # of those, the inputs that layers split by outputs keep: they are whole in any case
+WORK = ("forward", "backward", "flops", "backward_flops")  # fields of a block that are proportional to its samples
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,9 @@ class TensorParallel(TrainingTechnique):
     """
 
     ways: int = 2  # workers that share every split layer
-    sequence: bool = False  # what lies between split layers is split too, along the sequence
+    sequence: bool = False  # also split activations between split layers, along the sequence
 
-    order: ClassVar[int] = 8  # before all that look at the size of weights
+    order: ClassVar[int] = 8  # before all techniques that look at the size of weights
     exact: ClassVar[bool] = True
     unites: ClassVar[str] = "tensor"
     divides: ClassVar[StepDivision] = StepDivision.IN_PARTS
@@ -76,28 +77,31 @@ class TensorParallel(TrainingTechnique):
 
     @classmethod
     def noticed(cls, run: Run) -> frozenset[str]:
-        """In how many ways the model can't be split, and why: its step does not show that."""
-        return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
+        """For each number of ways that the model can't be split, a trait with the reason: the step does not show
+        that."""
+        return frozenset(
+            unsplit_trait(ways) + reason for ways in range(2, MOST + 1) if (reason := split_refusal(run, ways))
+        )
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.workers.world == 1:
             return "there is one worker: --devices gives more"
         if ledger.workers.world % self.ways:
-            return f"{ledger.workers.world} workers can't stand in lines of {self.ways}"
+            return f"{ledger.workers.world} workers can't be divided into groups of {self.ways}"
         if reason := super().refusal(ledger):
             return reason
         reasons = (
             trait.removeprefix(known)
             for trait in ledger.findings.traits
-            if trait.startswith(known := unsplit(self.ways))
+            if trait.startswith(known := unsplit_trait(self.ways))
         )
-        return next(reasons, "") or unaddable(ledger)
+        return next(reasons, "") or gradient_sum_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
-        """Of a block, what lies between its split layers stays whole; of its bytes that is some tensors as large as its output."""
+        """In a block, activations between split layers stay whole: a few tensors as large as the block's output."""
         ways, parted = self.ways, larger_part(ledger, self.ways)
         blocks, sums = [], 0.0
         for block in parted.blocks:
@@ -119,7 +123,7 @@ class TensorParallel(TrainingTechnique):
             sums += 4 * block.output if block.inside else 0.0
         sums += (3 if self.sequence else 2) * max(
             (block.output for block in parted.inside), default=0.0
-        )  # vocabulary and ends
+        )  # the vocabulary, and code before the first and after the last block
         standing, update = parted.standing, parted.update
         standing = replace(
             standing,
@@ -145,7 +149,7 @@ class TensorParallel(TrainingTechnique):
                 return run.loss(output, batch)
 
         def backward(now: Run, value: Tensor) -> None:
-            with parts.inside(), parts.adding_up():  # blocks may be computed again there
+            with parts.inside(), parts.adding_up():  # blocks may be recomputed there
                 run.backward(now, value)
 
         def summed(number: Tensor) -> None:
@@ -176,26 +180,26 @@ class TensorParallel(TrainingTechnique):
 
 
 def check(run: Run, link: Link, ways: int) -> None:
-    """Refuse what can't be split, before anything is changed."""
+    """Refuse models that can't be split, before anything is changed."""
     if link.world != ways:
         raise Mistake(
             f"TensorParallel(ways={ways}): there are {link.world} workers along tensor: give --devices a multiple of {ways}"
         )
 
 
-def unsplit(ways: int) -> str:
-    """The trait of a model whose layers can't be split so many ways begins with this; the rest is the reason."""
+def unsplit_trait(ways: int) -> str:
+    """The prefix of the trait of a model that can't be split so many ways; the reason follows."""
     return f"not split {ways} ways: "
 
 
-def refused(run: Run, ways: int) -> str:
+def split_refusal(run: Run, ways: int) -> str:
     try:
-        recognised(run.model, run.blocks, ways)
+        recognise_layers(run.model, run.blocks, ways)
     except Mistake as error:
         return str(error)
     return ""
 
 
 def larger_part(ledger: Ledger, times: int) -> Ledger:
-    """The ledger of a worker whose part of the batch is so many times as large, because the workers of its line share it."""
+    """The ledger of a worker whose part of the batch is `times` as large, because the workers of its line share it."""
     return ledger.by_fewer_copies(times)

@@ -26,7 +26,7 @@ from shoestring.core.errors import Mistake
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.initial_weights import fresh_model
-from shoestring.training.evidence.pieces import tried_in_pieces
+from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.rehearse import rehearse, tracked
 from shoestring.training.memory.accumulate import Accumulate
 from tests.compression.distillation.toys import batches, mlp, mlp_factory, small_job, taught_by, trained
@@ -99,7 +99,7 @@ def test_the_teachers_weights_are_in_the_predicted_peak() -> None:
 @pytest.mark.parametrize("name", [name for name in JOBS if name not in ("dropout ensemble", "unlabelled")])
 def test_a_batch_in_pieces_is_the_same_lesson(name: str) -> None:
     job = JOBS[name]()
-    assert tried_in_pieces(job, lambda: fresh_model(job)) == {}
+    assert try_in_pieces(job, lambda: fresh_model(job)) == {}
 
 
 @pytest.mark.parametrize("name", JOBS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoestring.core.hardware import Hardware
-from shoestring.core.sums import Rate, Speeds, chosen
+from shoestring.core.sums import Rate, Speeds, choose_algorithm
 from shoestring.core.technique import text
 from shoestring.jobfile import loaded_job
 from shoestring.training.catalogue import CATALOGUE
@@ -93,7 +93,7 @@ def test_each_worker_sends_and_needs_what_was_planned_whatever_way_sums_are_done
 ) -> None:
     """Little in a tree, more in a ring, nothing through memory: each worker sends an amount of its own, and takes room to receive into."""
     speeds = Speeds(inside=Rate(1e-8, 1e-6), measured={"tree": (Rate(1e-8, 1e-7),)})
-    assert (chosen(64, (3,), speeds), chosen(1024, (3,), speeds)) == ("tree", "ring")
+    assert (choose_algorithm(64, (3,), speeds), choose_algorithm(1024, (3,), speeds)) == ("tree", "ring")
     job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
     plan = (
         Planner(job, replace(PAPER, speeds=speeds), inexact=True, wanted=(technique,), devices=3)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link, Sending
-from shoestring.training.data_parallel.reducer import Bucket, Reducer, bucketed
+from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets
 
 
 class Begun:
@@ -57,7 +57,7 @@ def test_weights_are_bucketed_from_the_last_to_the_first_by_size_and_dtype() -> 
             (5, torch.float64),
         )
     ]
-    found = bucketed(sizes, most=100)  # bytes
+    found = make_buckets(sizes, most=100)  # bytes
     assert [[weight.numel() for weight in bucket] for bucket in found] == [[5, 5], [30], [10, 10]], (
         "one weight may have more than fits"
     )

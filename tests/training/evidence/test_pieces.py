@@ -16,7 +16,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.processes.launch import run_worker
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.evidence.pieces import tried_in_pieces
+from shoestring.training.evidence.pieces import try_in_pieces
 from shoestring.training.evidence.tasks import AnchorTask
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.planner import Planner
@@ -109,7 +109,7 @@ def tried(made: Job, small: bool = False) -> dict[str, str]:
         torch.manual_seed(0)
         return made.model()
 
-    return tried_in_pieces(made, make, small=small)
+    return try_in_pieces(made, make, small=small)
 
 
 @pytest.mark.parametrize(

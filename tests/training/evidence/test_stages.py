@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shoestring import Job
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.training.evidence.stages import tried_in_stages
+from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.planner import Planner
 from tests.awkward import Work
@@ -87,7 +87,7 @@ def of_hidden_states(name: str) -> Job:
 def test_hidden_states_are_collected_once(name: str, plan: Pipeline) -> None:
     made = of_hidden_states(name)
     assert apart(cut(made, plan, 2), alone(made, 2)) <= NEAR
-    assert tried_in_stages(made, lambda: seeded(made), plan).difference == ""
+    assert try_in_stages(made, lambda: seeded(made), plan).difference == ""
 
 
 def test_segformer_is_cut() -> None:
@@ -255,7 +255,7 @@ def test_what_is_right_in_stages_passes_the_trial(
     model: type[Body], loss: Callable[..., Tensor] | None, plan: Pipeline
 ) -> None:
     made = of(model, loss)
-    assert tried_in_stages(made, lambda: seeded(made), plan).difference == ""
+    assert try_in_stages(made, lambda: seeded(made), plan).difference == ""
     assert apart(cut(made, plan, 3), alone(made, 3)) <= NEAR
 
 
@@ -277,7 +277,7 @@ def test_what_is_right_in_stages_passes_the_trial(
 def test_what_would_be_different_is_refused(model: type[Body], plan: Pipeline, told: str) -> None:
     made = of(model)
     with pytest.raises(AssertionError, match=told):
-        assert (found := tried_in_stages(made, lambda: seeded(made), plan)).difference == "", found.difference
+        assert (found := try_in_stages(made, lambda: seeded(made), plan)).difference == "", found.difference
 
 
 def test_a_wrong_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,9 +293,9 @@ def test_a_wrong_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         send(self, inputs, *words)
 
     monkeypatch.setattr(Stages, "send_gradients", doubled)
-    assert "of its size apart" in tried_in_stages(made, lambda: seeded(made), Pipeline(2, 1)).difference
+    assert "of its size apart" in try_in_stages(made, lambda: seeded(made), Pipeline(2, 1)).difference
     monkeypatch.setattr(Stages, "send_gradients", lambda self, *words: None)
-    assert "sent nothing" in tried_in_stages(made, lambda: seeded(made), Pipeline(2, 1)).difference
+    assert "sent nothing" in try_in_stages(made, lambda: seeded(made), Pipeline(2, 1)).difference
 
 
 def test_a_plan_is_refused_before_it_says_how_exact_it_is() -> None:

@@ -23,7 +23,7 @@ from shoestring.runs.report import report_of
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.execution import sent_job as sending
 from shoestring.training.execution.script_group import NobodyAsks, StepsFromEvents, group_of
-from shoestring.training.execution.sent_job import Given, check_guard, refuse_while_imported, sent
+from shoestring.training.execution.sent_job import Given, check_guard, refuse_while_imported, send_job
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.plan import Plan
 
@@ -76,7 +76,7 @@ def test_two_stages_train_the_very_model_as_one_process_would(tmp_path: Path) ->
 
 def test_a_job_is_the_same_in_another_process(tmp_path: Path) -> None:
     model = net()
-    made = sent(job(clip=0.5), model, tmp_path, 2)
+    made = send_job(job(clip=0.5), model, tmp_path, 2)
     assert made.origin is not None and made.clip == 0.5 and made.loss is loss
     again = loaded_job(made.origin.file, {})
     one, other = again.model(), again.model()
@@ -86,7 +86,7 @@ def test_a_job_is_the_same_in_another_process(tmp_path: Path) -> None:
     assert torch.equal(list(again.data())[1][0], BATCHES[1][0])
     written = Path(made.origin.file).read_text()
     (tmp_path / "b").mkdir()
-    assert Path(sent(job(clip=0.5), net(), tmp_path / "b", 2).origin.file).read_text() == written  # type: ignore[union-attr]
+    assert Path(send_job(job(clip=0.5), net(), tmp_path / "b", 2).origin.file).read_text() == written  # type: ignore[union-attr]
 
 
 def local() -> Any:
@@ -127,7 +127,7 @@ def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None
         Mistake, match=r"Pipeline\(\) divides a model between workers, and there is one: give devices=2"
     ):
         shoestring.plan(job(), use=["Pipeline(stages=2)"])
-    with pytest.raises(Mistake, match="3 workers can't stand in lines of 2"):
+    with pytest.raises(Mistake, match="3 workers can't be divided into groups of 2"):
         shoestring.plan(job(), use=["Pipeline(stages=2)"], devices=3)
 
 
@@ -202,7 +202,7 @@ def test_a_group_that_nobody_asks_any_more_is_noted_as_stopped(tmp_path: Path, m
         raise NobodyAsks
 
     monkeypatch.setattr("shoestring.training.execution.script_group.run_group", left)
-    made = sent(job(), net(), tmp_path, 2)
+    made = send_job(job(), net(), tmp_path, 2)
     group = group_of(replace(job(), origin=None), made, staged(), net(), tmp_path / "run", Cadence(), False, False, 2)
     with pytest.raises(NobodyAsks):
         group.done()

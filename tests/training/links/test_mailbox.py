@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import PeerLost
 from shoestring.training.links import mailbox
 from shoestring.training.links.mailbox import Mailbox
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.shared_memory_link import join_link
 from tests.waiting import HUNG
 
 
@@ -86,7 +86,7 @@ def worker(rank: int, world: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG)
     )
-    link = joined(rank, world)
+    link = join_link(rank, world)
     link.open_mailboxes()
     draw = Random(1)
     for _ in range(20):  # everybody sends everybody else some messages, and takes them in another order

@@ -33,14 +33,14 @@ def worker(rank: int, store: str, place: str, same_machine: bool) -> None:
     from torch import distributed
 
     from shoestring.training.links.process_mesh import joined_mesh
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
 
     torch.set_num_threads(1)
     distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=4, timeout=timedelta(seconds=HUNG)
     )
     try:
-        link = joined(rank, 4, same_machine, HUNG)
+        link = join_link(rank, 4, same_machine, HUNG)
         mesh = joined_mesh(link, SIZES, same_machine)
         found: dict[str, Any] = {"place": mesh.coordinates(rank)}
         for axis in SIZES:

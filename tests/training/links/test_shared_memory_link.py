@@ -14,7 +14,7 @@ from torch import distributed as dist
 
 from shoestring.core.link import PeerLost
 from shoestring.measure.tracker import Tracker
-from shoestring.training.links.shared_memory_link import SharedMemoryLink, joined, slot_size
+from shoestring.training.links.shared_memory_link import SharedMemoryLink, join_link, slot_size
 from tests.waiting import HUNG
 
 COUNTS = (1 << 14, 100_003, 3_000_000)  # numbers: less than a slot, uneven, several rounds of both slots
@@ -33,7 +33,7 @@ def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
         import shoestring.training.links.shared_memory as module
 
         module.made = lambda size: None
-    near, far = joined(rank, world), joined(rank, world, same_machine=False)
+    near, far = join_link(rank, world), join_link(rank, world, same_machine=False)
     assert isinstance(near, SharedMemoryLink) is roomy and near.same_machine is roomy and not far.same_machine
     results = []
     for count, dtype in product(COUNTS, (torch.float32, torch.float64, torch.uint8, torch.bfloat16)):

@@ -30,12 +30,12 @@ from shoestring.core.sums import (
     AllReduceTable,
     Rate,
     Speeds,
-    chosen,
-    fitted,
+    choose_algorithm,
+    fit_rates,
     room,
     rounds,
     seconds,
-    sent,
+    sent_bytes,
     sums_of,
     ways,
 )
@@ -117,7 +117,7 @@ def test_every_program_adds_up_right_and_gives_all_the_same_bits(
 def test_bytes_are_those_of_the_program(way: str, machines: tuple[int, ...], count: int) -> None:
     for rank in range(sum(machines)):
         made = rounds(way, rank, machines, count)
-        assert sent(way, rank, machines, count, 4) == 4 * sum(
+        assert sent_bytes(way, rank, machines, count, 4) == 4 * sum(
             one.end - one.begin for each in made for one in each.sends
         )
         largest = max((one.end - one.begin for each in made for one in each.receives if one.adds), default=0)
@@ -161,17 +161,17 @@ def test_who_sends_what_to_whom() -> None:
 
 
 def test_bytes_of_every_worker_by_hand() -> None:
-    assert [sent(NAIVE, rank, (4,), 10, 4) for rank in range(4)] == [120, 40, 40, 40]
-    assert [sent(TREE, rank, (4,), 10, 4) for rank in range(4)] == [80, 40, 80, 40]
-    assert [sent(RING, rank, (4,), 10, 4) for rank in range(4)] == [60, 60, 60, 60], (
+    assert [sent_bytes(NAIVE, rank, (4,), 10, 4) for rank in range(4)] == [120, 40, 40, 40]
+    assert [sent_bytes(TREE, rank, (4,), 10, 4) for rank in range(4)] == [80, 40, 80, 40]
+    assert [sent_bytes(RING, rank, (4,), 10, 4) for rank in range(4)] == [60, 60, 60, 60], (
         "parts of 2, 3, 2, 3: all but two that lie together"
     )
-    assert [sent(RING, rank, (3,), 4, 4) for rank in range(3)] == [20, 20, 24], "parts of 1, 1, 2"
-    assert [sent(TWO_LEVEL, rank, (2, 2), 8, 1) for rank in range(4)] == [12] * 4, (
+    assert [sent_bytes(RING, rank, (3,), 4, 4) for rank in range(3)] == [20, 20, 24], "parts of 1, 1, 2"
+    assert [sent_bytes(TWO_LEVEL, rank, (2, 2), 8, 1) for rank in range(4)] == [12] * 4, (
         "half, half of a half and back, and half again"
     )
-    assert [sent(TWO_LEVEL, rank, (2, 1), 6, 1) for rank in range(3)] == [12, 6, 6]
-    assert sent(LIBRARY, 0, (4,), 10, 4) == sent(MEMORY, 3, (4,), 10, 4) == 60
+    assert [sent_bytes(TWO_LEVEL, rank, (2, 1), 6, 1) for rank in range(3)] == [12, 6, 6]
+    assert sent_bytes(LIBRARY, 0, (4,), 10, 4) == sent_bytes(MEMORY, 3, (4,), 10, 4) == 60
 
 
 def test_seconds_by_hand() -> None:
@@ -193,18 +193,21 @@ def test_seconds_by_hand() -> None:
 def test_what_was_timed_is_predicted(way: str) -> None:
     machines = (2, 2) if way == TWO_LEVEL else (4,)
     timed = [(1000, 3e-4), (10**5, 2e-4), (10**6, 7e-3), (10**7, 5e-2)]  # the second in a luckier moment than the first
-    speeds = Speeds(2 if way == TWO_LEVEL else 0, measured={way: fitted(way, machines, timed)})
+    speeds = Speeds(2 if way == TWO_LEVEL else 0, measured={way: fit_rates(way, machines, timed)})
     assert [seconds(way, size, machines, speeds) for size, _ in timed] == pytest.approx([3e-4, 3e-4, 7e-3, 5e-2])
     assert seconds(way, 19 * 10**6, machines, speeds) == pytest.approx(9.3e-2), "the last line goes on"
 
 
 def test_a_tree_for_little_a_ring_for_much_and_two_levels_between_machines() -> None:
     flat = Speeds(inside=Rate(1e-9, 1e-5))
-    assert chosen(100, (8,), flat) == TREE and chosen(1 << 24, (8,), flat) == RING
-    assert chosen(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: (Rate(1e-10, 1e-6),)})) == MEMORY
+    assert choose_algorithm(100, (8,), flat) == TREE and choose_algorithm(1 << 24, (8,), flat) == RING
+    assert (
+        choose_algorithm(1 << 24, (8,), Speeds(inside=Rate(1e-9, 1e-5), measured={MEMORY: (Rate(1e-10, 1e-6),)}))
+        == MEMORY
+    )
     slow = Speeds(8, Rate(4e-12, 1e-5), Rate(4e-11, 3e-5))
-    assert chosen(1 << 24, slow.machines(range(32)), slow) == TWO_LEVEL
-    assert chosen(1 << 24, (8, 8), Speeds(8, only=LIBRARY)) == LIBRARY
+    assert choose_algorithm(1 << 24, slow.machines(range(32)), slow) == TWO_LEVEL
+    assert choose_algorithm(1 << 24, (8, 8), Speeds(8, only=LIBRARY)) == LIBRARY
     assert TWO_LEVEL not in ways((8,), slow) and MEMORY not in ways((4, 4), Speeds(4, measured={MEMORY: (Rate(),)}))
 
 
@@ -215,8 +218,8 @@ def test_another_way_than_the_usual_one_must_be_worth_it() -> None:
         TREE: (Rate(1e-9, 1e-4),),
         NAIVE: (Rate(1e-9, 1e-4),),
     }
-    assert chosen(1 << 20, (4,), Speeds(measured=measured)) == LIBRARY
-    assert chosen(1 << 20, (4,), Speeds(measured={**measured, RING: (Rate(0.5e-9, 0.5e-5),)})) == RING
+    assert choose_algorithm(1 << 20, (4,), Speeds(measured=measured)) == LIBRARY
+    assert choose_algorithm(1 << 20, (4,), Speeds(measured={**measured, RING: (Rate(0.5e-9, 0.5e-5),)})) == RING
 
 
 def test_ways_that_were_measured_on_a_busy_machine_are_not_compared() -> None:
@@ -224,7 +227,11 @@ def test_ways_that_were_measured_on_a_busy_machine_are_not_compared() -> None:
     quiet, busy = (
         for_group(measured_group(Hardware(), "4 near", 4, ways, 7.0, busy), "4 near", 4, 4) for busy in (False, True)
     )
-    assert quiet.speeds is not None and quiet.speeds.measured == ways and chosen(1 << 24, (4,), quiet.speeds) == NAIVE
+    assert (
+        quiet.speeds is not None
+        and quiet.speeds.measured == ways
+        and choose_algorithm(1 << 24, (4,), quiet.speeds) == NAIVE
+    )
     assert busy.speeds is not None and str(sums_of(busy.speeds, range(4))) == "sums of 4 workers: shared memory"
     assert busy.links["4"][2] == 7.0 and busy.links["4"][0] == pytest.approx(2e-9)
     assert from_json(Speeds, json.loads(json.dumps(to_json(quiet.speeds)))) == quiet.speeds
@@ -246,7 +253,7 @@ def test_a_plan_says_how_sums_are_done() -> None:
 def test_the_table_says_what_is_chosen_for_the_next_size(world: int, here: int, size: int) -> None:
     speeds = Speeds(here, Rate(1e-9, 1e-5), Rate(1e-8, 1e-4), 1e-10)
     after = max(8, 1 << (size - 1).bit_length() if size else 8)
-    assert sums_of(speeds, range(world)).way(size) == chosen(after, speeds.machines(range(world)), speeds)
+    assert sums_of(speeds, range(world)).way(size) == choose_algorithm(after, speeds.machines(range(world)), speeds)
 
 
 def test_a_line_of_a_mesh_knows_which_of_its_workers_share_a_machine() -> None:
@@ -300,10 +307,10 @@ def worker(rank: int, store: str, place: str) -> None:
 
 def tried(rank: int, world: int, group: Any) -> dict[str, Any]:
     """Every way and count among some workers: digests of the sums, bytes counted and bytes that were really passed on."""
-    from shoestring.training.links.link_speed import timed
-    from shoestring.training.links.shared_memory_link import SharedMemoryLink, joined
+    from shoestring.training.links.link_speed import time_sums
+    from shoestring.training.links.shared_memory_link import SharedMemoryLink, join_link
 
-    link: Any = joined(rank, world, deadline=HUNG, group=group)
+    link: Any = join_link(rank, world, deadline=HUNG, group=group)
     assert isinstance(link, SharedMemoryLink)
     passed: list[int] = []
     begin: Callable[[Tensor, int], Sending] = link.begin_part
@@ -327,13 +334,13 @@ def tried(rank: int, world: int, group: Any) -> dict[str, Any]:
             )
         else:
             assert torch.equal(tensor.double(), exact % 256)
-        assert link.sent - before == sent(way, rank, machines, count, tensor.itemsize)
+        assert link.sent - before == sent_bytes(way, rank, machines, count, tensor.itemsize)
         assert way not in BY_MESSAGES or sum(passed) == link.sent - before, "what was counted is what was passed on"
         found[f"{way} {machines} {count} {dtype}"] = (
             tensor.view(torch.uint8).numpy().tobytes().hex()[:4000] if count < 1001 else float(tensor.double().sum())
         )
     link.sums = usual = AllReduceTable((world,))
-    spent = timed(link, {RING: (world,), MEMORY: (world,)}, {64: torch.ones(16)}, {64: 2}, count=2)
+    spent = time_sums(link, {RING: (world,), MEMORY: (world,)}, {64: torch.ones(16)}, {64: 2}, count=2)
     assert set(spent) == {(RING, 64), (MEMORY, 64)} and min(spent.values()) > 0 and link.sums is usual
     assert len(set(link.objects(str(spent)))) == 1, "all workers choose by the same figures"
     # What is begun is done in its order, whatever is waited for
@@ -352,12 +359,12 @@ def lonely(rank: int) -> None:
     from torch import distributed
 
     from shoestring.core.link import PeerLost
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
 
     group = distributed.new_group([0, 1, 2, 3], timeout=timedelta(seconds=HUNG))
     distributed.barrier()  # who is connected to all may leave only when all are
     distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)  # connecting may take its time
-    link: Any = joined(rank, 4, same_machine=False, group=group)
+    link: Any = join_link(rank, 4, same_machine=False, group=group)
     link.sums = AllReduceTable((4,), ((1, RING),))
     if rank == 0:
         with pytest.raises(PeerLost):

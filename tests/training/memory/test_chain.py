@@ -12,8 +12,8 @@ from pytest import MonkeyPatch
 
 from shoestring.core.ledger import Block, Ledger
 from shoestring.training.memory import chain as program
-from shoestring.training.memory.chain import LEVELS, best_schedules, forgotten
-from shoestring.training.memory.checkpoint import Checkpoint, placed
+from shoestring.training.memory.chain import LEVELS, best_schedules, recomputed_costs
+from shoestring.training.memory.checkpoint import Checkpoint, ledger_schedule
 from shoestring.training.memory.recompute import flat
 
 blocks = st.lists(
@@ -41,7 +41,7 @@ blocks = st.lists(
 
 
 def after(chain: tuple[Block, ...], checkpoint: Checkpoint) -> Ledger:
-    return Ledger(forgotten(chain, placed(chain, checkpoint.numbers(len(chain)))))
+    return Ledger(recomputed_costs(chain, ledger_schedule(chain, checkpoint.numbers(len(chain)))))
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,7 +54,7 @@ def test_with_the_memory_of_a_uniform_cut_the_program_alone_is_never_slower(chai
         uniform = after(chain, Checkpoint(every=every))
         limit = (uniform.peak + carried) * (1 + (len(chain) + 2) / LEVELS)  # it rounds every block up by a level
         (schedule,) = best_schedules(chain, [limit])
-        assert Ledger(forgotten(chain, schedule)).seconds <= uniform.seconds * (1 + 1e-9)
+        assert Ledger(recomputed_costs(chain, schedule)).seconds <= uniform.seconds * (1 + 1e-9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,7 @@ def test_a_schedule_stays_within_the_limit_it_was_made_for(chain: tuple[Block, .
     limit = share * Ledger(chain).peak
     for schedule in best_schedules(chain, [limit]):
         assert flat(schedule) == list(range(len(chain)))
-        assert Ledger(forgotten(chain, schedule)).peak <= limit * (1 + 1e-6)
+        assert Ledger(recomputed_costs(chain, schedule)).peak <= limit * (1 + 1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -96,7 +96,7 @@ def test_on_an_uneven_chain_the_program_beats_every_uniform_cut() -> None:
     for every in range(1, 5):
         uniform = after(chain, Checkpoint(every=every))
         found = [
-            Ledger(forgotten(chain, one))
+            Ledger(recomputed_costs(chain, one))
             for one in best_schedules(chain, [uniform.peak * k / 40 for k in range(1, 41)])
         ]
         assert min(one.seconds for one in found if one.peak <= uniform.peak) < uniform.seconds
@@ -135,7 +135,7 @@ def test_of_equal_blocks_little_is_computed() -> None:
             count += np.size(size)
             return np.ceil(np.asarray(size) / 10).astype(np.int16)
 
-        program.solved(chain, units, [10] * len(chain), [1] * len(chain))
+        program.solve_parts(chain, units, [10] * len(chain), [1] * len(chain))
         return count
 
     equal = tuple(

@@ -26,7 +26,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, brought_home, digested, weights
+from shoestring.core.run import Run, brought_home, digest_state, weights
 from shoestring.core.technique import parsed, text
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -412,7 +412,7 @@ def test_a_run_put_back_goes_on_with_the_same_bits(others: tuple[Technique, ...]
     again, again_feed = begun(tmp_path / "a", resumed=True)
     restore(checkpoint, again, again_feed)
     assert found + some(again, again_feed, 2) == losses
-    assert weights_sha256(digested(again)) == weights_sha256(digested(whole)) and weights_sha256(
+    assert weights_sha256(digest_state(again)) == weights_sha256(digest_state(whole)) and weights_sha256(
         weights(again)
     ) == weights_sha256(weights(whole))
     other = prepared(made, (LowRank(rank=4, also="1"), *others), seeded(made), tmp_path / "a", True)
@@ -503,6 +503,6 @@ def test_a_tied_weight_that_is_trained_as_it_is_may_be_given_by_any_of_its_names
 def test_the_digest_is_of_what_is_trained() -> None:
     made = calm("llama")
     run = trained(made, LowRank(rank=2, where="*.q_proj", also="lm_head"))
-    names = set(digested(run))
+    names = set(digest_state(run))
     assert {name.rpartition(".")[2] for name in names} == {"lora_A", "lora_B", "weight"}
     assert [name for name in names if name.endswith(".weight")] == ["lm_head.weight"]

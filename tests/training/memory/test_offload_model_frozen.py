@@ -18,7 +18,7 @@ from shoestring.core.run import Run, brought_home, traffic
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak
-from shoestring.measure.tracker import Tracker, watched
+from shoestring.measure.tracker import Tracker, watch_run
 from shoestring.training.evidence.rehearse import prepared, rehearse, tracked, tracked_steps
 from shoestring.training.loop import steps
 from shoestring.training.memory import offload_model as stream
@@ -29,7 +29,7 @@ from shoestring.training.memory.disk_store import pages
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.validation import validated
+from shoestring.training.validation import run_validation
 from tests.models import SMALL, hugging, job, seeded
 from tests.training.memory.test_offload_model import apart, trained
 
@@ -129,7 +129,7 @@ def between_steps(
     for _ in steps(run, islice(Feed(made), count)):
         moved.append(traffic(run) - before)
         if validate:
-            found.append(validated(run, made)["loss"])
+            found.append(run_validation(run, made)["loss"])
         before = traffic(run)
     brought_home(run)
     return moved, found, run.model.state_dict()
@@ -156,10 +156,10 @@ def test_a_validation_does_not_raise_the_peak() -> None:
     made = replace(made, held_out=lambda: list(islice(Feed(made), 2)))
     tracker = Tracker()
     with tracker:
-        run = watched(prepared(made, (OffloadModel(),), seeded(made)), tracker, Holders(made))
+        run = watch_run(prepared(made, (OffloadModel(),), seeded(made)), tracker, Holders(made))
     for _ in tracked_steps(run, islice(Feed(made), 2), tracker):
         with tracker:
-            validated(run, made)
+            run_validation(run, made)
     assert peak(tracker.log).bytes == peak(rehearse(made, (OffloadModel(),))).bytes
 
 
@@ -168,4 +168,4 @@ def test_a_validation_that_looks_at_a_weight_which_is_not_there_is_refused() -> 
     run = prepared(made, (OffloadModel(),), seeded(made))
     list(steps(run, islice(Feed(made), 1)))
     with pytest.raises(Mistake, match=r"head.weight outside of the module that it belongs to"), torch.no_grad():
-        validated(run, made)
+        run_validation(run, made)

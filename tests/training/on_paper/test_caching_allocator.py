@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoestring.training.on_paper.caching_allocator import CachingAllocator, DeviceFull, rounded, segment_size
+from shoestring.training.on_paper.caching_allocator import CachingAllocator, DeviceFull, round_up, segment_size
 
 MiB = 1 << 20
 
 
 def test_sizes_are_rounded_to_512_bytes() -> None:
-    assert [rounded(size) for size in (1, 512, 513, MiB)] == [512, 512, 1024, MiB]
+    assert [round_up(size) for size in (1, 512, 513, MiB)] == [512, 512, 1024, MiB]
 
 
 def test_segments_are_2_mib_20_mib_or_the_request_rounded_to_2_mib() -> None:

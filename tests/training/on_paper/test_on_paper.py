@@ -15,15 +15,15 @@ import pytest
 from shoestring import Mistake
 from shoestring.core.hardware import cluster
 from shoestring.training.on_paper.best_mesh import best_mesh, meshes, plan_on_paper
-from shoestring.training.on_paper.block import passed, weight_products
-from shoestring.training.on_paper.calibrate import calibrated
+from shoestring.training.on_paper.block import bytes_moved, weight_products
+from shoestring.training.on_paper.calibrate import calibrate
 from shoestring.training.on_paper.machines import Machines, machines
-from shoestring.training.on_paper.memory import held, pieces_held, saved, state_bytes
+from shoestring.training.on_paper.memory import device_memory, pieces_held, saved_activations, state_bytes
 from shoestring.training.on_paper.mesh import PaperMesh
 from shoestring.training.on_paper.products import MatrixProduct, PaperDevice, product_seconds
-from shoestring.training.on_paper.step import PaperJob, bubble_share, rate_per_device, shared, step
-from shoestring.training.on_paper.sums import gathered, sent, summed
-from shoestring.training.on_paper.trace import allocations, reserved
+from shoestring.training.on_paper.step import PaperJob, bubble_share, overlap_excess, rate_per_device, step
+from shoestring.training.on_paper.sums import all_gather_seconds, all_reduce_seconds, send_seconds
+from shoestring.training.on_paper.trace import allocations, simulate_memory
 from shoestring.training.on_paper.transformer import Transformer, read_transformer, transformer
 from shoestring.training.pipeline.schedule import bubble, held_at_most
 
@@ -161,17 +161,26 @@ def test_backward_of_a_product_is_twice_its_operations() -> None:
 
 
 def test_rings_take_what_their_formulas_say() -> None:
-    assert gathered(SMALL, 2, 2, 1000) == 1 * (500 / 100 + 1.0), "inside a machine: by its link"
-    assert gathered(SMALL, 4, 1, 1000) == 3 * (250 / 10 + 3.0), "one member a machine: by one device's network"
-    assert gathered(SMALL, 4, 2, 1000) == 3 * (250 / 20 + (2 * 3.0 + 2 * 1.0) / 4), (
+    assert all_gather_seconds(SMALL, 2, 2, 1000) == 1 * (500 / 100 + 1.0), "inside a machine: by its link"
+    assert all_gather_seconds(SMALL, 4, 1, 1000) == 3 * (250 / 10 + 3.0), (
+        "one member a machine: by one device's network"
+    )
+    assert all_gather_seconds(SMALL, 4, 2, 1000) == 3 * (250 / 20 + (2 * 3.0 + 2 * 1.0) / 4), (
         "two members a machine: by two devices' network"
     )
-    assert summed(SMALL, 4, 1, 1000) == 2 * gathered(SMALL, 4, 1, 1000) and summed(SMALL, 1, 1, 1000) == 0
-    assert sent(SMALL, 50, same_machine=True) == 1.5 and sent(SMALL, 50, same_machine=False) == 8.0
+    assert (
+        all_reduce_seconds(SMALL, 4, 1, 1000) == 2 * all_gather_seconds(SMALL, 4, 1, 1000)
+        and all_reduce_seconds(SMALL, 1, 1, 1000) == 0
+    )
+    assert send_seconds(SMALL, 50, same_machine=True) == 1.5 and send_seconds(SMALL, 50, same_machine=False) == 8.0
 
 
 def test_hidden_sums_take_the_processors_they_run_on() -> None:
-    assert shared(10.0, 4.0, SMALL) == 1.0 and shared(4.0, 10.0, SMALL) == 6.0 + 1.0 and shared(10.0, 0.0, SMALL) == 0.0
+    assert (
+        overlap_excess(10.0, 4.0, SMALL) == 1.0
+        and overlap_excess(4.0, 10.0, SMALL) == 6.0 + 1.0
+        and overlap_excess(10.0, 0.0, SMALL) == 0.0
+    )
 
 
 @pytest.mark.parametrize(("stages", "pieces", "virtual"), [(1, 4, 1), (4, 8, 1), (8, 8, 1), (4, 8, 2), (16, 64, 3)])
@@ -184,7 +193,7 @@ def test_the_bubble_and_the_pieces_held_are_those_of_the_schedules(stages: int, 
 
 def test_bytes_beside_products_are_counted_by_hand() -> None:
     model = Transformer(8, 1, 2, 10, 4, biases=False)
-    assert passed(model, 1, 1, "bf16") == (2.0 * (10 * 8 + 2 * 32), 2.0 * (12 * 8 + 3 * 32))
+    assert bytes_moved(model, 1, 1, "bf16") == (2.0 * (10 * 8 + 2 * 32), 2.0 * (12 * 8 + 3 * 32))
 
 
 def test_parts_add_up_and_more_of_anything_bad_is_slower() -> None:
@@ -212,7 +221,7 @@ def test_a_block_keeps_what_the_paper_says(tensor: int) -> None:
     model = Transformer(12_288, 96, 96, 51_200, 2048, flash=False, dropout=True)
     s, h, a, b = 2048, 12_288, 96, 2
     formula = s * b * h * (10 + 24 / tensor + 5 * a * s / (h * tensor))  # arXiv 2205.05198, formula 2
-    assert sum(saved(model, b * s, tensor).values()) == formula
+    assert sum(saved_activations(model, b * s, tensor).values()) == formula
 
 
 def test_weights_gradients_and_moments_take_what_megatron_documents() -> None:
@@ -238,8 +247,8 @@ def test_a_traced_step_leaves_nothing_behind_but_state() -> None:
 def test_the_formula_agrees_with_the_trace(published: ModuleType) -> None:
     for row in published.foundry()[::7]:
         cluster = machines(FOLDER / "clusters" / f"{row.gpu}.json")
-        assert held(row.job, row.mesh, cluster).total - cluster.base == pytest.approx(
-            reserved(row.job, row.mesh, cluster).tensors, rel=0.1
+        assert device_memory(row.job, row.mesh, cluster).total - cluster.base == pytest.approx(
+            simulate_memory(row.job, row.mesh, cluster).tensors, rel=0.1
         )
 
 
@@ -291,7 +300,7 @@ def test_llm_foundry_is_predicted_from_one_row_a_kind_of_gpu(published: ModuleTy
 def fits(published: ModuleType, row: object, times: int = 1) -> bool:
     cluster = machines(FOLDER / "clusters" / f"{row.gpu}.json")  # type: ignore[attr-defined]
     job, mesh = row.job, row.mesh  # type: ignore[attr-defined]
-    return reserved(
+    return simulate_memory(
         replace(job, batch=times * job.batch), replace(mesh, micro_batch=times * mesh.micro_batch), cluster
     ).fits
 
@@ -338,7 +347,7 @@ def test_the_planner_finds_the_papers_own_mesh_for_its_largest_model(published: 
 def test_no_mesh_that_fits_is_faster_than_the_chosen_one() -> None:
     cluster, job = machines(A100).with_efficiency("bf16", 0.7), PaperJob(Transformer(2048, 24, 16, 50_304, 2048), 64)
     plan = best_mesh(job, 16, cluster)
-    every = [mesh for mesh in meshes(job, 16, cluster) if held(job, mesh, cluster).total <= cluster.memory]
+    every = [mesh for mesh in meshes(job, 16, cluster) if device_memory(job, mesh, cluster).total <= cluster.memory]
     assert len(every) == plan.fitting and plan.chosen.parts.total == min(
         step(job, mesh, cluster).total for mesh in every
     )
@@ -363,6 +372,6 @@ def test_what_fits_nowhere_is_refused_with_the_least_that_is_needed(tmp_path: Pa
 def test_a_figure_that_would_need_more_than_the_peak_is_refused() -> None:
     job, mesh = PaperJob(Transformer(2048, 24, 16, 50_304, 2048), 64), PaperMesh(data=8, micro_batch=8)
     with pytest.raises(Mistake, match="which can't be"):
-        calibrated(
+        calibrate(
             machines(A100), "bf16", 1e15, lambda cluster: rate_per_device(job, mesh, step(job, mesh, cluster).total)
         )

@@ -187,5 +187,5 @@ def test_a_tensor_that_shares_memory_with_a_weight_is_refused() -> None:
 
 
 def test_it_tells_how_late_gradients_are_and_when_it_drains() -> None:
-    assert "stages 0, 1 are 1, 0 updates late; the line drains every 16 steps" in engine(six_blocks.job()).remark
+    assert "stages 0, 1 are 1, 0 updates late; the pipeline drains every 16 steps" in engine(six_blocks.job()).remark
     assert "stages 0, 1 are 1, 1 updates late" in engine(six_blocks.job(), vertical=True).remark

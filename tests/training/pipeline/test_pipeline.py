@@ -19,7 +19,7 @@ from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import all_end, orders, unread
+from shoestring.training.pipeline.schedule import all_end, buffer_needed, orders
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.models import MODELS, job
@@ -147,11 +147,11 @@ def test_nobody_waits_for_ever_who_waits_for_what_was_sent_before(schedule: str)
         for pieces in range(1, 13):
             for chunks in (1, 2, 3) if schedule == "interleaved" else (1,):
                 made = orders(schedule, stages, pieces, chunks)
-                assert all_end(made, unread(made)), (stages, pieces, chunks)
-                assert unread(made) == 1 or schedule == "interleaved"
+                assert all_end(made, buffer_needed(made)), (stages, pieces, chunks)
+                assert buffer_needed(made) == 1 or schedule == "interleaved"
 
 
 def test_orders_in_which_somebody_waits_for_ever_are_found() -> None:
     first, second = orders("1f1b", 2, 2)
     assert not all_end((first[::-1], second), 5)
-    assert not all_end(orders("interleaved", 2, 5, 2), 1) and unread(orders("interleaved", 2, 5, 2)) == 2
+    assert not all_end(orders("interleaved", 2, 5, 2), 1) and buffer_needed(orders("interleaved", 2, 5, 2)) == 2

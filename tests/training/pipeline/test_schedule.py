@@ -19,12 +19,12 @@ from shoestring.training.pipeline.schedule import (
     Orders,
     Timeline,
     bubble,
-    held,
     held_at_most,
+    held_at_once,
     idle_share,
     orders,
     staleness,
-    timed,
+    timeline_of,
 )
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
@@ -90,7 +90,7 @@ def test_every_piece_goes_forward_once_and_backward_once_through_every_chunk(cas
 def test_no_order_waits_for_ever_and_all_that_is_needed_comes_before(
     case: tuple[str, int, int, int], speeds: list[float], sending: float
 ) -> None:
-    found = timed(orders(*case), lambda action: unit(action) * speeds[action.chunk], sending)
+    found = timeline_of(orders(*case), lambda action: unit(action) * speeds[action.chunk], sending)
     ends = {span.action: (span.end, worker) for worker, own in enumerate(found) for span in own}
     assert tuple(tuple(span.action for span in own) for own in found) == orders(*case)
     for worker, own in enumerate(found):
@@ -110,18 +110,18 @@ def test_no_order_waits_for_ever_and_all_that_is_needed_comes_before(
 @given(cases)
 def test_no_worker_holds_more_pieces_than_it_says(case: tuple[str, int, int, int]) -> None:
     schedule, stages, pieces, _ = case
-    assert held(orders(*case)) == held_at_most(*case)
+    assert held_at_once(orders(*case)) == held_at_most(*case)
     if schedule in ("1f1b", "pipedream"):
-        assert all(count <= stages - worker for worker, count in enumerate(held(orders(*case))))
+        assert all(count <= stages - worker for worker, count in enumerate(held_at_once(orders(*case))))
     if schedule == "zero-bubble":
-        assert max(held(orders(*case))) == max(held(orders("1f1b", stages, pieces)))
+        assert max(held_at_once(orders(*case))) == max(held_at_once(orders("1f1b", stages, pieces)))
 
 
 @settings(max_examples=300, deadline=None)
 @given(cases)
 def test_the_formula_of_the_bubble_is_what_the_orders_give(case: tuple[str, int, int, int]) -> None:
     schedule, stages, pieces, chunks = case
-    idle = idle_share(timed(orders(*case), unit))
+    idle = idle_share(timeline_of(orders(*case), unit))
     if schedule != "pipedream":
         assert bubble(*case) == pytest.approx(idle, abs=1e-12)
     papers = {
@@ -135,7 +135,7 @@ def test_the_formula_of_the_bubble_is_what_the_orders_give(case: tuple[str, int,
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
 def test_pipedream_is_never_idle_once_the_line_is_full(stages: int) -> None:
-    found = timed(orders("pipedream", stages, 40), unit)
+    found = timeline_of(orders("pipedream", stages, 40), unit)
     first = max(own[0].begin for own in found), min(own[-1].begin for own in found)
     full = first[0] + 3 * stages, first[1] - 3 * stages
     assert idle_share(found, full) == pytest.approx(bubble("pipedream", stages, 40), abs=1e-12) == 0
@@ -206,14 +206,14 @@ def test_orders_in_which_everybody_waits_are_told_of() -> None:
     with pytest.raises(
         ValueError, match="worker 0 can't do B0 of chunk 0 before F0 of chunk 0, which worker 0 has yet to do"
     ):
-        timed(((backward, forward),), unit)
+        timeline_of(((backward, forward),), unit)
     with pytest.raises(ValueError, match="worker 0 can't do F0 of chunk 1 before F0 of chunk 0, which nobody does"):
-        timed(((Action(Kind.FORWARD, 0, 1),),), unit)
+        timeline_of(((Action(Kind.FORWARD, 0, 1),),), unit)
     crossed = ((forward, backward), (Action(Kind.BACKWARD, 0, 1), Action(Kind.FORWARD, 0, 1)))
     with pytest.raises(
         ValueError, match="worker 0 can't do B0 of chunk 0 before B0 of chunk 1, which worker 1 has yet to do, and"
     ):
-        timed(crossed, unit)
+        timeline_of(crossed, unit)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_what_is_no_schedule_is_refused_with_the_reason(wrong: tuple[str, int, i
 
 
 def test_a_timeline_is_the_same_after_json() -> None:
-    found = timed(orders("zero-bubble", 3, 4), lambda action: unit(action) / 3, 0.1)
+    found = timeline_of(orders("zero-bubble", 3, 4), lambda action: unit(action) / 3, 0.1)
     assert from_json(Timeline, to_json(found)) == found
     assert to_json(((ActionSpan(Action(Kind.FORWARD, 1, 2), 0.5, 1.0),),)) == [
         [{"action": {"kind": "FORWARD", "piece": 1, "chunk": 2}, "begin": 0.5, "end": 1.0}]

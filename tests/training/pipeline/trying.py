@@ -29,7 +29,7 @@ from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
 from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.training.links.process_mesh import joined_mesh
-from shoestring.training.links.shared_memory_link import joined
+from shoestring.training.links.shared_memory_link import join_link
 from shoestring.training.loop import steps
 from shoestring.training.plan import techniques_in
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -63,10 +63,10 @@ def flat(model: nn.Module) -> Tensor:
 def tried(made: Job, techniques: tuple[Technique, ...], begun: Tensor, plain: Tensor) -> dict[str, Any]:
     rank, world, near = dist.get_rank(), dist.get_world_size(), "far" not in sys.argv
     sizes = mesh_sizes(techniques, world)
-    grouped = replace(made, mesh=joined_mesh(joined(rank, world, near), sizes, near))
+    grouped = replace(made, mesh=joined_mesh(join_link(rank, world, near), sizes, near))
     after, losses = trained(grouped, techniques)
     before = on_the_wire()
-    apart = joined(
+    apart = join_link(
         rank, world, near, group=dist.new_group()
     )  # what is still on its way after two steps reaches no other plan
     measured = tracked(replace(made, mesh=joined_mesh(apart, sizes, near)), techniques, seeded(made))
@@ -93,7 +93,7 @@ def drawn(made: Job, techniques: tuple[Technique, ...]) -> dict[str, Any]:
     return {
         "plain": [judged(made, (), 1000 + seed) for seed in range(SEEDS)],
         "group": [
-            judged(replace(made, mesh=on_one_axis(joined(rank, world))), techniques, 2000 + SEEDS * rank + seed)
+            judged(replace(made, mesh=on_one_axis(join_link(rank, world))), techniques, 2000 + SEEDS * rank + seed)
             for seed in range(SEEDS)
         ],
     }

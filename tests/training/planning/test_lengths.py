@@ -26,7 +26,7 @@ from shoestring.runs.event import Warned
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution import training
-from shoestring.training.execution.batch_sizes import BatchSizes, ExpectedBatches, expected
+from shoestring.training.execution.batch_sizes import BatchSizes, ExpectedBatches, expected_batches
 from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
@@ -199,7 +199,7 @@ def trained(flags: dict[str, Any], folder: Path, chosen: Any) -> tuple[Any, list
         flags=flags,
         techniques=specs_of(chosen.techniques),
         recording=RecordingSettings(str(folder), memory=chosen.process_bytes, predicted=chosen.process_bytes),
-        expected=expected(chosen),
+        expected=expected_batches(chosen),
     )
     events: list[Any] = []
     result = run_worker(task, worker_environment(chosen.techniques), events.append)

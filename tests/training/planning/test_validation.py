@@ -26,7 +26,7 @@ from shoestring.training.loop import steps
 from shoestring.training.plan import Plan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.validation import validated
+from shoestring.training.validation import run_validation
 from tests.awkward import AWKWARD
 from tests.models import job, seeded
 from tests.training.planning.test_awkward import QUICK, reset
@@ -61,7 +61,7 @@ def trained(made: Job, techniques: tuple[Technique, ...], validates: bool) -> tu
     run, found = prepared(made, techniques, seeded(made)), {}
     for number, _ in enumerate(steps(run, islice(Feed(made), STEPS)), 1):
         if validates or number == STEPS:
-            found = validated(run, made)
+            found = run_validation(run, made)
     brought_home(run)
     return found, torch.cat([value.detach().float().reshape(-1) for value in run.model.state_dict().values()])
 
@@ -118,7 +118,7 @@ def awkward_weights(made: Job, plan: tuple[Technique, ...], validates: bool) -> 
     run = prepared(made, plan, seeded(made))
     for _ in steps(run, islice(Feed(made), STEPS)):
         if validates:
-            validated(run, made)
+            run_validation(run, made)
     values = [value.detach().to_dense().flatten() for value in run.model.state_dict().values()]
     return torch.cat(
         [torch.view_as_real(one).flatten().double() if one.is_complex() else one.double() for one in values]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoestring.core.errors import Mistake
-from shoestring.training.sequence.slices import Seconds, best_slices, fitted, latency
+from shoestring.training.sequence.slices import Seconds, best_slices, fit_times, latency
 
 
 def compositions(length: int, granularity: int) -> Iterator[tuple[int, ...]]:
@@ -81,12 +81,12 @@ def test_a_fit_gives_back_what_it_was_made_of() -> None:
     pairs = [(length, 0) for length in (64, 128, 512)] + [
         (length, context) for length in (64, 256, 512) for context in (128, 1024)
     ]
-    fit = fitted({pair: true(*pair) for pair in pairs})
+    fit = fit_times({pair: true(*pair) for pair in pairs})
     for length in (16, 64, 100, 300, 1024):
         for context in (0, 64, 500, 2048):
             assert fit(length, context) == pytest.approx(true(length, context))
     with pytest.raises(Mistake, match="two and four are needed"):
-        fitted({(64, 0): 1.0, (128, 0): 2.0})
+        fit_times({(64, 0): 1.0, (128, 0): 2.0})
 
 
 def test_times_that_are_no_times_are_refused() -> None:

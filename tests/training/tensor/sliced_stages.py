@@ -46,7 +46,7 @@ def worker(
     from shoestring.measure.timeline import peak
     from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
     from shoestring.training.links.process_mesh import joined_mesh
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
     from shoestring.training.technique import mesh_sizes
     from tests.models import seeded
     from tests.training.sequence.test_sequence_pipeline import JOBS, one_sample
@@ -59,7 +59,7 @@ def worker(
         world_size=world,
         timeout=timedelta(seconds=HUNG / 2),
     )
-    link = joined(rank, world)
+    link = join_link(rank, world)
     found = []
     try:
         for name in names:

@@ -65,7 +65,7 @@ def member(
     from torch import distributed
 
     from shoestring.training.links.process_mesh import joined_mesh
-    from shoestring.training.links.shared_memory_link import joined
+    from shoestring.training.links.shared_memory_link import join_link
 
     torch.set_num_threads(1)
     world = sizes["data"] * sizes["stage"] * sizes["tensor"]
@@ -73,7 +73,7 @@ def member(
         "gloo", init_method=f"file://{place}/store", rank=rank, world_size=world, timeout=timedelta(seconds=HUNG)
     )
     try:
-        mesh = joined_mesh(joined(rank, world, near, 200.0), sizes, near)
+        mesh = joined_mesh(join_link(rank, world, near, 200.0), sizes, near)
         Path(place, f"result-{rank}").write_text(json.dumps(work(mesh, *args)))
         distributed.barrier()
     except Exception:

@@ -16,9 +16,9 @@ from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.pipeline.cost import piped
+from shoestring.training.pipeline.cost import pipe_of
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import Kind, in_slices, orders, timed
+from shoestring.training.pipeline.schedule import Kind, in_slices, orders, timeline_of
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
@@ -115,7 +115,7 @@ def test_slices_of_a_piece_go_forward_in_order_and_backward_in_reverse_and_nobod
     schedule: str, stages: int, pieces: int, chunks: int, slices: int
 ) -> None:
     made = in_slices(orders(schedule, stages, pieces, chunks if schedule == "interleaved" else 1), slices)
-    timed(made, lambda action: 1.0)  # raises where somebody waits for ever
+    timeline_of(made, lambda action: 1.0)  # raises where somebody waits for ever
     for own in made:
         for chunk in {action.chunk for action in own}:
             for piece in range(pieces):
@@ -134,7 +134,7 @@ def test_the_predicted_step_is_that_of_the_paper(slices: int, stages: int) -> No
     )
     plain = Ledger(blocks, blocks, workers=Workers(stages, samples=1, own=1))
     cost = SequencePipeline(slices).cost(plain)
-    pipe = piped(cost, stages, 1, "gpipe")
+    pipe = pipe_of(cost, stages, 1, "gpipe")
     each = sum(block.forward + block.backward for block in cost.blocks) / stages / slices
     assert pipe.step == pytest.approx((slices + stages - 1) * each)
     assert pipe.bubble == pytest.approx((stages - 1) / (slices + stages - 1))

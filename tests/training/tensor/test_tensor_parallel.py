@@ -36,7 +36,7 @@ from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.pipeline.stage_state import StagedState
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.tensor.layer_kinds import recognised
+from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_vocabulary import SplitLogits
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.models import hugging
@@ -419,7 +419,7 @@ def test_what_can_t_be_split_is_said_and_nothing_is_changed(
     model = factory()
     before = {name: weight.shape for name, weight in model.named_parameters()}
     with pytest.raises(Mistake, match=said):
-        recognised(model, blocks(model), ways)
+        recognise_layers(model, blocks(model), ways)
     assert before == {name: weight.shape for name, weight in model.named_parameters()}
 
 
@@ -468,7 +468,7 @@ def test_layers_that_transformers_has_now_are_those_whose_code_was_read() -> Non
     """A new version with other submodules is not recognised, and this test says so."""
     for name, factory in MODELS.items():
         model = factory()
-        assert recognised(model, blocks(model), 2).splits, (name, transformers.__version__)
+        assert recognise_layers(model, blocks(model), 2).splits, (name, transformers.__version__)
 
 
 def test_the_ledger_s_arithmetic_is_close_to_what_is_rehearsed() -> None:
