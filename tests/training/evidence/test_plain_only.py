@@ -35,7 +35,7 @@ LOOKS = (
     "shoestring.measure.tracker.Tracker.find_place",
     "shoestring.measure.holdings.tensors_in",
     "shoestring.core.run.tried_stepping",
-    "shoestring.training.evidence.gather.tried_in_pieces",
+    "shoestring.training.evidence.gather.try_in_pieces",
     "shoestring.training.evidence.gather.why_not_again",
     "shoestring.training.evidence.gather.plain_ledger",
     "shoestring.training.planner.look",
