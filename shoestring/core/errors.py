@@ -27,6 +27,17 @@ class OverBudget(ValueError):
         self.nearest = nearest
 
 
+def says_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out. Torch has no class for that: its text is all there is to know it by."""
+    words, said = (
+        ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"),
+        str(error).lower(),
+    )
+    return isinstance(error, MemoryError) or (
+        isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words)
+    )
+
+
 # What the system refuses -> what to do about it
 CURES = {
     errno.EROFS: "nothing can be written there, give a folder on another file system",

@@ -122,7 +122,7 @@ def together(line: Sequence[OwnTimes]) -> LineTimes | None:
 def idle_of(step: Sequence[WorkerTimes]) -> float:
     """The share of a step in which its workers wait.
 
-    >>> idle_of([StepTimes(0.0, 3.0, 3.0), WorkerTimes(1.0, 4.0, 3.0)])
+    >>> idle_of([WorkerTimes(0.0, 3.0, 3.0), WorkerTimes(1.0, 4.0, 3.0)])
     0.25
     """
     seconds = max(own.end for own in step) - min(own.begin for own in step)

@@ -19,9 +19,9 @@ from shoestring.core.run import StoredTensor
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
+from shoestring.runs.low_rank import merged
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.memory.adapters import merged
 
 PEFT = "base_model.model."  # what PEFT has before every name of the model
 

@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
-from shoestring.core.run import Run, RunState, StoredTensor
+from shoestring.core.run import Run, RunState
 from shoestring.measure.interception import OnTop, patched
+from shoestring.runs.low_rank import merged, with_update
 
 HALVES = (torch.bfloat16, torch.float16)  # of weights in these, updates are in float32
 
@@ -338,42 +339,6 @@ def replace_in(
             [dict(group) for group in optimizer.param_groups if group["params"]], **optimizer.defaults
         )
         optimizer.state.update(fresh.state)
-
-
-# Making them a part of the weights
-
-
-def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> Tensor:
-    """W + scale B A, rounded to the weight's dtype once."""
-    update = (b @ a) * scale
-    return (weight.to(a.dtype) + (update.T if transposed else update)).to(weight.dtype)
-
-
-def merged(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by name with their updates; `state` is what `Adapters.state_dict` gave."""
-    scale = state["alpha"] / state["rank"]
-    found = dict(weights)
-    for name, transposed in state["transposed"].items():
-        key = f"{name}.weight".lstrip(".")
-        found[key] = WithUpdate(found[key], state["A"][name], state["B"][name], scale, transposed)
-    return found
-
-
-class WithUpdate:
-    """A weight with its update, computed when it is asked for."""
-
-    def __init__(self, weight: Tensor | StoredTensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> None:
-        self.weight, self.a, self.b, self.scale, self.transposed = weight, a, b, scale, transposed
-        self.dtype, self.shape = weight.dtype, weight.shape
-
-    def pieces(self) -> Iterator[Tensor]:
-        weight = self.weight
-        if not isinstance(weight, Tensor):
-            weight = torch.cat([piece.reshape(-1).clone() for piece in weight.pieces()]).view(self.shape)
-        with torch.no_grad():
-            yield with_update(
-                weight.detach(), self.a.to(weight.device), self.b.to(weight.device), self.scale, self.transposed
-            ).reshape(-1)
 
 
 def trained_of(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoestring.core.actions import Action
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
-from shoestring.training.pipeline.schedule import Action, named, needs
+from shoestring.training.pipeline.schedule import named, needs
 from shoestring.training.pipeline.stages import Stages
 
 Mail = dict[tuple[int, int, int], deque[Tensor]]  # by who sends, who receives, and the tag

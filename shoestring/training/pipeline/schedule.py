@@ -23,50 +23,17 @@ workers that interleave, one sends the other both what comes out of its forwards
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from itertools import accumulate, pairwise
 
+from shoestring.core.actions import HALVES, Action, ActionSpan, Kind, Timeline
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream")
 
 
-class Kind(StrEnum):
-    FORWARD = "F"
-    BACKWARD = "B"  # of inputs and weights at once
-    INPUTS = "I"  # backward to what came in, which the worker before waits for
-    WEIGHTS = "W"  # the rest of it, for which nobody waits
-
-
-HALVES = (Kind.INPUTS, Kind.WEIGHTS)
-
-
-@dataclass(frozen=True)
-class Action:
-    kind: Kind
-    piece: int
-    chunk: int
-
-    def __hash__(self) -> int:  # without the kind, whose own hash is slow: a ranking looks up millions of them
-        return hash((self.piece, self.chunk))
-
-
 Orders = tuple[tuple[Action, ...], ...]  # of every worker
-
-
-@dataclass(frozen=True)
-class ActionSpan:
-    """An action and when it happened, in seconds."""
-
-    action: Action
-    begin: float
-    end: float
-
-
-Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in the order of time
 
 
 def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
@@ -280,16 +247,6 @@ def waits(orders: Orders, ended: Container[Action], last: int, owner: Mapping[Ac
 
 def named(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
-
-
-def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) -> float:
-    """The share of all workers' time in which they do nothing, from the first begin to the last end, or `within` two times."""
-    spans = [span for own in timeline for span in own]
-    if not spans:
-        return 0.0
-    begin, end = within or (min(span.begin for span in spans), max(span.end for span in spans))
-    busy = sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in spans)
-    return 1 - busy / (len(timeline) * (end - begin)) if end > begin else 0.0
 
 
 def held(orders: Orders) -> tuple[int, ...]:

@@ -16,9 +16,10 @@ from shoestring.core.ledger import Ledger
 from shoestring.data.lengths import Lengths
 from shoestring.measure.tracker import Log
 from shoestring.processes.launch import run_worker
+from shoestring.processes.task import Task
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
-from shoestring.training.evidence.tasks import AnchorTask, Task, TrialResult
+from shoestring.training.evidence.tasks import AnchorTask, TrialResult
 from shoestring.training.memory.allocator import following
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.plan import Plan
