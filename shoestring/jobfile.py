@@ -14,6 +14,7 @@ import os
 from collections import namedtuple
 
 from shoestring.core.errors import Mistake
+from shoestring.core.seams import calls_user
 from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
@@ -197,6 +198,7 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
 IMPORTED: set[str] = set()  # names of the modules that job files have imported in this process
 
 
+@calls_user("file")
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; what it raises is the user's to see, in a sentence."""
     import importlib.util

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 
+CALLS_USER = "clients"  # core/seams.py
+
 
 class Clients(Mapping[str, Any]):
     """A mapping of names to records, always in the same order. It knows the n-th name without a list of all of them."""

@@ -38,6 +38,8 @@ from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
+CALLS_USER = "data"  # core/seams.py
+
 MOST = 2000  # batches that are looked at,
 ALIKE = 1.0  # for so many seconds while all are of one size,
 VARYING = 6.0  # and for so many if they are not

@@ -24,6 +24,8 @@ from shoestring.core.clients import Clients, Named, Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.columns import classes_of, column_of
 
+CALLS_USER = "data"  # core/seams.py
+
 DRAWS = 100  # times that a rule draws again for clients that were left with too little
 
 

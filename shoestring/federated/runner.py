@@ -21,6 +21,7 @@ from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
+from shoestring.core.seams import calls_user
 from shoestring.core.signals import asked_by, listening
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan
@@ -361,6 +362,7 @@ class Runner:
             os._exit(128 + number)
         self.stop, self.signal = asked_by(number), number
 
+    @calls_user("show")
     def ended(self, why: str) -> Ended:
         self.saver.wait()
         if self.saver.saved_step != self.round:

@@ -24,6 +24,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, gathered, guarded_outside, kept
+from shoestring.core.seams import calls_user
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
@@ -81,6 +82,7 @@ def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
             return
 
 
+@calls_user("validate")
 def validated(
     run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None
 ) -> Metrics:
@@ -117,6 +119,7 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
 
 
 @contextmanager
+@calls_user("model")
 def untouched(run: Run) -> Iterator[None]:
     """While inside, every module is in the mode for evaluation; then all that the model keeps is as it was before."""
     # Weights and statistics in shared memory change meanwhile where workers do not wait for each other: only generators are put back then
@@ -178,6 +181,7 @@ def content_of(cell: CellType) -> list[Any]:
         return []
 
 
+@calls_user("weight")
 def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: SilentObserver) -> Metrics:
     """Means over all batches, and all workers, by the batches' weight."""
     totals: dict[str, tuple[float, float]] = {}  # of each metric: the sum of value x weight, and of weight
@@ -207,6 +211,7 @@ def measured(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
         return unguarded(run, job, batch)
 
 
+@calls_user("model, loss or metrics")
 def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
         output = run.evaluate(run.model, batch)
@@ -229,6 +234,7 @@ def unguarded(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     return found
 
 
+@calls_user("metrics")
 def check_names(found: Any, what: str) -> None:
     """Refuse what is not numbers by name, or has a name of ours."""
     if not isinstance(found, Mapping):
@@ -251,6 +257,7 @@ def check_goal(job: Job, names: Iterable[str]) -> None:
         )
 
 
+@calls_user("metrics")
 def named(found: Any, what: str) -> Metrics:
     """Metrics as numbers by name."""
     check_names(found, what)

@@ -30,6 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoestring.core import random_state
 from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
+from shoestring.core.seams import repeats_user
 from shoestring.measure.calls import without_caches
 from shoestring.measure.interception import patched
 from shoestring.training.memory.block_state import BlockState, Frozen, version
@@ -162,6 +163,7 @@ class Segment:
             position += size
         return found
 
+    @repeats_user
     def replay(self) -> None:
         """Run the calls again and fill the slots, or hand them on to inner segments."""
         inner = self.inner_groups()

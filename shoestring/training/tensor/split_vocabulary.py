@@ -24,6 +24,8 @@ from shoestring.core.link import Link
 from shoestring.core.private import FakeTensor, tree_map, without_modes
 from shoestring.training.tensor.splits import bounds
 
+CALLS_USER = "model or loss"  # core/seams.py
+
 
 def embedded(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
     """What an embedding of so many words gives, of which every worker has a part: the sum of what each finds, still to be added up."""

@@ -16,6 +16,7 @@ from shoestring.core import random_state
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
+from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.local_steps import schedule_steps
 from shoestring.federated.records import Records
@@ -55,6 +56,7 @@ class SequentialMethod:
             torch.sub(self.layout.row(self.model), start[place], out=rows[place])
         return Moved(rows, losses, steps)
 
+    @calls_user("model, loss or optimizer")
     def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
         """The work of one device on the model as it is: its mean loss and its steps."""
         train_mode(self.model, local)
