@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 
-ABOUT_A_BLOCK = "the block "  # how a Mistake begins that says that a block of the model can't be computed again
-
 
 class Mistake(ValueError):
     """What the user gave can't work; the text says what was found, why, and what to do."""
@@ -13,6 +11,10 @@ class Mistake(ValueError):
 
 class JobFailed(Mistake):
     """Code of the job itself failed."""
+
+
+class NotRepeatable(Mistake):
+    """A block of the model can't be computed again from its input."""
 
 
 class Crashed(RuntimeError):

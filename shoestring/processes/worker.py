@@ -16,7 +16,7 @@ from shoestring.core.imports import Uncollected, leave_garbage
 with Uncollected():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
-    from shoestring.core.errors import Mistake, says_out_of_memory, system_text
+    from shoestring.core.errors import Mistake, NotRepeatable, says_out_of_memory, system_text
     from shoestring.core.private import load_compiler
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
     from shoestring.processes.streams import prepare_streams
@@ -72,6 +72,8 @@ def last_message(task: Task[Any], work: Callable[[], Any]) -> Answer | Failure:
 
 def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     """What an error means to whoever gave the task: whose it is, and what to say of it."""
+    if isinstance(error, NotRepeatable):
+        return Cause.NOT_REPEATABLE, str(error)
     if isinstance(error, Mistake):
         return Cause.MISTAKE, str(error)
     if says_out_of_memory(error):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from shoestring.core.codec import to_json
-from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
+from shoestring.core.errors import NotRepeatable
 from shoestring.core.technique import in_order
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import blocks_of, peak
@@ -75,8 +75,8 @@ def real_steps(
         timed = with_same_times(
             rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step")
         )
-    except Mistake as error:
-        if not extra or not str(error).startswith(ABOUT_A_BLOCK):  # memory that ran out says nothing of blocks
+    except NotRepeatable as error:
+        if not extra:
             raise
         return RealSteps(again=str(error))  # blocks that can't be computed again, of a model too large for a plain step
     close = {**environment, **close_environment()}
