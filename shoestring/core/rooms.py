@@ -1,18 +1,20 @@
-"""The rooms that are installed, by name: training, and whatever else packages bring. No room is named here.
+"""The rooms that are installed, by name, ours like anybody's: none is named here.
 
-A package declares a room by an entry point of the group `shoestring.rooms`, whose value is a `RoomPlugin`; ours are declared the same way, in
-pyproject.toml. In a source tree that nobody installed, that file is read itself.
+A package declares a room by an entry point of the group `shoestring.rooms`, whose value is a `RoomPlugin`; ours are
+declared in pyproject.toml. In a source tree that nobody installed, that file is read itself.
 
     [project.entry-points."shoestring.rooms"]
     shorten = "texts.plugin:SHORTEN"
 
-A name that stands in a file or a message is only ever looked up among these: nothing is imported because a file says so.
+A name in a file or a message is only ever looked up among these: nothing is imported because a file says so.
 """
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -22,7 +24,13 @@ from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
 if TYPE_CHECKING:
+    from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
+    from shoestring.runs.event import Event
+    from shoestring.runs.folder import Folder
+    from shoestring.runs.history import History
+    from shoestring.runs.request import Request
+    from shoestring.show.page.room_page import RoomPage
 
 GROUP = "shoestring.rooms"
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -36,7 +44,34 @@ class RoomPlugin:
 
     name: ClassVar[str]  # in requests, tasks and its entry point
 
+    counts: ClassVar[str] = "step"  # what the steps of its runs are called
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
+
+    def events(self) -> tuple[type[Event], ...]:
+        """The kinds of events that only its runs have."""
+        return ()
+
+    def quantities(self) -> tuple[Quantity, ...]:
+        """What its plans predict and its runs measure; none: what planning/quantities.py lists for all."""
+        return ()
+
+    def entries(self, request: Request, history: History, folder: Folder) -> Mapping[str, Any]:
+        """What its runs have in their report beside what all runs have, by key; as JSON."""
+        return {}
+
+    def page(self) -> RoomPage | None:
+        """What its runs have on their page beside what all runs have; None: nothing."""
+        return None
+
+    @property
+    def catalogue(self) -> Path:
+        """The source of its catalogue, from which techniques are spelled without importing them; it need not exist."""
+        return Path(str(sys.modules[type(self).__module__].__file__)).with_name("catalogue.py")
+
+    @property
+    def import_root(self) -> Path:
+        """The folder from which its package is imported."""
+        return self.catalogue.parents[type(self).__module__.count(".")]
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
         """What its worker processes can be asked to do, by the tasks' kinds."""
@@ -52,6 +87,16 @@ def room_named(name: str) -> RoomPlugin:
             f"install the package that brings it"
         )
     return loaded(found)
+
+
+@cache
+def installed_rooms() -> tuple[RoomPlugin, ...]:
+    """All rooms. One that can't be imported is left out: who asks for it by name is told why."""
+    found = []
+    for entry in declared().values():
+        with suppress(Mistake):
+            found.append(loaded(entry))
+    return tuple(found)
 
 
 @cache

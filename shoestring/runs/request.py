@@ -30,6 +30,11 @@ class Request:
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
 
     @property
+    def room(self) -> str:
+        """The room whose run it is."""
+        return "training" if self.federated is None else "federated"
+
+    @property
     def by_script(self) -> bool:
         """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
         return not Path(self.job).is_absolute()

@@ -88,7 +88,7 @@ def without_a_step(folder: Path) -> bool:
     history = History().read(folder)
     if (
         history.steps
-        or history.rounds
+        or any(history.told.values())
         or history.saved
         or history.damaged
         or history.wrong

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from shoestring.federated.page_style import STYLE_OF_FEDERATED
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.report import report_of
 from shoestring.show.page import content, page
 from shoestring.show.page.overview import curves, overview, summary
-from shoestring.show.page.style import FEDERATED, STYLE
+from shoestring.show.page.style import STYLE
 from shoestring.show.page.top import title
 from tests.show.made_runs import MIB, append, made_run, moments_ago
 from tests.show.test_page import full, well_nested
@@ -410,7 +411,7 @@ def test_a_training_has_no_trace_of_a_federation(tmp_path: Path) -> None:
         text = page(story)
         assert (
             not re.search(r"\brounds?\b", words_of(text).replace("rounds of the data", ""))
-            and FEDERATED not in text
+            and STYLE_OF_FEDERATED not in text
             and STYLE in text
         )
         assert "participants" not in curves(story)
