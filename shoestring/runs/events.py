@@ -121,7 +121,7 @@ def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # such as the loss of a federated round that nobody took part in
+    except ValueError:  # such as the loss of a step that nobody took part in
         text = json.dumps(finite_json(record), separators=(",", ":"))
     head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)

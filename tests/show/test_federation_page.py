@@ -312,7 +312,10 @@ def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path
 def test_a_wide_interval_of_a_small_group_leaves_the_others_their_width() -> None:
     rows = [{"metric": "loss", "delta_percent": 1.0, "low": -1.0, "high": 3.0} for _ in range(5)]
     text = content(
-        {"comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}]}
+        {
+            "room": "federated",
+            "comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}],
+        }
     )
     bars = [(float(x), float(width)) for x, width in re.findall(r'pale" x="([\d.]+)" y="6" width="([\d.]+)"', text)]
     assert bars[:5] == [(89.6, 41.8)] * 5 and bars[5] == (

@@ -295,7 +295,7 @@ def test_a_free_lock_is_not_taken_while_it_is_watched(tmp_path: Path, monkeypatc
 
 
 def test_tabs_share_what_is_drawn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoestring.show.watch.follow.Followed", Drawn)
+    monkeypatch.setattr("shoestring.show.watch.follow.FollowedRun", Drawn)
     with served(run) as server:
         streams = [pushed(asked(server, "/events")) for _ in range(4)]
         assert len({next(stream) for stream in streams}) == 1

@@ -56,7 +56,7 @@ def test_a_run_that_takes_for_ever_to_read_holds_up_nobody(tmp_path: Path, monke
                 let_go.wait()
             return super().draw()
 
-    monkeypatch.setattr("shoestring.show.watch.follow.Followed", Stuck)
+    monkeypatch.setattr("shoestring.show.watch.follow.FollowedRun", Stuck)
     monkeypatch.setattr("shoestring.show.watch.follow.PATIENCE", 0.2)
     with served(tmp_path / "runs") as server:
         until(

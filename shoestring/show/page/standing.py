@@ -163,7 +163,7 @@ def verdict(story: Entries) -> str:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
-    by_itself = ended in ("", "epochs", f"{step_word(story)}s")  # it did what it was to do
+    by_itself = ended in ("", "steps", "epochs", f"{step_word(story)}s")  # it did what it was to do
     if (ending := page_of(story).ending(story, "" if by_itself else shortened(ended, 60))) is not None:
         return f"{sentence}{ending}."
     if used is not None and budget is not None:
