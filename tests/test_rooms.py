@@ -34,9 +34,6 @@ ALLOWED = {
     "core/statistics.py": r"running statistics of norm layers in a federation",
     # Optional packages are installed by hand: the hint says for which commands.
     "core/extras.py": r'Extra\("(?:private|onnx)"',
-    # A request still has one field for what one command was asked for; one lifecycle for all commands takes it from here.
-    "runs/request.py": r"federated",
-    "runs/resume.py": r"federated|what a private federation has spent",
 }
 
 

@@ -41,7 +41,7 @@ class FederatedPlugin(RoomPlugin):
         from shoestring.federated.events import RoundFinished
         from shoestring.federated.fold import comparisons_in, federation
 
-        found: dict[str, Any] = {"federated": federation(request.federated or {}, history.of_kind(RoundFinished))}
+        found: dict[str, Any] = {"federated": federation(request.asked, history.of_kind(RoundFinished))}
         return found | ({"comparisons": told} if (told := comparisons_in(folder)) else {})
 
 

@@ -190,7 +190,7 @@ def whole_modules(state: Mapping[str, Any]) -> list[str]:
 def not_in_file(checkpoint: RunCheckpoint) -> str:
     """What is to be said of a state that has more than dense tensors; empty if it has not."""
     with believed(checkpoint):
-        other = [str(name) for name in checkpoint.outline()["model"]]
+        other = [str(name) for name in checkpoint.outline().get("model", ())]
     return (
         (
             f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "

@@ -97,7 +97,8 @@ def federated_run(
         {
             "job": "jobs/digits.py",
             "flags": {"lr": 0.05},
-            "federated": {
+            "room": "federated",
+            "asked": {
                 "rounds": rounds,
                 "clients": 30,
                 "per_round": 10,
