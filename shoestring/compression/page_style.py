@@ -1,5 +1,5 @@
-"""What the page of a compressed model has in its style beside what all pages have: its frontier, and a table of layers that stands on end on a
-phone."""
+"""What the page of a compressed model has in its style beside what all pages have: its frontier, and a table of layers
+that stands on end on a phone."""
 
 from __future__ import annotations
 

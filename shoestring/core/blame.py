@@ -11,9 +11,9 @@ belongs to no library:
 
 Torch's own lines tell a user nothing: where a layer of torch fails, the module is named, as the model's `named_modules` has it.
 
-The marks are those of core/seams.py; a function with a mark is ours whichever package it is of. What fails below a function that changes what
-the user gave (`changes_user`), as `FusedOptimizer` changes an optimizer, is ours too. A mode that watches operations stands between a layer and
-its kernel, and passes on what fails there: it counts as a library.
+The marks are those of core/seams.py; a function with a mark is ours whichever package it is of. What fails below a
+function that changes what the user gave (`changes_user`), as `FusedOptimizer` changes an optimizer, is ours too. A mode
+that watches operations stands between a layer and its kernel, and passes on what fails there: it counts as a library.
 """
 
 from __future__ import annotations

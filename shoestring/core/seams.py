@@ -1,9 +1,9 @@
 """Marks on those functions of ours that call what the user gave: core/blame.py finds them in the frames of an exception.
 
-    @calls_user("loss")          what fails there in a library is the user's loss
-    CALLS_USER = "data"          of a module: so are all of its functions
-    @repeats_user                what the user gave is called again there, and went well the first time: a failure is ours
-    @changes_user                what the user gave is called in another way than he would call it: a failure is ours
+    @calls_user("loss")    what fails there in a library is the user's loss
+    CALLS_USER = "data"    of a module: so are all of its functions
+    @repeats_user          what the user gave is called again, and went well the first time: a failure is ours
+    @changes_user          what the user gave is called in another way than he would call it: a failure is ours
 
 A function is known by its code object, so it may be renamed, moved or replaced, and another room marks its own.
 """

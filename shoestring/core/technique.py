@@ -1,6 +1,6 @@
 """A technique: a small frozen value with two pure functions, `cost` and `apply`.
 
-It is generic over what it changes, the *subject* (a training run, a round of many devices, a model to make smaller), and over what that costs.
+It is generic over what it changes, the *subject* (a training run, a model to make smaller), and over what that costs.
 A room has a base class of its own for both, such as `core.training.TrainingTechnique`; a technique inherits from that, is a frozen
 dataclass whose fields are its knobs, and overrides what is other than the defaults here.
 """

@@ -118,7 +118,7 @@ class FederatedSession:
 def begun(job: Job, held: OpenedRun, offers: Offered | None = None) -> FederatedSession:
     """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own."""
     offers = offers or offered()
-    wanted = dictheld.request.asked
+    wanted = dict(held.request.asked)
     note(held.folder.path, Planning())
     if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
         check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))

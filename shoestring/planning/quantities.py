@@ -1,4 +1,7 @@
-"""What is predicted of a plan where its room lists nothing else, and what a run's plan.json tells. Nothing heavy is imported: pages need it."""
+"""What is predicted of a plan where its room lists nothing else, and what a run's plan.json tells.
+
+Nothing heavy is imported: pages need it too.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Tasks: what a worker process is asked to do. A room brings its own, and each says itself how it is done and what it gives.
+"""Tasks: what a worker process is asked to do. A room brings its own, and each says itself how it is done.
 
-In JSON a task is {"room": name, "task": kind, its fields}. It comes to a worker by its standard input, and to other machines of a group from
-node 0. The room is looked up among those that are installed and the kind in that room's table, so what comes can't have anything imported.
-Fields that a task does not have are refused, because a misspelt one would silently be a default.
+In JSON a task is {"room": name, "task": kind, its fields}. It comes to a worker by its standard input, and to other
+machines of a group from node 0. The room is looked up among those that are installed and the kind in that room's table, so
+what comes can't have anything imported. Fields that a task does not have are refused, because a misspelt one would silently
+be a default.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Task(ABC, Generic[R]):
         raise Crashed(f"a {self.kind} is nothing that a group can do")
 
     def stopped(self, step: int | None) -> R:
-        """Its result when it was asked to stop, with the last step that is saved; None: it is done, and its result is on another machine."""
+        """Its result when it was asked to stop, with the last step that is saved; None: it is done, and its result is on
+        another machine."""
         raise Crashed(f"a {self.kind} is nothing that can be stopped")
 
     def in_group(self, result: R, group: GroupHistory) -> R:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup, escape
 
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.show.page.room_page import NONE as NONE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+NONE = "\N{EN DASH}"  # in place of a figure that is missing
 OURS = "shoestring.show.page"
 
 

@@ -6,18 +6,17 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from shoestring.core.figures import Quantity
 from shoestring.core.rooms import installed_rooms
 from shoestring.planning.quantities import MEASURABLE
+from shoestring.show.page.render import NONE
 
 if TYPE_CHECKING:
     from shoestring.show.page.charts import Line
     from shoestring.show.page.tiles import Tile
-
-NONE = "\N{EN DASH}"  # in place of a figure that is missing
-Entries = Mapping[str, Any]  # a report by its keys, any of which may be missing or hold anything
+    from shoestring.show.page.words import Entries
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from markupsafe import Markup
 
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
-from shoestring.show.page.room_page import Entries as Entries
 from shoestring.show.page.room_page import page_of
 
 STATES = {
@@ -26,6 +25,11 @@ STATES = {
     "data ended": "Data ended",
 }
 ENDED_EARLY = ("stopped", "failed", "died")
+
+
+Entries = Mapping[
+    str, Any
+]  # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
 
 
 class HasJson(Protocol):
@@ -114,7 +118,8 @@ def step_word(story: Entries) -> str:
 
 
 def flags_of(story: Entries) -> dict[str, object]:
-    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and what its room was asked for.
+    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and what its
+    room was asked for.
 
     >>> flags_of({"flags": {"width": 8}})
     {'width': 8}

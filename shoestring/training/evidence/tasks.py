@@ -1,7 +1,7 @@
 """What the planner asks worker processes about a job: one frozen task a question, and the result that each gives.
 
-`training/execution/tasks.py` has the tasks of training, and the table of all of this room's. How a task is done is imported when it is done:
-what it does not need would be part of what its process takes.
+`training/execution/tasks.py` has the tasks of training, and the table of all of this room's. How a task is done is
+imported when it is done: what it does not need would be part of what its process takes.
 """
 
 from __future__ import annotations
