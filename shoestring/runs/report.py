@@ -277,12 +277,16 @@ def report_of(path: Path, history: History | None = None) -> Report:
     steps, doing, pid = history.steps, history.doing, holder(path)
     room, missing = room_of(request)
     quantities = room.quantities() or MEASURABLE
+    entries, failed = entries_of(room, request, history, folder)
     alive = "training" if isinstance(doing, Begun) else "planning"
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
     damage += (
-        missing + [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
+        missing
+        + failed
+        + [history.wrong] * bool(history.wrong)
+        + lost(history.damaged + (pid is None and history.rest > 0))
     )
     return Report(
         path,
@@ -311,7 +315,7 @@ def report_of(path: Path, history: History | None = None) -> Report:
         checkpoints_in(folder),
         history.timed,
         history.told,
-        room.entries(request, history, folder) if request is not None else {},
+        entries,
         quantities,
     )
 
@@ -338,6 +342,16 @@ def room_of(request: Request | None) -> tuple[RoomPlugin, list[str]]:
         return (RoomPlugin() if request is None else room_named(request.room)), []
     except Mistake as error:
         return RoomPlugin(), [str(error)]
+
+
+def entries_of(
+    room: RoomPlugin, request: Request | None, history: History, folder: Folder
+) -> tuple[Mapping[str, Any], list[str]]:
+    """What only runs of its room have, and why that can't be told: no room takes a report down."""
+    try:
+        return (room.entries(request, history, folder) if request is not None else {}), []
+    except (Exception, SystemExit) as error:
+        return {}, [f"what the room {room.name} tells of it can't be made: {type(error).__name__}: {error}"]
 
 
 def checkpoints_in(folder: Folder) -> frozenset[str]:

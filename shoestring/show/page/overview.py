@@ -20,7 +20,7 @@ from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.room_page import Cell, RoomCell, page_of
+from shoestring.show.page.room_page import Cell, RoomCell, page_of, said_by_room
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
@@ -114,7 +114,7 @@ def summary(story: Entries, name: str) -> Summary:
         line if losses else None,
         counts=step_word(story),
         plans_memory=page_of(story).plans_memory,
-        of_room=tuple(page_of(story).cells(story)),
+        of_room=tuple(said_by_room(story, lambda room: room.cells(story))),
     )
 
 
@@ -265,7 +265,7 @@ def curves(story: Entries) -> str:
         ),
         ("learning rate", step_line(story, "rates", "", "")),
         ("gradient norm", step_line(story, "norms", "", "")),
-        *page_of(story).lines(story),
+        *said_by_room(story, lambda room: room.lines(story)),
         ("memory", process_line(story)),
     )
     return (

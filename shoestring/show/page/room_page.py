@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from shoestring.core.figures import Quantity
 from shoestring.core.rooms import installed_rooms
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from shoestring.show.page.charts import Line
     from shoestring.show.page.tiles import Tile
     from shoestring.show.page.words import Entries
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,14 @@ def page_of(story: Entries) -> RoomPage:
     if isinstance(named, str):
         return pages().get(named, PLAIN)
     return next((page for name, page in pages().items() if isinstance(story.get(name), Mapping)), PLAIN)
+
+
+def said_by_room(story: Entries, ask: Callable[[RoomPage], Iterable[T]]) -> list[T]:
+    """What a run's room has to say; nothing where that fails, because no room takes a page down."""
+    try:
+        return list(ask(page_of(story)))
+    except (Exception, SystemExit):
+        return []
 
 
 @cache

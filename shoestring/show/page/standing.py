@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 
 from shoestring.core.units import about, bytes_text
-from shoestring.show.page.room_page import page_of
+from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
@@ -164,8 +164,9 @@ def verdict(story: Entries) -> str:
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
     by_itself = ended in ("", "steps", "epochs", f"{step_word(story)}s")  # it did what it was to do
-    if (ending := page_of(story).ending(story, "" if by_itself else shortened(ended, 60))) is not None:
-        return f"{sentence}{ending}."
+    for ending in said_by_room(story, lambda room: [room.ending(story, "" if by_itself else shortened(ended, 60))]):
+        if ending is not None:
+            return f"{sentence}{ending}."
     if used is not None and budget is not None:
         over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over

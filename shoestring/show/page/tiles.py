@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.show.page.curves import HELD_OUT, metric_names
 from shoestring.show.page.drawing import Strip
-from shoestring.show.page.room_page import page_of
+from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     Entries,
@@ -53,7 +53,7 @@ def tiles(story: Entries) -> Iterator[Tile]:
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
-    yield from page_of(story).tiles(story)
+    yield from said_by_room(story, lambda room: room.tiles(story))
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
     if used is not None and (budget is not None or page_of(story).plans_memory):

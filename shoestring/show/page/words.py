@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
-from shoestring.show.page.room_page import page_of
+from shoestring.show.page.room_page import page_of, said_by_room
 
 STATES = {
     "planning": "Planning",
@@ -124,7 +124,8 @@ def flags_of(story: Entries) -> dict[str, object]:
     >>> flags_of({"flags": {"width": 8}})
     {'width': 8}
     """
-    return {**(inner(story, "arguments") or inner(story, "flags")), **page_of(story).flags(story)}
+    of_room = said_by_room(story, lambda room: room.flags(story).items())
+    return {**(inner(story, "arguments") or inner(story, "flags")), **dict(of_room)}
 
 
 def short(value: float) -> str:
