@@ -30,13 +30,13 @@ from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, first_steps
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.measure.instructions import require
+from shoestring.processes.task import Worker
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.report import Report
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearsals import Tell, silent
 from shoestring.training.evidence.rehearse import prepared
-from shoestring.training.evidence.tasks import Worker
 from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_run import Scripted

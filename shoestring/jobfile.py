@@ -15,6 +15,7 @@ import os
 from collections import namedtuple
 
 from shoestring.core.errors import Mistake
+from shoestring.core.seams import calls_user
 from shoestring.core.suggest import did_you_mean
 
 TYPE_CHECKING = False
@@ -200,6 +201,7 @@ def with_course(job: Job, values: Mapping[str, Any], given: Iterable[str] = ()) 
 IMPORTED: set[str] = set()  # modules that job files have imported in this process
 
 
+@calls_user("file")
 def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
     """Run a job file's `job` function; an error in it is reported to the user in one sentence."""
     import importlib.util

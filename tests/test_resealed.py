@@ -30,6 +30,7 @@ from shoestring.jobfile import loaded_job
 from shoestring.privacy.spending import ReleasedRound, Spending, line_of
 from shoestring.processes.messages import Cause, Failure, read_message, written_message
 from shoestring.processes.named_job import claim_of_run, flags_for
+from shoestring.processes.task import read_task, written_task
 from shoestring.runs.checkpoints import RunCheckpoint, believed, damage, saved
 from shoestring.runs.events import NAME
 from shoestring.runs.events import line_of as event_line
@@ -44,7 +45,7 @@ from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import opened as opened_weights
 from shoestring.show.page import page
 from shoestring.training.execution.snapshot import PARTS, restore
-from shoestring.training.execution.tasks import DoctorTask, TrainTask, read_task, written_task
+from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.outcome import plan_file
 from shoestring.training.plan import Plan, load_plan
 from tests.mutations import variants

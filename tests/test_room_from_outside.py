@@ -1,4 +1,5 @@
-"""A whole room from outside: a package brings a subject, techniques, a budget, a command, a report and a page section.
+"""A whole room from outside: a package brings a subject, techniques, a budget, a command, a report and a page section; and runs, with
+tasks for worker processes, events and figures of its own, which are killed, resumed, watched and exported as ours are.
 
 No file of ours is edited for it. The room shortens texts: what counts is their size in bytes, and how many letters are lost.
 """
@@ -7,11 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
 
 import pytest
+from safetensors.numpy import load_file
 
 from tests.waiting import HUNG
 
@@ -131,18 +138,200 @@ def section(report):
         return ""
     return Markup("<section><h2>Shortened by</h2><p>{}</p></section>").format(" and ".join(report["shortened"]) + " <b>")
 '''
+PLUGIN = """
+from shoestring.core.rooms import RoomPlugin
+
+
+class Shortening(RoomPlugin):
+    name, counts = "shorten", "letter"
+
+    def tasks(self):
+        from texts_run import Tighten
+
+        return {Tighten.kind: Tighten}
+
+    def events(self):
+        from texts_run import Dropped
+
+        return (Dropped,)
+
+    def quantities(self):
+        from texts import LOST, SIZE
+
+        return SIZE, LOST
+
+    def entries(self, request, history, folder):
+        from texts_run import Dropped
+
+        dropped = history.of_kind(Dropped)
+        return {"shorten": {"asked": dict(request.asked), "letters": [one.letter for one in dropped]}}
+
+    def page(self):
+        from texts_page import ShortPage
+
+        return ShortPage()
+
+
+SHORTEN = Shortening()
+"""
+SHOWN = """
+from markupsafe import Markup
+from texts import LOST, SIZE
+
+from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
+
+
+class ShortPage(RoomPage):
+    counts, quantities, plans_memory = "letter", (SIZE, LOST), False
+    style = ".letters{letter-spacing:1px}\\n"
+
+    def flags(self, story):
+        return story["shorten"]["asked"]
+
+    def sections(self, story):
+        letters = " ".join(story["shorten"]["letters"])
+        yield Markup("<section><h2>Letters that went</h2><p class='letters'>{}</p></section>").format(letters)
+
+    def ending(self, story, why):
+        return f", the last one {story['shorten']['letters'][-1]}"
+
+    def cells(self, story):
+        yield RoomCell("Letters", Cell(str(len(story["shorten"]["letters"]))))
+"""
+RUNS = """
+import os
+import signal
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import ClassVar
+
+from shoestring.core.technique import described
+from shoestring.processes.task import Task
+from shoestring.runs.event import Begun, Finished, RoomEvent, Stepped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped(RoomEvent):
+    kind: ClassVar[str] = "dropped"
+    letter: str
+    left: int
+
+    @classmethod
+    def measured(cls, told, seconds, step_seconds):
+        return {"size_bytes": told[-1].left, "lost": len(told)}
+
+
+@dataclass(frozen=True)
+class Tightened:
+    left: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tighten(Task[Tightened]):
+    room: ClassVar[str] = "shorten"
+    kind: ClassVar[str] = "tighten"
+    result: ClassVar[type] = Tightened
+    file: str
+    letters: int
+    folder: str
+
+    @property
+    def run_folder(self):
+        return self.folder
+
+    def perform(self, tell, link):
+        import torch
+
+        from shoestring.runs.cadence import Cadence
+        from shoestring.runs.checkpoints import newest_good
+        from shoestring.runs.events import Events
+        from shoestring.runs.folder import Folder
+        from shoestring.runs.saver import Saver, Snapshot
+
+        folder = Folder(Path(self.folder))
+        events = Events(folder.path)
+
+        def say(event):
+            tell(events.add(event))
+
+        saver = Saver(folder.checkpoints, Cadence(steps=1), say)
+        kept, _ = newest_good(folder.checkpoints, ("parts",))
+        step = kept.step if kept else 0
+        model = torch.nn.Module()
+        words = Path(self.file).read_text()[: -step or None]
+        say(Begun(pid=os.getpid(), steps=self.letters, step=step))
+        while step < self.letters:
+            step, letter, words = step + 1, words[-1], words[:-1]
+            say(Dropped(step=step, letter=letter, left=len(words)))
+            say(Stepped(step, float(len(words)), 0.5, 1000, 2000))
+            weights = {"text": torch.tensor(list(words.encode()), dtype=torch.uint8)}
+            saver.save(lambda: Snapshot(step, weights, {}, {"step": step, "parts": {}, "left_out": []}))
+            saver.wait()
+            if Path(f"die-{step}").exists():
+                Path(f"die-{step}").unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+        saver.close()
+        say(Finished(step))
+        return Tightened(words)
+
+
+class Command:
+    name, help = "tighten", "a text made shorter, letter by letter"
+
+    def flags(self, parser):
+        parser.add_argument("file")
+        parser.add_argument("--letters", type=int, required=True)
+        parser.add_argument("--run", required=True)
+
+    def run(self, options):
+        from texts import Length, Texts
+
+        from shoestring.core.budget import Budget
+        from shoestring.core.exactness import Exactness
+        from shoestring.planning.choose import Chooser
+        from shoestring.processes.launch import run_worker
+        from shoestring.runs.report import report_of
+        from shoestring.runs.request import Request
+        from shoestring.runs.resume import opened
+        from shoestring.show.page import page
+
+        file = Path(options.file).resolve()
+        source = file.read_bytes()
+        asked = Request(job=str(file), source=sha256(source).hexdigest(), room="shorten", asked={"letters": options.letters})
+        held = opened(Path(options.run), asked, source, False, False)
+        words, folder = source.decode(), held.folder
+        if not folder.read("plan.json"):
+            size = len(words) - options.letters
+            plan = Chooser(Texts(words), Length(len(words))).choice(Budget.parsed(size=f"{size}B"), (Exactness.CHANGED,))
+            folder.write("plan.json", {"chosen": plan.chosen.as_json()})
+        found = run_worker(Tighten(file=str(file), letters=options.letters, folder=options.run), {}, lock=held.lock.file)
+        folder.write("report.json", {"left": found.left})
+        (folder.path / "report.html").write_text(page(report_of(folder.path)))
+        held.lock.release()
+        print(found.left)
+        return 0
+
+
+tighten = Command()
+"""
 ENTRIES = """[shoestring.commands]
 shorten = texts:shorten
+tighten = texts_run:tighten
 
 [shoestring.sections]
 shortened = texts:section
+
+[shoestring.rooms]
+shorten = texts_plugin:SHORTEN
 """
 
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """The package as pip would install it, and a text of a hundred characters, of which ten are spaces at the end of its lines."""
-    (tmp_path / "texts.py").write_text(ROOM)
+    for name, text in (("texts", ROOM), ("texts_plugin", PLUGIN), ("texts_page", SHOWN), ("texts_run", RUNS)):
+        (tmp_path / f"{name}.py").write_text(text)
     told = tmp_path / "texts-1.0.dist-info"
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: texts\nVersion: 1.0\n")
@@ -151,15 +340,19 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shoestring(package: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
+def environment(package: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def shoestring(package: Path, *words: str, installed: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command, with the package installed or without it."""
     return subprocess.run(
-        [sys.executable, "-m", "shoestring", *words],
+        [sys.executable, "-P", "-m", "shoestring", *words],
         cwd=package,
         capture_output=True,
         text=True,
         timeout=HUNG,
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment(package) if installed else dict(os.environ),
     )
 
 
@@ -196,3 +389,77 @@ def test_its_section_stands_on_the_page_and_can_not_be_markup(package: Path) -> 
     assert shoestring(package, "shorten", "long.txt", "--size", "50B", "--report", "page.html").returncode == 0
     drawn = (package / "page.html").read_text()
     assert "<h2>Shortened by</h2>" in drawn and "Cut()" in drawn and "&lt;b&gt;" in drawn
+
+
+TEXT = "the quick brown fox"
+
+
+def tightened(package: Path, letters: int = 4) -> subprocess.CompletedProcess[str]:
+    (package / "short.txt").write_text(TEXT)
+    return shoestring(package, "tighten", "short.txt", "--letters", str(letters), "--run", "run")
+
+
+def told(package: Path, installed: bool = True) -> dict[str, Any]:
+    """The whole report of the run, as it is exported."""
+    (package / "told.json").unlink(missing_ok=True)
+    done = shoestring(package, "export", "run", "--to", "json", "--out", "told.json", installed=installed)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((package / "told.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_its_run_is_killed_and_goes_on_and_is_reported(package: Path) -> None:
+    (package / "die-2").touch()
+    died = tightened(package)
+    assert died.returncode != 0 and "SIGKILL" in died.stderr and "checkpoint is of step 2" in died.stderr, died.stderr
+    story = told(package)
+    assert (story["state"], story["room"], story["step"]) == ("died", "shorten", 2)
+    assert story["shorten"] == {"asked": {"letters": 4}, "letters": ["x", "o"]} and "at letter 2 of 4" in story["text"]
+
+    done = tightened(package)
+    assert done.returncode == 0 and done.stdout.strip() == TEXT[:-4], done.stderr
+    story = told(package)
+    assert story["state"] == "finished" and story["shorten"]["letters"] == ["x", "o", "f", " "]
+    assert story["measured"]["lost"] == 4 and story["measured"]["size_bytes"] == len(TEXT) - 4
+    assert story["predicted"].keys() == {"size_bytes", "lost"} and story["techniques"], "as its chooser planned it"
+    drawn = (package / "run" / "report.html").read_text()
+    assert "Letters that went" in drawn and "letter-spacing" in drawn and "Trained 4 letters, the last one  ." in drawn
+
+
+@pytest.mark.slow
+def test_its_run_is_another_s_to_nobody(package: Path) -> None:
+    assert tightened(package).returncode == 0
+    other = tightened(package, letters=5)
+    assert other.returncode == 2 and "--letters changed: 4 before, now 5" in other.stderr, other.stderr
+
+
+@contextmanager
+def watched(package: Path) -> Iterator[str]:
+    """The address at which the run is watched."""
+    command = [sys.executable, "-P", "-m", "shoestring", "watch", "run", "--json"]
+    with subprocess.Popen(command, cwd=package, stdout=subprocess.PIPE, env=environment(package)) as server:
+        try:
+            assert server.stdout is not None
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.send_signal(signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_its_run_is_watched_and_exported(package: Path) -> None:
+    assert tightened(package).returncode == 0
+    with watched(package) as url, urlopen(url, timeout=HUNG) as answer:
+        page = answer.read().decode()
+    assert "Letters that went" in page and "letter-spacing" in page and "x o f" in page
+    done = shoestring(package, "export", "run", "--to", "safetensors", "--out", "text.safetensors")
+    assert done.returncode == 0, done.stderr
+    assert bytes(load_file(package / "text.safetensors")["text"]).decode() == TEXT[:-4]
+
+
+@pytest.mark.slow
+def test_a_run_whose_room_is_not_installed_says_so_and_imports_nothing(package: Path) -> None:
+    assert tightened(package).returncode == 0
+    story = told(package, installed=False)
+    assert "no room 'shorten' is installed" in story["damage"][0] and "install the package" in story["damage"][0]
+    assert story["step"] == 4 and "shorten" not in story, "what is common to all runs is there"

@@ -127,7 +127,7 @@ def serve(address: str, program: str) -> None:
     import shoestring.processes.worker  # noqa: F401
     from shoestring.processes.group.fork_server_main import prepare
 
-    prepare()
+    prepare("training")
     import tests.training.pipeline.trying  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # minders are not waited for

@@ -172,6 +172,7 @@ def ours(
     settings: Settings, rank: int, world: int, job: Job, schedule: str, chunks: int, balance: tuple[int, ...]
 ) -> dict[str, Any]:
     """Seconds a step, and the share of them in which workers are idle."""
+    from shoestring.core.actions import idle_share
     from shoestring.data.feed import Feed
     from shoestring.training.evidence.rehearse import prepared
     from shoestring.training.links.process_mesh import joined_mesh
@@ -179,7 +180,7 @@ def ours(
     from shoestring.training.loop import steps
     from shoestring.training.memory.fused import FusedOptimizer
     from shoestring.training.pipeline.pipeline import Pipeline
-    from shoestring.training.pipeline.schedule import bubble, idle_share
+    from shoestring.training.pipeline.schedule import bubble
     from shoestring.training.pipeline.stages import Stages
     from shoestring.training.technique import mesh_sizes
 

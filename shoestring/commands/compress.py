@@ -126,10 +126,10 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
     from shoestring.compression.weight_source import is_weights, job_needed
     from shoestring.jobfile import job_path, parsed_flags
-    from shoestring.planning.names import COMPRESS, check_written
+    from shoestring.planning.names import check_written
 
     for written in options.use or ():
-        check_written(written, COMPRESS)
+        check_written(written, "compression")
     if options.to:
         from shoestring.core.extras import require
 
@@ -268,9 +268,9 @@ def exported(options: Namespace, session: CompressSession, draft: Path) -> tuple
 
 
 def kept(target: Path, report: dict[str, Any]) -> None:
+    from shoestring.compression.sections import compression_page
     from shoestring.compression.session import written_report
     from shoestring.core.files import write_whole
-    from shoestring.show.page.compression import compression_page
 
     write_whole(target / "report.json", written_report(report))
     write_page(target / "report.html", compression_page(report))

@@ -130,7 +130,7 @@ def run(options: Namespace) -> int:
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
 
-    asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
+    asked = replace(request_for(path, job_flags, None, options.use, False, None), room="federated", asked=wanted)
     loader = JobLoader(options, path, job_flags, ROOM)
     held = opened(
         Path(options.run) if options.run else new_folder(path.stem),
@@ -181,14 +181,14 @@ def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
     from shoestring.commands.job_flags import course_words, refuse_ambiguous
     from shoestring.core.technique_syntax import call_of
     from shoestring.jobfile import job_path, parsed_flags
-    from shoestring.planning.names import FEDERATED, check_written
+    from shoestring.planning.names import check_written
 
     file = job_path(options.job)
     found = parsed_flags(file, options.job_words + course_words(options), options.own_flags)
     refuse_ambiguous(options, file)
     for written in options.use or ():
         if not brought(call_of(written)[0]):
-            check_written(written, FEDERATED)
+            check_written(written, "federated")
     return Path(file), found
 
 
@@ -196,9 +196,9 @@ def brought(technique: str) -> bool:
     """Whether an installed package brings a technique of this name."""
     from importlib.metadata import entry_points
 
-    from shoestring.planning.names import FEDERATED_GROUP
+    from shoestring.federated.plugin import TECHNIQUES
 
-    return technique in entry_points(group=FEDERATED_GROUP).names
+    return technique in entry_points(group=TECHNIQUES).names
 
 
 def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:

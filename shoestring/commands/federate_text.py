@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.commands.moving_line import MovingLine
+    from shoestring.federated.events import RoundFinished
     from shoestring.federated.prepare import Prepared
     from shoestring.federated.room import FederatedOutcome, FederatedPlan
     from shoestring.federated.verify import FederatedVerdict
-    from shoestring.runs.event import Event, RoundFinished, Stepped
+    from shoestring.runs.event import Event, Stepped
     from shoestring.show.terminal import Screen
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
@@ -102,7 +103,8 @@ class RoundShower:
         self.metrics: dict[str, Any] = {}
 
     def __call__(self, event: Event) -> None:
-        from shoestring.runs.event import Begun, RoundFinished, Stepped, Validated, Warned
+        from shoestring.federated.events import RoundFinished
+        from shoestring.runs.event import Begun, Stepped, Validated, Warned
 
         if isinstance(event, Stepped):
             self.step = event
@@ -164,10 +166,11 @@ class RoundShower:
 def report_text(report: dict[str, Any], screen: Screen) -> str:
     """Predicted beside measured, and what came out."""
     from shoestring.core.units import bytes_text
+    from shoestring.federated.quantities import FEDERATED
     from shoestring.planning.quantities import compared
     from shoestring.show.terminal import beside, number_text
 
-    lines = ["", beside(compared(report["predicted"], report["measured"]), screen), ""]
+    lines = ["", beside(compared(report["predicted"], report["measured"], quantities=FEDERATED), screen), ""]
     if report["metrics"]:
         last = report["metrics"][-1]
         found = ", ".join(

@@ -270,8 +270,8 @@ def grouped(
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.round import Invitation
     from shoestring.processes.launch import fingerprint
+    from shoestring.processes.task import written_task
     from shoestring.training.evidence.tasks import techniques_of
-    from shoestring.training.execution.tasks import written_task
     from shoestring.training.execution.verification import worker_environment
 
     if rendezvous is not None:
@@ -318,9 +318,10 @@ def followed(options: Namespace, path: Path, wanted: Request, workers: Team) -> 
 
     from shoestring.processes.group.launch import run_group
     from shoestring.processes.group.rendezvous import Rendezvous
+    from shoestring.processes.task import read_task
     from shoestring.runs.request import differences
     from shoestring.training.evidence.tasks import techniques_of
-    from shoestring.training.execution.tasks import TrainTask, read_task
+    from shoestring.training.execution.tasks import TrainTask
     from shoestring.training.execution.verification import worker_environment
 
     assert workers.nodes is not None, "a machine that does not lead is one of several"

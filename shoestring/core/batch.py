@@ -13,10 +13,12 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.foreign import items_of
+from shoestring.core.seams import calls_user
 
 Batch = Any
 
 
+@calls_user("data")
 def mapped(change: Callable[[Any], Any], batch: Batch) -> Batch:
     """The same structure with `change` applied to every leaf."""
     if isinstance(batch, Mapping):
@@ -45,6 +47,7 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
     return (leaf for leaf in leaves(batch) if isinstance(leaf, Tensor))
 
 
+@calls_user("data")
 def samples(batch: Batch) -> int:
     """The number of samples in a batch: the first dimension, which its tensors share."""
     sizes = {len(tensor) for tensor in tensors(batch) if tensor.dim() > 0}
@@ -90,6 +93,7 @@ def piece_bounds(count: int, pieces: int) -> list[tuple[int, int]]:
     return list(pairwise(count * number // pieces for number in range(pieces + 1)))
 
 
+@calls_user("data")
 def rows_of(leaf: Any, start: int, stop: int, count: int) -> Any:
     """Rows `start` to `stop` of a leaf with one row per sample; any other leaf is shared by all pieces."""
     return leaf[start:stop] if isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count else leaf

@@ -4,17 +4,17 @@ Everything in a job is called through our code, so our frames alone prove nothin
 that belongs to no library:
 
     of the user                                     theirs, and that is the line to look at
-    ours, and it calls what the user gave (SEAMS)   theirs: a model of torch's own layers has no frame of the user
+    ours, and marked as calling what the user gave  theirs: a model of torch's own layers has no frame of the user
     ours, and layers of a model run below it        theirs, at the last line of the user's before; but not where we compute them again
-                                                    (REPLAYS), which went well the first time
+                                                    (`repeats_user`), which went well the first time
     ours otherwise                                  ours
 
 Torch's own lines tell a user nothing: if a layer of torch fails, its module is named, as in the model's
 `named_modules`.
 
-`FusedOptimizer` changes the user's optimizer, so a failure in it, called by `FusedOptimizer`, is ours too (CHANGERS).
-A mode that watches operations stands between a layer and its kernel and passes on whatever fails there: it counts as a
-library.
+The marks are those of core/seams.py; a function with a mark is ours whichever package it is of. What fails below a
+function that changes what the user gave (`changes_user`), as `FusedOptimizer` changes an optimizer, is ours too. A mode
+that watches operations stands between a layer and its kernel, and passes on what fails there: it counts as a library.
 """
 
 from __future__ import annotations
@@ -25,63 +25,24 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from traceback import FrameSummary, extract_tb, walk_tb
-from typing import TypeGuard
+from types import TracebackType
+from typing import NamedTuple, TypeGuard
 
 from torch import nn
+
+from shoestring.core.seams import Seam, SeamMark, seam_of
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
-# File and function of ours -> what it calls of the job. "" stands for every function of the file.
-SEAMS: dict[tuple[str, str], str] = {
-    ("core/job.py", "default_forward"): "model",
-    ("core/job.py", "default_loss"): "loss",
-    ("core/job.py", "default_optimizer"): "optimizer",
-    ("core/called.py", "call_loss"): "loss",
-    ("core/optimizer.py", "made_optimizer"): "optimizer",
-    ("core/schedule.py", "with_schedule"): "schedule",
-    ("core/schedule.py", "step"): "schedule",
-    ("core/schedule.py", "factor"): "schedule",
-    ("core/run.py", "gradients"): "model or loss",
-    ("core/run.py", "backward"): "backward pass",
-    ("core/run.py", "update"): "optimizer",
-    ("data/feed.py", ""): "data",
-    ("data/fetch.py", ""): "data",
-    ("data/rounds.py", ""): "data",
-    ("data/kinds.py", ""): "data",
-    ("data/lengths.py", ""): "data",
-    ("data/clients.py", ""): "clients",
-    ("data/partition.py", ""): "data",
-    ("data/columns.py", ""): "data",
-    ("core/clients.py", ""): "clients",
-    ("federated/records.py", ""): "clients",
-    ("federated/simulation/cohort/sequential.py", "worked"): "model, loss or optimizer",
-    ("federated/simulation/cohort/engine.py", "__init__"): "model",
-    ("federated/simulation/cohort/how.py", "how_to_work"): "model",
-    ("federated/simulation/cohort/judge.py", "device_sums"): "model, loss or metrics",
-    ("federated/runner.py", "ended"): "show",
-    ("core/batch.py", "mapped"): "data",
-    ("core/batch.py", "samples"): "data",
-    ("core/batch.py", "rows_of"): "data",
-    ("training/loop.py", "steps"): "optimizer",
-    ("training/validation.py", "run_validation"): "validate",
-    ("training/validation.py", "means"): "weight",
-    ("training/validation.py", "raw_batch_metrics"): "model, loss or metrics",
-    ("training/validation.py", "metrics_by_name"): "metrics",
-    ("training/validation.py", "restoring_state"): "model",
-    ("training/validation.py", "check_names"): "metrics",
-    ("training/evidence/held_out.py", "rehearse_validation"): "weight",
-    ("jobfile.py", "loaded_job"): "file",
-    ("runs/initial_weights.py", "initialise"): "model",
-    ("runs/initial_weights.py", "fresh_model"): "model",
-    ("training/execution/training.py", "trained_model"): "show",
-    ("training/tensor/split_layers.py", "product"): "model",
-    ("training/tensor/split_vocabulary.py", ""): "model or loss",
-}
-REPLAYS = {("training/memory/recompute.py", "replay")}
-CHANGERS = {("training/memory/fused.py", "update")}
+PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # of libraries: they only call on
 
-PASSING = {"contextlib.py", "_contextlib.py", "_ops.py"}  # library files that only call on
+
+class Frame(NamedTuple):
+    """A line that an exception passed."""
+
+    line: FrameSummary
+    mark: SeamMark | None = None  # of the function that it is in
 
 
 @dataclass(frozen=True)
@@ -102,7 +63,7 @@ class Blame:
 
 def blamed(error: BaseException) -> Blame:
     """Whose failure an exception is, and where: the user's line, and the module of the model that was running."""
-    found = blame(extract_tb(error.__traceback__))
+    found = blame(frames_of(error.__traceback__))
     return found if found.ours else replace(found, module=failed_module(error))
 
 
@@ -138,35 +99,38 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
     return issubclass(type(value), nn.Module)
 
 
-def blame(frames: Sequence[FrameSummary]) -> Blame:
-    """Whose failure it is, and where, from the frames of an exception, outermost first."""
+def frames_of(traceback: TracebackType | None) -> list[Frame]:
+    """The lines that an exception passed, outermost first."""
+    marks = [seam_of(frame.f_code, frame.f_globals) for frame, _ in walk_tb(traceback)]
+    return [Frame(line, mark) for line, mark in zip(extract_tb(traceback), marks, strict=False)]
+
+
+def blame(frames: Sequence[Frame]) -> Blame:
+    """Whose failure it is, and where, from the lines that an exception passed, outermost first."""
     telling = [number for number, frame in enumerate(frames) if not is_library(frame)]
     if not telling:
-        return Blame(False, line(frames[-1]) if frames else "an unknown place")
+        return Blame(False, line(frames[-1].line) if frames else "an unknown place")
     inner, frame = telling[-1], frames[telling[-1]]
     if not is_ours(frame):
-        return Blame(False, line(frame))
-    here, above = (
-        file_and_function(frame),
-        [file_and_function(frames[number]) for number in telling[:-1] if is_ours(frames[number])][-1:],
-    )
-    seam = SEAMS.get(here) or SEAMS.get((here[0], ""))
-    if seam is not None and not set(above) & CHANGERS:
-        return Blame(False, f"its {seam}", below(frames, inner))
-    if here not in REPLAYS and any(map(is_layer, frames[inner + 1 :])):
-        called = next(number for number, one in enumerate(frames) if is_layer(one))  # the model
-        own = [frames[number] for number in telling if number > called and not is_ours(frames[number])]
+        return Blame(False, line(frame.line))
+    here, above = frame.mark, [frames[number].mark for number in telling[:-1] if is_ours(frames[number])][-1:]
+    changed = any(mark is not None and mark.seam is Seam.CHANGES for mark in above)
+    if here is not None and here.seam is Seam.CALLS and not changed:
+        return Blame(False, f"its {here.what}", below(frames, inner))
+    repeated = here is not None and here.seam is Seam.REPEATS
+    if not repeated and any(is_layer(one.line) for one in frames[inner + 1 :]):
+        called = next(number for number, one in enumerate(frames) if is_layer(one.line))  # the model
+        own = [frames[number].line for number in telling if number > called and not is_ours(frames[number])]
         return Blame(False, line(own[-1])) if own else Blame(False, "its model", below(frames, inner))
-    return Blame(True, f"{here[0]} line {frame.lineno}")
+    return Blame(True, f"{place_of(frame.line)} line {frame.line.lineno}")
 
 
-def below(frames: Sequence[FrameSummary], inner: int) -> str:
-    """Where in a library it failed, called from our frame: the innermost frame before a mode that watches
-    operations."""
+def below(frames: Sequence[Frame], inner: int) -> str:
+    """Where in a library it failed, called by a frame of ours: the innermost frame before a mode that watches operations."""
     inside = [
-        frame
-        for frame in takewhile(lambda frame: not is_watcher(frame), frames[inner + 1 :])
-        if Path(frame.filename).name not in PASSING
+        frame.line
+        for frame in takewhile(lambda frame: not is_watcher(frame.line), frames[inner + 1 :])
+        if Path(frame.line.filename).name not in PASSING
     ]
     return line(inside[-1]) if inside else ""
 
@@ -181,23 +145,29 @@ def line(frame: FrameSummary) -> str:
     return f"{Path(frame.filename).name} line {frame.lineno}"
 
 
-def file_and_function(frame: FrameSummary) -> tuple[str, str]:
-    """File and function of one of our frames."""
-    return Path(frame.filename).resolve().relative_to(ROOT).as_posix(), frame.name
-
-
-def is_ours(frame: FrameSummary) -> bool:
-    """Whether it is our code; the built-in jobs count as jobs."""
+def place_of(frame: FrameSummary) -> str:
+    """The file of a frame of ours: from our package on, or where it is of another room's, its name."""
     path = Path(frame.filename).resolve()
-    return path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "jobs")
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
 
 
-def is_library(frame: FrameSummary) -> bool:
+def is_ours(frame: Frame) -> bool:
+    """Whether it is our code, or that of a room which marked it; the jobs that come with it are jobs like any other."""
+    path = Path(frame.line.filename).resolve()
+    return (path.is_relative_to(ROOT) and not path.is_relative_to(ROOT / "jobs")) or (
+        frame.mark is not None and not path.is_relative_to(ROOT)
+    )
+
+
+def is_library(frame: Frame) -> bool:
     """Whether it is neither ours nor the user's."""
-    if Path(frame.filename).resolve().is_relative_to(ROOT):
-        return is_watcher(frame)
-    installed = {"site-packages", "dist-packages"} & set(Path(frame.filename).parts)
-    return bool(installed) or frame.filename.startswith(("<", *LIBRARIES))
+    if frame.mark is not None:
+        return False
+    found = frame.line
+    if Path(found.filename).resolve().is_relative_to(ROOT):
+        return is_watcher(found)
+    installed = {"site-packages", "dist-packages"} & set(Path(found.filename).parts)
+    return bool(installed) or found.filename.startswith(("<", *LIBRARIES))
 
 
 def is_layer(frame: FrameSummary) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoestring.core.blame import blamed
 from shoestring.core.errors import Mistake
+from shoestring.core.seams import calls_user
 
 # Field of a Job -> its arguments, and an example
 CALLS = {
@@ -56,6 +57,7 @@ def check_calls(functions: Mapping[str, Any]) -> None:
 def guard_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
     """The job's loss; an error in it, often from taking the whole batch for a tensor, says what it was called with."""
 
+    @calls_user("loss")
     def call_loss(output: Any, batch: Any) -> Tensor:
         try:
             return loss(output, batch)

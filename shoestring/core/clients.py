@@ -13,6 +13,8 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 
+CALLS_USER = "clients"  # core/seams.py
+
 
 class Clients(Mapping[str, Any]):
     """A mapping of names to records in a fixed order. It finds the n-th name without listing all names."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 
-ABOUT_A_BLOCK = "the block "  # begins every Mistake about a block of the model that can't be recomputed
-
 
 class Mistake(ValueError):
     """The user's input can't work; the text says what was found, why, and what to do."""
@@ -13,6 +11,10 @@ class Mistake(ValueError):
 
 class JobFailed(Mistake):
     """The job's own code failed."""
+
+
+class NotRepeatable(Mistake):
+    """A block of the model can't be computed again from its input."""
 
 
 class Crashed(RuntimeError):
@@ -25,6 +27,17 @@ class OverBudget(ValueError):
     def __init__(self, text: str, nearest: object = None) -> None:
         super().__init__(text)
         self.nearest = nearest
+
+
+def says_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out. Torch has no class for that: its text is all there is to know it by."""
+    words, said = (
+        ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"),
+        str(error).lower(),
+    )
+    return isinstance(error, MemoryError) or (
+        isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words)
+    )
 
 
 # Operating system errors -> what to do about them

@@ -18,14 +18,17 @@ from shoestring.core.given import factory_of
 from shoestring.core.link import Link
 from shoestring.core.local import Local, Partition
 from shoestring.core.mesh import Mesh, on_one_axis
+from shoestring.core.seams import calls_user
 
 
+@calls_user("model")
 def default_forward(model: nn.Module, batch: Batch) -> Any:
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
 
+@calls_user("loss")
 def default_loss(output: Any, batch: Batch) -> Tensor:
     """The loss a model brings along (`output.loss`, as in transformers), else cross entropy with batch[1]."""
     brought: Tensor | None = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
@@ -39,6 +42,7 @@ def default_loss(output: Any, batch: Batch) -> Tensor:
     )
 
 
+@calls_user("optimizer")
 def default_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 

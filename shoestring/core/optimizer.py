@@ -17,6 +17,7 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import has_schedule, step_hooks
+from shoestring.core.seams import calls_user
 
 WAY_OUT = (
     "give the Job schedule=lambda optimizer: torch.optim.lr_scheduler...(optimizer), which is saved in checkpoints and works with "
@@ -24,6 +25,7 @@ WAY_OUT = (
 )
 
 
+@calls_user("optimizer")
 def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of the model's parameters that need a gradient."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -31,6 +31,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.private import number_of
+from shoestring.core.seams import calls_user
 from shoestring.core.staging import OwnTimes
 from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
 
@@ -335,6 +336,7 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = parameters[0].device
 
+    @calls_user("model or loss")
     def gradients(run: Run, batch: Batch) -> Tensor:
         here = moved(batch, device)
         value = run.loss(run.forward(run.model, here), here)
@@ -344,9 +346,11 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         run.backward(run, value)
         return value.detach()
 
+    @calls_user("backward pass")
     def backward(run: Run, value: Tensor) -> None:
         value.backward()
 
+    @calls_user("optimizer")
     def update(run: Run) -> None:
         if run.clip:
             run.noted.note_norm(

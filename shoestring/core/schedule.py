@@ -28,6 +28,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
 from shoestring.core.run import Run, RunState
+from shoestring.core.seams import calls_user
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"
 
@@ -68,6 +69,7 @@ class Schedule(RunState):
         if self.unit == "validations":
             self.step(value)
 
+    @calls_user("schedule")
     def step(self, *value: float) -> None:
         self.times += 1
         note_step_called(
@@ -112,6 +114,7 @@ def as_before(saved: Any, fresh: Any) -> Any:
     return saved
 
 
+@calls_user("schedule")
 def with_schedule(job: Job, run: Run) -> Run:
     """The run with the job's schedule, if it has one."""
     if job.schedule is None:
@@ -238,6 +241,7 @@ def warmup_schedule(name: str, warmup: float, floor: float, fall: Callable[[floa
                 f"of all steps (0.1)"
             )
 
+        @calls_user("schedule")
         def factor(step: int) -> float:
             if step < first:
                 return (step + 1) / first

@@ -14,6 +14,8 @@ from shoestring.core.job import Job
 from shoestring.data.kinds import is_mapped
 from shoestring.data.partition import shuffled
 
+CALLS_USER = "clients"  # core/seams.py
+
 USUAL_COUNT = 100  # number of clients, if neither the user nor the data say
 
 

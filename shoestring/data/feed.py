@@ -38,6 +38,8 @@ from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
 
+CALLS_USER = "data"  # core/seams.py
+
 APART = 0x9E3779B9  # added to the seed, so that data and model do not draw the same numbers
 
 

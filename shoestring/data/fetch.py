@@ -28,6 +28,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
+CALLS_USER = "data"  # core/seams.py
+
 AHEAD = 2  # batches that every process fetches ahead
 OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"
 

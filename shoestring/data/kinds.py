@@ -10,6 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from shoestring.core.errors import Mistake
 from shoestring.core.given import generators_in, has_state
 
+CALLS_USER = "data"  # core/seams.py
+
 EXACT_SAMPLERS = (RandomSampler, SequentialSampler)  # torch's own: their length is reliable
 
 

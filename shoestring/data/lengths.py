@@ -42,6 +42,8 @@ from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
 
+CALLS_USER = "data"  # core/seams.py
+
 MOST = 2000  # most batches to look at,
 ALIKE = 1.0  # for at most so many seconds while all have one size,
 VARYING = 6.0  # and so many if sizes vary

@@ -25,6 +25,8 @@ from shoestring.core.clients import Clients, Named, Numbered
 from shoestring.core.errors import Mistake
 from shoestring.data.columns import classes_of, column_of
 
+CALLS_USER = "data"  # core/seams.py
+
 DRAWS = 100  # attempts of a rule to leave no client with too few samples
 
 

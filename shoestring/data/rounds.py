@@ -18,6 +18,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.given import has_state
 from shoestring.data.kinds import begin_epoch, counts_right, said_length
 
+CALLS_USER = "data"  # core/seams.py
+
 END = object()  # marks the end of a round
 
 

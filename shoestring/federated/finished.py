@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from shoestring.core.codec import finite_json
+from shoestring.federated.events import RoundFinished
+from shoestring.federated.fold import federation
+from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.runner import Ended
 from shoestring.planning.quantities import compared
 from shoestring.runs.event import Warned
-from shoestring.runs.federation import federation
 from shoestring.runs.report import Report
 from shoestring.runs.request import Request
 
 
 def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, Any]:
     """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
-    found = federation(request.federated or {}, told.rounds)
+    found = federation(request.asked, told.of_kind(RoundFinished))
     predicted, seconds = dict(told.plan.get("predicted", {})), sum(told.seconds)
     found_json: dict[str, Any] = finite_json(
         {
@@ -43,7 +45,11 @@ def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, A
             "turned_away": found["turned_away"],
             "predicted": predicted,
             "measured": dict(told.measured),
-            "off": {one.quantity.name: one.off for one in compared(predicted, told.measured) if one.off is not None},
+            "off": {
+                one.quantity.name: one.off
+                for one in compared(predicted, told.measured, quantities=FEDERATED)
+                if one.off is not None
+            },
             "techniques": told.plan.get("techniques", []),
             "exactness": told.exactness.word if told.exactness else None,
             "warnings": [event.text for event in told.events if isinstance(event, Warned)],

@@ -8,9 +8,9 @@ from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.federated.offered import Offered
+from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.simulation.cohort import How
-from shoestring.planning.quantities import FEDERATED
 from shoestring.runs.folder import Folder
 
 

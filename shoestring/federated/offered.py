@@ -19,8 +19,8 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import built, described, parsed, text
 from shoestring.federated.catalogue import CATALOGUE
+from shoestring.federated.plugin import TECHNIQUES
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.planning.names import FEDERATED_GROUP
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def offered(instances: Iterable[FederatedTechnique] = ()) -> Offered:
     """Everything that can be used, with what a script gives."""
     given = tuple(instances)
     kinds: dict[str, type[FederatedTechnique]] = {kind.__name__: kind for kind in CATALOGUE}
-    for kind in (*map(from_package, entry_points(group=FEDERATED_GROUP)), *map(type, given)):
+    for kind in (*map(from_package, entry_points(group=TECHNIQUES)), *map(type, given)):
         name = kind.__name__
         if kinds.get(name, kind) is not kind:
             raise Mistake(

@@ -17,6 +17,8 @@ from shoestring.core.job import Job
 from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.seeds import generator_of
 
+CALLS_USER = "clients"  # core/seams.py
+
 
 @dataclass(frozen=True)
 class Records:

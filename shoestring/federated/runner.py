@@ -21,7 +21,9 @@ from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
+from shoestring.core.seams import calls_user
 from shoestring.core.signals import asked_by, listening
+from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.round import Played, ServerState, Sums, Tensors
@@ -40,7 +42,7 @@ from shoestring.runs.checkpoints import (
     whole_number,
 )
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Begun, Event, Failed, Finished, RoundFinished, Stepped, Stopped, Validated, Warned
+from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
 from shoestring.runs.events import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
@@ -189,7 +191,7 @@ class Runner:
 
     def tell_again(self) -> None:
         """What a kill kept from being told of the round that the run goes on from."""
-        told = History().read(self.folder.path).rounds
+        told = History().read(self.folder.path).of_kind(RoundFinished)
         if self.retold and (not told or told[-1].step < self.round):
             for event in self.retold:
                 self.say(event)
@@ -361,6 +363,7 @@ class Runner:
             os._exit(128 + number)
         self.stop, self.signal = asked_by(number), number
 
+    @calls_user("show")
     def ended(self, why: str) -> Ended:
         self.saver.wait()
         if self.saver.saved_step != self.round:

@@ -27,20 +27,29 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shoestring.core.codec import to_json
 from shoestring.core.regular import read_regular
 from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
 from shoestring.measure.load import HELD_UP
 from shoestring.measure.tracker import Log
-from shoestring.training.evidence.tasks import R, Task, TimedResult
 
+R = TypeVar("R")
 VERSION = 1
 MOST = 100  # jobs that are kept
 LARGEST = 32 << 20  # bytes of one file; a job with more is measured each time
 UNPACKED = 1 << 30  # bytes that its answers are at most, unpacked
 DRIFTED = 1.25  # times as fast or slow as the machine was: what was measured then does not count
+
+
+@runtime_checkable
+class TimedResult(Protocol):
+    """An answer for which something was timed."""
+
+    @property
+    def held_up(self) -> float:
+        """Share of the time that other processes held up even the best of what was timed."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +98,10 @@ class MeasuredAnswers:
         self.added, self.when = True, self.when or time.time()
         return new
 
-    def by_worker(self, task: Task[R], environment: Mapping[str, str], work: Callable[[], R]) -> R:
-        """The result of a task. A trial that is asked for twice in a planning is made twice, because the two may differ."""
-        question = {"task": task.kind, "environment": dict(environment)} | to_json(task)
+    def by_worker(self, question: Mapping[str, Any], kind: type[R], work: Callable[[], R]) -> R:
+        """The answer of a worker process. A question that is asked twice in a planning is answered twice, because the two may differ."""
         self.asked[digest(question)] += 1
-        return self.answer({**question, "time": self.asked[digest(question)]}, task.result, work)  # type: ignore[no-any-return]
+        return self.answer({**question, "time": self.asked[digest(question)]}, kind, work)
 
     def same_times(self, log: Log, question: Mapping[str, Any], measured: R) -> R:
         """What was timed first for a step with this log, in any job that is `alike`: so two jobs that differ in a learning rate get the

@@ -1,8 +1,8 @@
 """One way to choose, for every room: enumerate what is allowed, rank it by arithmetic, confirm the best by the real thing, explain.
 
-A room (training, a federated round, compression, serving) says what is its own by a class that inherits from `room.Room`: its
-catalogue, what counts as better, and how a candidate is confirmed. All the rest is here. Nothing here knows what a technique does,
-and a cost is only asked for its numbers by name, on which a `Budget` has its limits.
+A room says what is its own by a class that inherits from `room.Room`: its catalogue, what counts as better, and how a
+candidate is confirmed. All the rest is here. Nothing here knows what a technique does, and a cost is only asked for its
+numbers by name, on which a `Budget` has its limits.
 """
 
 from __future__ import annotations

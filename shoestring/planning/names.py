@@ -3,44 +3,40 @@
 from __future__ import annotations
 
 import ast
-import os
+from pathlib import Path
 
+from shoestring.core.rooms import RoomPlugin, room_named
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
-ROOT = os.path.dirname(os.path.dirname(__file__))
-TRAINING, FEDERATED, COMPRESS = (
-    os.path.join(room, "catalogue.py") for room in ("training", "federated", "compression")
-)
 
-FEDERATED_GROUP = "shoestring.federated"  # of entry points, by which packages bring techniques of a federated round
-
-
-def check_written(written: str, catalogue: str = TRAINING) -> None:
-    """Refuse a technique that no one could make: not a call, a name or a knob that is not there."""
+def check_written(written: str, room: str) -> None:
+    """Refuse a technique that no one could make: not a call, a name or a knob that is not in the room's catalogue."""
     name, knobs = call_of(written)
-    files = technique_files(catalogue)
+    files = technique_files(room_named(room))
     check_name(name, files)
     if knobs:
         check_knobs(name, knobs, knobs_of(name, files[name]))
 
 
-def technique_files(catalogue: str = TRAINING) -> dict[str, str]:
-    """The techniques that a catalogue lists, by name, with the files that they are in."""
-    tree = source(os.path.join(ROOT, catalogue))
+def technique_files(room: RoomPlugin) -> dict[str, Path]:
+    """The techniques that a room's catalogue lists, by name, with the files that they are in; none if it is not written like ours."""
+    if not room.catalogue.is_file():
+        return {}
+    tree = source(room.catalogue)
     homes = {
-        one.name: node.module
+        one.name: room.import_root.joinpath(*node.module.split(".")).with_suffix(".py")
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and node.module
         for one in node.names
     }
-    listed = next(
+    listed = (
         node.value for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "CATALOGUE"
     )
-    assert isinstance(listed, ast.Tuple), "the catalogue is a tuple of names"
-    return {(name := ast.unparse(one)): os.path.join(ROOT, *homes[name].split(".")[1:]) + ".py" for one in listed.elts}
+    names = next((list(map(ast.unparse, one.elts)) for one in listed if isinstance(one, ast.Tuple)), [])
+    return {name: homes[name] for name in names if name in homes}
 
 
-def knobs_of(name: str, file: str) -> list[str]:
+def knobs_of(name: str, file: Path) -> list[str]:
     """The fields of a technique's class."""
     kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
     return [
@@ -50,6 +46,5 @@ def knobs_of(name: str, file: str) -> list[str]:
     ]
 
 
-def source(file: str) -> ast.Module:
-    with open(file, "rb") as text:
-        return ast.parse(text.read(), file)
+def source(file: Path) -> ast.Module:
+    return ast.parse(file.read_bytes(), str(file))

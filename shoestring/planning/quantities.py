@@ -1,4 +1,7 @@
-"""What is predicted of a plan, listed once, and what a run's plan.json tells. Nothing heavy is imported: pages need it too."""
+"""What is predicted of a plan where its room lists nothing else, and what a run's plan.json tells.
+
+Nothing heavy is imported: pages need it too.
+"""
 
 from __future__ import annotations
 
@@ -27,28 +30,23 @@ QUANTITIES = (  # the others are not measured in a run
     Quantity("drift", "drift, stated", "share", optional=True),
 )
 
-FEDERATED = (  # of a federated run; bytes are those of one device in one round
-    Quantity("up_bytes", "up, a device", counted=True),
-    Quantity("down_bytes", "down, a device", counted=True),
-    Quantity("round_seconds", "a round", "seconds"),
-    Quantity("total_seconds", "all rounds", "seconds"),
-    Quantity("epsilon", "epsilon", "", optional=True),
-)
 
-
-def compared(predicted: Mapping[str, Any], measured: Mapping[str, Any], basis: str = "") -> Figures:
+def compared(
+    predicted: Mapping[str, Any],
+    measured: Mapping[str, Any],
+    basis: str = "",
+    quantities: tuple[Quantity, ...] = MEASURABLE,
+) -> Figures:
     """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
-    if "up_bytes" in predicted:
-        return figures(FEDERATED, predicted, basis).measured(measured)
     known = {name: number for name, number in predicted.items() if number or name not in NEVER_ZERO}
-    return figures(MEASURABLE, known, basis).measured(measured)
+    return figures(quantities, known, basis).measured(measured)
 
 
 CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")
 VERSION = 2  # of a run's plan.json; the first one held the chosen plan twice
 
 
-def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
+def plan_summary(file: Mapping[str, Any], quantities: tuple[Quantity, ...] = MEASURABLE) -> dict[str, Any]:
     """What a run's plan.json, of any version, tells its page and its report; what is missing there is missing here.
 
     predicted                 what may be measured too, by name
@@ -62,7 +60,7 @@ def plan_summary(file: Mapping[str, Any]) -> dict[str, Any]:
     chosen = file.get("chosen")
     once: dict[str, Any] = {}
     if isinstance(chosen, Mapping):
-        once["predicted"] = {one.name: chosen[one.name] for one in (*MEASURABLE, *FEDERATED) if one.name in chosen}
+        once["predicted"] = {one.name: chosen[one.name] for one in quantities if one.name in chosen}
         level = "exactness" if "exactness" in chosen else "exact"
         told = ("techniques", level, "sure", "blocks", *(CUT if chosen.get("mesh") else ()))
         once |= {name: chosen[name] for name in told if name in chosen}

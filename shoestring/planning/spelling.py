@@ -8,9 +8,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from shoestring.planning.names import COMPRESS, FEDERATED, TRAINING, knobs_of, source, technique_files
+from shoestring.core.rooms import installed_rooms
+from shoestring.planning.names import knobs_of, source, technique_files
 
 
 def technique_text(one: Mapping[str, Any]) -> str:
@@ -36,15 +38,15 @@ def plan_text(techniques: Iterable[Mapping[str, Any]]) -> str:
 
 @cache
 def defaults() -> dict[str, list[tuple[frozenset[str], dict[str, Any]]]]:
-    """Of the techniques of a name in our catalogues, all knobs, and those that have a default, with it."""
+    """Of the techniques of a name in the catalogues of all rooms, all knobs, and those that have a default, with it."""
     found: dict[str, list[tuple[frozenset[str], dict[str, Any]]]] = {}
-    for catalogue in (TRAINING, FEDERATED, COMPRESS):
-        for name, file in technique_files(catalogue).items():
+    for room in installed_rooms():
+        for name, file in technique_files(room).items():
             found.setdefault(name, []).append((frozenset(knobs_of(name, file)), dict(defaults_in(name, file))))
     return found
 
 
-def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:
+def defaults_in(name: str, file: Path) -> Iterable[tuple[str, Any]]:
     kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in kind.body:
         if (

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any
 
 from shoestring.core.codec import from_json
 from shoestring.core.errors import Crashed
@@ -22,12 +22,10 @@ from shoestring.core.signals import is_ignored
 from shoestring.processes.messages import Answer, Cause, Failure, Happened, OutOfMemory, read_message
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import closed_files, standard_files
+from shoestring.processes.task import JobTask, R, Task, written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
-from shoestring.training.evidence.tasks import JobTask, Task
-from shoestring.training.execution.tasks import TrainResult, TrainTask, written_task
 
-R = TypeVar("R")
 MOST_SAID = 1 << 16  # bytes of what a worker said that are shown when it failed
 
 
@@ -46,7 +44,7 @@ def run_worker(
     with ExitStack() as stack:
         stack.enter_context(standard_files())
         aside = (
-            None if is_recorded(task) else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
+            None if task.run_folder else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
         )
         return worked(task, environment, on_event, lock, on_stop, aside)
 
@@ -82,7 +80,7 @@ def worked(
         stopped = StoppingWorker(child)
         with (
             os.fdopen(reader, encoding="utf-8") as lines,
-            stopping_gently(stopped, asked, on_stop) if is_recorded(task) else nullcontext(),
+            stopping_gently(stopped, asked, on_stop) if task.run_folder else nullcontext(),
         ):
             for message in map(read_message, lines):
                 if isinstance(message, (Answer, Failure)):
@@ -101,7 +99,7 @@ def worked(
     ):
         show_aside(aside)
     if last is None:
-        return cast(R, ended_silently(child.returncode, asked, memory_kills() > kills, stands(task)))
+        return ended_silently(task, child.returncode, asked, memory_kills() > kills)
     return result_of(task, last)
 
 
@@ -129,10 +127,10 @@ def error_stream() -> int:
 
 def stands(task: Task[Any]) -> str:
     """Where the run of a task stands that ended without a word, as a sentence; empty if nothing is kept of it."""
-    if not isinstance(task, TrainTask) or task.recording is None:
+    if not task.run_folder:
         return ""
-    good, _ = newest_good(Path(task.recording.folder) / "checkpoints")
-    onward = f"the same command with --run {task.recording.folder}"
+    good, _ = newest_good(Path(task.run_folder) / "checkpoints")
+    onward = f"the same command with --run {task.run_folder}"
     return (
         f". Its last checkpoint is of step {good.step}: {onward} goes on from there"
         if good
@@ -153,11 +151,6 @@ def say(text: str) -> None:
             sys.stderr.write(text)
 
 
-def is_recorded(task: Task[Any]) -> bool:
-    """Whether a task has a run folder, so that it can be stopped and gone on with."""
-    return isinstance(task, TrainTask) and task.recording is not None
-
-
 def result_of(task: Task[R], last: Answer | Failure) -> R:
     """The result of a task from a worker's last message. Raises what went wrong."""
     if isinstance(last, Failure):
@@ -165,13 +158,13 @@ def result_of(task: Task[R], last: Answer | Failure) -> R:
     return from_json(task.result, last.result)  # type: ignore[no-any-return]
 
 
-def ended_silently(code: int, asked: list[int], out_of_memory: bool, stands: str = "") -> TrainResult:
-    """What follows when a worker ends without a last message. Only training can be asked to stop."""
+def ended_silently(task: Task[R], code: int, asked: list[int], out_of_memory: bool) -> R:
+    """What follows when a worker ends without a last message."""
     if code == -signal.SIGKILL and out_of_memory:
         raise OutOfMemory("the kernel killed its process when the machine ran out of memory")
     if asked and code in (-signal.SIGTERM, -signal.SIGKILL):  # asked to stop before it could listen
-        return TrainResult(stopped=0)
-    raise Crashed(ending_text(code) + stands)
+        return task.stopped(0)
+    raise Crashed(ending_text(code) + stands(task))
 
 
 def memory_kills() -> int:

@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from shoestring.core.codec import from_json, to_json
-from shoestring.core.errors import Crashed, JobFailed, Mistake
+from shoestring.core.errors import Crashed, JobFailed, Mistake, NotRepeatable
 from shoestring.runs.event import Event
 from shoestring.runs.events import event_of, record_of, usable
 
@@ -34,6 +34,7 @@ class Cause(Enum):
     """Whose failure it is, and so what the launcher raises."""
 
     MISTAKE = Mistake  # the user's: what was asked for, what the machine refuses
+    NOT_REPEATABLE = NotRepeatable  # a block of the model can't be computed again
     JOB = JobFailed  # the user's too: code of the job failed
     FAULT = Crashed  # ours
     OUT_OF_MEMORY = OutOfMemory

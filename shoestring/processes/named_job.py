@@ -1,6 +1,6 @@
 """The job of a folder that is read back: named by the caller, never by the folder.
 
-A run and a compressed model say which job file made them. A job file is code, and anybody can write such a folder and seal it, so what it
+A run and a packed model say which job file made them. A job file is code, and anybody can write such a folder and seal it, so what it
 says is a `Claim`: it is shown in messages and compared with what the caller names. No path of it is opened. Three things are taken of it,
 because none of them can name code or a file:
 
@@ -96,7 +96,7 @@ def job_file(claim: Claim, named: str | Path | None) -> str:
 
 def flags_for(claim: Claim, path: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The flags of a job for a folder: those that are given, and of the folder's what can be taken. Where the folder's are flags of
-    another job, as those of a distillation are beside the student's, none of them is."""
+    another job, as those of a teacher are beside the student's, none of them is."""
     known = {flag.name: flag for flag in flags_known(path)}
     others = [name for name in claim.flags if name not in known]
     if others:

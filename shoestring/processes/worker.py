@@ -16,25 +16,13 @@ from shoestring.core.imports import Uncollected, leave_garbage
 with Uncollected():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
-    from shoestring.core.errors import Mistake, system_text
+    from shoestring.core.errors import Mistake, NotRepeatable, says_out_of_memory, system_text
     from shoestring.core.private import load_compiler
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
     from shoestring.processes.streams import prepare_streams
+    from shoestring.processes.task import JobTask, Task, read_task
     from shoestring.runs.event import Event, Failed
     from shoestring.runs.events import note
-    from shoestring.training.evidence.tasks import (
-        AnchorTask,
-        JobTask,
-        PiecesTask,
-        RehearseTask,
-        SampleTask,
-        StagesResult,
-        StagesTask,
-        Task,
-        TrialTask,
-    )
-    from shoestring.training.execution.recorder import out_of_memory
-    from shoestring.training.execution.tasks import DoctorTask, LinkSpeedTask, TrainTask, read_task
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -46,30 +34,7 @@ def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
     def tell(event: Event) -> None:
         send(happened(event))
 
-    if isinstance(
-        task, (TrainTask, TrialTask)
-    ):  # what they do not need is not imported, and so not part of what the process takes
-        from shoestring.training.execution import training
-
-        return training.train(task, tell, link) if isinstance(task, TrainTask) else training.trial(task, tell, link)
-    from shoestring.training.execution import evidence
-
-    match task:
-        case AnchorTask():
-            return evidence.anchor(task)
-        case PiecesTask():
-            return evidence.pieces(task)
-        case StagesTask():
-            return evidence.stages(task) if link is None or link.rank == 0 else StagesResult()  # one worker is enough
-        case SampleTask():
-            return evidence.sample(task)
-        case RehearseTask():
-            return evidence.rehearse(task)
-        case LinkSpeedTask():
-            return evidence.link_speed(task)
-        case DoctorTask():
-            return evidence.doctor(task)
-    raise AssertionError(f"no worker can do a {type(task).__name__}")
+    return task.perform(tell, link)
 
 
 def main() -> None:
@@ -87,9 +52,9 @@ def main() -> None:
     last = last_message(task, lambda: done(task, send))
     if isinstance(last, Failure):
         sys.stderr.write(last.trace)
-        if isinstance(task, TrainTask) and task.recording is not None:
+        if task.run_folder:
             with suppress(OSError):
-                note(Path(task.recording.folder), Failed(last.text))
+                note(Path(task.run_folder), Failed(last.text))
     with suppress(BrokenPipeError):
         send(last)
     leave_garbage()
@@ -107,9 +72,11 @@ def last_message(task: Task[Any], work: Callable[[], Any]) -> Answer | Failure:
 
 def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     """What an error means to whoever gave the task: whose it is, and what to say of it."""
+    if isinstance(error, NotRepeatable):
+        return Cause.NOT_REPEATABLE, str(error)
     if isinstance(error, Mistake):
         return Cause.MISTAKE, str(error)
-    if out_of_memory(error):
+    if says_out_of_memory(error):
         return Cause.OUT_OF_MEMORY, f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"
     found = blamed(error)
     if not found.ours:
@@ -121,7 +88,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
         if isinstance(error, AssertionError)
         else "a fault of shoestring"
     )
-    used = " + ".join(one.name for one in task.techniques) if isinstance(task, JobTask) else ""
+    used = " + ".join(task.techniques_used)
     without = f"; training may work without {used}: name others with --use" if used else ""
     return Cause.FAULT, f"{broken} in {found.place}: {sentence(error)}; please report it with the lines above{without}"
 

@@ -35,9 +35,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
 from shoestring.core.run import StoredTensor
+from shoestring.runs.disk_weights import Reader
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors
-from shoestring.training.memory.disk_store import Reader
 
 FILES = ("weights.safetensors", "state.safetensors", "state.json")
 BEST = "best"  # the kind of checkpoint that has the best weights

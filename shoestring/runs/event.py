@@ -1,12 +1,14 @@
 """What can happen in a run, one frozen value a kind. `runs/events.py` writes and reads them, `runs/history.py` is what they come to.
 
+A room brings kinds of its own (`RoomPlugin.events`).
+
 In JSON an event is {"event": kind, "time": ..., its fields}. A field that a newer version added is ignored by an older reader; one that
 a kind needs and lacks makes the event unusable, and it is skipped and counted. A kind that a newer version added is kept as it was told.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -108,29 +110,15 @@ class Validated(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundFinished(Event):
-    """A federated round is over. Its loss and its seconds are those of the step of the same number."""
+class RoomEvent(Event):
+    """The base of what a room tells of one step; told again after a resume, it stands in place of what was told before."""
 
-    kind: ClassVar[str] = "round"
-    step: int  # the round, from 1
-    participants: int  # devices whose updates are in it
-    samples: float = 0.0  # that they trained on
-    up: int = 0  # bytes that all devices sent together,
-    senders: int = 0  # by so many of them,
-    down: int = 0  # and that they were given,
-    ordered: int = 0  # so many of them
-    missing: int = left_out(0)  # devices that did not answer,
-    missing_names: tuple[str, ...] = left_out(())  # the first of them by name
-    rejected: tuple[tuple[str, str], ...] = left_out(())  # devices whose update could not be used, and why
-    epsilon: float | None = left_out(None)  # spent so far; None: nothing is private
-    epsilon_in_all: float | None = left_out(None)  # by all runs on the ledger; None: there is no other one
-    before: Mapping[str, float | None] | None = left_out(
-        None
-    )  # metrics of devices on what they hold out, before their work; None: not
-    after: Mapping[str, float | None] | None = left_out(None)  # a number; and after
-    simulated: float | None = left_out(
-        None
-    )  # seconds that the round would take devices, in units of a usual one's work
+    step: int
+
+    @classmethod
+    def measured(cls, told: Sequence[Any], seconds: Sequence[float], step_seconds: float) -> Mapping[str, float]:
+        """The figures that such events come to, by name, with the seconds of all steps and of the median one."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -219,7 +207,7 @@ class Other(Event):
     told: Mapping[str, Any] = field(default_factory=dict)  # as it stands in the file
 
 
-KINDS: dict[str, type[Event]] = {
+KINDS: dict[str, type[Event]] = {  # of all rooms
     one.kind: one
     for one in (
         Planning,
@@ -228,7 +216,6 @@ KINDS: dict[str, type[Event]] = {
         Measured,
         StageTimes,
         Validated,
-        RoundFinished,
         Saved,
         Warned,
         Adopted,

@@ -15,12 +15,14 @@ import time
 import weakref
 from binascii import crc32
 from dataclasses import fields, replace
+from functools import cache
 from math import nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from shoestring.core.codec import Unreadable, finite_json, from_json
 from shoestring.core.regular import regular
+from shoestring.core.rooms import installed_rooms
 from shoestring.runs.event import KINDS, Event, Other, Stepped
 
 NAME = "events.jsonl"
@@ -67,11 +69,24 @@ class FoundRecords(NamedTuple):
     wrong: str = ""
 
 
-# Of every kind, fields that are not written while they have these values.
-LEFT_OUT = {
-    name: {one.name: one.default for one in fields(kind) if one.metadata.get("left out")}
-    for name, kind in KINDS.items()
-}
+USUAL: dict[type[Event], dict[str, Any]] = {}  # what `usual_values` found
+
+
+def usual_values(kind: type[Event]) -> dict[str, Any]:
+    """Fields of a kind that are not written while they have these values."""
+    if kind not in USUAL:
+        USUAL[kind] = {one.name: one.default for one in fields(kind) if one.metadata.get("left out")}
+    return USUAL[kind]
+
+
+@cache
+def kinds_of_rooms() -> dict[str, type[Event]]:
+    """The kinds that rooms bring. The first of a name counts, and none is in place of one that all runs have."""
+    found: dict[str, type[Event]] = {}
+    for room in installed_rooms():
+        for kind in room.events():
+            found.setdefault(kind.kind, kind)
+    return found
 
 
 def record_of(event: Event) -> dict[str, Any]:
@@ -83,7 +98,7 @@ def record_of(event: Event) -> dict[str, Any]:
     """
     if isinstance(event, Other):
         return dict(event.told)
-    usual = LEFT_OUT[event.kind]
+    usual = usual_values(type(event))
     record: dict[str, Any] = {"event": event.kind, "time": event.time}
     for name, value in vars(event).items():
         if name != "time" and not (name in usual and value == usual[name]):
@@ -93,7 +108,7 @@ def record_of(event: Event) -> dict[str, Any]:
 
 def event_of(record: dict[str, Any]) -> Event | None:
     """The event that a record tells of; None if it lacks what its kind needs."""
-    kind = KINDS.get(record["event"])
+    kind = KINDS.get(record["event"]) or kinds_of_rooms().get(record["event"])
     if kind is None:
         return Other(record, time=record["time"])
     try:
@@ -106,7 +121,7 @@ def line_of(record: dict[str, Any]) -> bytes:
     """A record as a line, without its end."""
     try:
         text = json.dumps(record, separators=(",", ":"), allow_nan=False)
-    except ValueError:  # such as the loss of a federated round that nobody took part in
+    except ValueError:  # such as the loss of a step that nobody took part in
         text = json.dumps(finite_json(record), separators=(",", ":"))
     head = text.encode()[:-1]
     return head + b',"crc":"%08x"}' % crc32(head)

@@ -19,9 +19,9 @@ from shoestring.core.run import StoredTensor
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
+from shoestring.runs.low_rank import merge_updates
 from shoestring.runs.report import report_of
 from shoestring.runs.tensors import write_tensors
-from shoestring.training.memory.adapters import merge_updates
 
 PEFT = "base_model.model."  # what PEFT has before every name of the model
 
@@ -190,7 +190,7 @@ def whole_modules(state: Mapping[str, Any]) -> list[str]:
 def not_in_file(checkpoint: RunCheckpoint) -> str:
     """What is to be said of a state that has more than dense tensors; empty if it has not."""
     with believed(checkpoint):
-        other = [str(name) for name in checkpoint.outline()["model"]]
+        other = [str(name) for name in checkpoint.outline().get("model", ())]
     return (
         (
             f"{', '.join(other[:3])}{' and others' * (len(other) > 3)} of the model's state_dict can't be in a safetensors file, which "

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from shoestring.runs.event import (
     Adopted,
@@ -32,7 +32,7 @@ from shoestring.runs.event import (
     Finished,
     Measured,
     Planning,
-    RoundFinished,
+    RoomEvent,
     Saved,
     StageTimes,
     Stepped,
@@ -41,6 +41,7 @@ from shoestring.runs.event import (
 )
 from shoestring.runs.events import PIECE, StepRecord, read_records, record_of
 
+E = TypeVar("E", bound=RoomEvent)
 BEST = "best"  # how the names of checkpoints begin that have the best weights alone
 DOING = (Planning, Begun, Stopped, Finished, Failed)  # kinds that say what a run is doing
 MISSING = -1  # in place of bytes that a step does not tell of
@@ -120,7 +121,7 @@ class History:
         self.others: list[Event] = []  # all that are not steps or measurements
         self.saved: list[Saved] = []
         self.validated: list[Validated] = []  # of the steps that count
-        self.rounds: list[RoundFinished] = []  # the same, of a federated run
+        self.told: dict[type[RoomEvent], list[RoomEvent]] = {}  # by rooms, of the steps that count
         self.measured: list[tuple[int, Measured]] = []  # with the adoptions before it
         self.timed: StageTimes | None = None  # who did what when, as it was told last
         self.doing: Event = Planning()  # what it was doing last
@@ -165,12 +166,11 @@ class History:
         if isinstance(event, StageTimes):
             self.timed = event
             return
-        if isinstance(event, RoundFinished):
-            while (
-                self.rounds and self.rounds[-1].step >= event.step
-            ):  # done again, and the event that it went back is lost
-                self.rounds.pop()
-            self.rounds.append(event)
+        if isinstance(event, RoomEvent):
+            same = self.told.setdefault(type(event), [])
+            while same and same[-1].step >= event.step:  # done again, and the event that it went back is lost
+                same.pop()
+            same.append(event)
             return
         self.others.append(event)
         if isinstance(event, DOING):
@@ -179,7 +179,8 @@ class History:
             self.wanted, self.age = event.steps, 0
             self.steps.back_to(event.step)
             self.validated = [one for one in self.validated if one.step <= event.step]
-            self.rounds = [one for one in self.rounds if one.step <= event.step]
+            for kind, told in self.told.items():
+                self.told[kind] = [one for one in told if one.step <= event.step]
         elif isinstance(event, Adopted):
             self.plan, self.age, self.timed = self.plan + 1, 0, None
         elif isinstance(event, Saved):
@@ -187,6 +188,10 @@ class History:
                 self.saved.append(event)
         elif isinstance(event, Validated):
             self.validated = [one for one in self.validated if one.step < event.step] + [event]
+
+    def of_kind(self, kind: type[E]) -> list[E]:
+        """What a room told of the steps that count, by one kind of its events."""
+        return [one for one in self.told.get(kind, ()) if isinstance(one, kind)]
 
 
 def metrics_of(validated: Iterable[Validated]) -> list[dict[str, Any]]:
@@ -220,25 +225,12 @@ def measured(history: History) -> dict[str, Any]:
         figures["traffic_bytes"] = median(max(steps.moved[place], 0) for place in calm)
     if history.validated:
         figures["validation_seconds"] = median(one.seconds for one in history.validated)
-    if history.rounds:
-        figures |= by_device(history.rounds) | {
-            "round_seconds": figures["step_seconds"],
-            "total_seconds": sum(steps.seconds),
-        }
+    for kind, told in history.told.items():
+        if told:
+            figures |= kind.measured(told, steps.seconds, figures["step_seconds"])
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return figures
-
-
-def by_device(rounds: Sequence[RoundFinished]) -> dict[str, float]:
-    """Bytes that a device sends and is given in a round, and the privacy loss of all rounds."""
-    senders, ordered = sum(one.senders for one in rounds), sum(one.ordered for one in rounds)
-    spent = {"epsilon": rounds[-1].epsilon} if rounds[-1].epsilon is not None else {}
-    return {
-        "up_bytes": sum(one.up for one in rounds) / max(senders, 1),
-        "down_bytes": sum(one.down for one in rounds) / max(ordered, 1),
-        **spent,
-    }
 
 
 def settled(history: History, ours: Sequence[int]) -> list[int]:

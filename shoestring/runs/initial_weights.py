@@ -18,6 +18,7 @@ from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
+from shoestring.core.seams import calls_user
 from shoestring.core.weights import Weights, as_weights, patterns
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import opened
@@ -184,6 +185,7 @@ def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
                 own_parameters(module)[name] = new
 
 
+@calls_user("model")
 def initialise(model: nn.Module, module: nn.Module) -> None:
     """Give memory and values to what a module has on the meta device."""
     own: Any = getattr(module, "reset_parameters", None)
@@ -201,6 +203,7 @@ def initialise(model: nn.Module, module: nn.Module) -> None:
         theirs(module)
 
 
+@calls_user("model")
 def fresh_model(job: Job) -> nn.Module:
     """The job's model as plain training would begin with it, and the random state for its first step."""
     random_state.seed(job.seed)

@@ -33,8 +33,7 @@ It is the same value while the run goes on and when it is over: the live page is
     ended                 why training ended: "steps", "epochs", "data ended", "no better for 3 validations"; "" while it goes on
     checkpoints           [{step, bytes, seconds, time, kept}] as they were saved; kept: it is still on disk
     events                all that happened beside steps, in order
-    federated             of a federated run: what was asked for and what every round came to (runs/federation.py)
-    comparisons           A/B tables [{"title", "rows": [{metric, group, one, other, delta_percent, low, high, devices, verdict}]}]
+    room                  whose run it is; what only its runs have follows (`RoomPlugin.entries`)
     begun, last, now      seconds since 1970: the first event, the last one, this moment
 """
 
@@ -46,21 +45,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoestring.core.budget import Budget
 from shoestring.core.codec import finite_json
+from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
-from shoestring.core.figures import Figures
+from shoestring.core.figures import Figures, Quantity
+from shoestring.core.rooms import RoomPlugin, room_named
 from shoestring.core.units import seconds_text
-from shoestring.planning.quantities import compared, plan_summary
+from shoestring.planning.quantities import MEASURABLE, compared, plan_summary
 from shoestring.runs.event import (
     DATA_ENDED,
     Begun,
     Event,
     Failed,
     Finished,
-    RoundFinished,
+    RoomEvent,
     Saved,
     StageTimes,
     Stopped,
@@ -68,11 +69,11 @@ from shoestring.runs.event import (
     Warned,
 )
 from shoestring.runs.events import NAME, record_of
-from shoestring.runs.federation import COMPARISONS, federation
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, Steps, best_of, measured, metrics_of
 from shoestring.runs.request import Request
 
+E = TypeVar("E", bound=RoomEvent)
 ENDS = (Finished, Stopped, Failed)  # events that end a run; what it is then is called as they are
 
 
@@ -105,8 +106,11 @@ class Report:
     )  # step_numbers, rates, norms and borders, where there are any
     kept: frozenset[str] = frozenset()  # names of the checkpoints that are on disk now
     timed: StageTimes | None = None  # who did what when, where workers hold different layers
-    rounds: tuple[RoundFinished, ...] = ()  # of a federated run, those that count
-    comparisons: tuple[Mapping[str, Any], ...] = ()  # of its model with others, on devices' own records
+    told: Mapping[type[RoomEvent], Sequence[RoomEvent]] = field(
+        default_factory=dict
+    )  # by its room, of the steps that count
+    of_room: Mapping[str, Any] = field(default_factory=dict)  # what only runs of its room have, by key; as JSON
+    quantities: tuple[Quantity, ...] = MEASURABLE  # that are predicted and measured of it
 
     @property
     def name(self) -> str:
@@ -137,7 +141,7 @@ class Report:
     @property
     def figures(self) -> Figures:
         """Predicted beside measured."""
-        return compared(self.plan_entry("predicted", {}), self.measured, self.basis)
+        return compared(self.plan_entry("predicted", {}), self.measured, self.basis, self.quantities)
 
     @property
     def basis(self) -> str:
@@ -190,6 +194,10 @@ class Report:
         """The best of them by the job's goal."""
         found = best_of(self.validated)
         return metrics_of([found])[0] if found else None
+
+    def of_kind(self, kind: type[E]) -> list[E]:
+        """What its room told of the steps that count, by one kind of its events."""
+        return [one for one in self.told.get(kind, ()) if isinstance(one, kind)]
 
     def cut(self) -> dict[str, Any]:
         """How workers stand and where the model is cut, as predicted and as measured so far: what `train --json` tells of it. Of a
@@ -249,10 +257,8 @@ class Report:
             "now": self.now,
             **self.curves,
         }
-        if self.request is not None and self.request.federated is not None:
-            told["federated"] = federation(self.request.federated, self.rounds)
-        if self.comparisons:
-            told["comparisons"] = list(self.comparisons)
+        if self.request is not None:
+            told |= {"room": self.request.room, **self.of_room}
         return (
             told
             | ({"measured": dict(self.measured)} if self.measured else {})
@@ -269,20 +275,27 @@ def report_of(path: Path, history: History | None = None) -> Report:
     request, plan, ended, damage = read_files(folder)
     history = history or History().read(path)
     steps, doing, pid = history.steps, history.doing, holder(path)
+    room, missing = room_of(request)
+    quantities = room.quantities() or MEASURABLE
+    entries, failed = entries_of(room, request, history, folder)
     alive = "training" if isinstance(doing, Begun) else "planning"
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
-    damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
-    unit = "round" if request is not None and request.federated is not None else "step"
+    damage += (
+        missing
+        + failed
+        + [history.wrong] * bool(history.wrong)
+        + lost(history.damaged + (pid is None and history.rest > 0))
+    )
     return Report(
         path,
         request,
-        plan_summary(plan),
+        plan_summary(plan, quantities),
         ended if isinstance(doing, Finished) else {},
         state,
         pid,
-        text_of(state, history, pid, unit),
+        text_of(state, history, pid, room.counts),
         steps.number[-1] if steps else 0,
         history.wanted,
         list(steps.loss),
@@ -301,8 +314,9 @@ def report_of(path: Path, history: History | None = None) -> Report:
         curves_of(steps),
         checkpoints_in(folder),
         history.timed,
-        tuple(history.rounds),
-        comparisons_in(folder),
+        history.told,
+        entries,
+        quantities,
     )
 
 
@@ -322,12 +336,22 @@ def curves_of(steps: Steps) -> dict[str, Sequence[Any]]:
     return found | ({"borders": ends} if ends else {})
 
 
-def comparisons_in(folder: Folder) -> tuple[Mapping[str, Any], ...]:
-    """What a run's model was compared with; a file that can't be read is as good as none, because the comparison can be made again."""
+def room_of(request: Request | None) -> tuple[RoomPlugin, list[str]]:
+    """The room of a run, and what is wrong with it; where it is not known, one that adds nothing."""
     try:
-        return tuple(folder.read(COMPARISONS).get("comparisons", ()))
-    except Unusable:
-        return ()
+        return (RoomPlugin() if request is None else room_named(request.room)), []
+    except Mistake as error:
+        return RoomPlugin(), [str(error)]
+
+
+def entries_of(
+    room: RoomPlugin, request: Request | None, history: History, folder: Folder
+) -> tuple[Mapping[str, Any], list[str]]:
+    """What only runs of its room have, and why that can't be told: no room takes a report down."""
+    try:
+        return (room.entries(request, history, folder) if request is not None else {}), []
+    except (Exception, SystemExit) as error:
+        return {}, [f"what the room {room.name} tells of it can't be made: {type(error).__name__}: {error}"]
 
 
 def checkpoints_in(folder: Folder) -> frozenset[str]:

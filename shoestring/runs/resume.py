@@ -36,7 +36,7 @@ ATTEMPT = (
     "stream.bin",
     "run.json",
 )
-SPENT = "privacy.jsonl"  # what a private federation has spent is never forgotten
+SPENT = "privacy.jsonl"  # what was spent on the people of a run is never forgotten
 
 
 def new_folder(job: str) -> Path:
@@ -88,7 +88,7 @@ def without_a_step(folder: Path) -> bool:
     history = History().read(folder)
     if (
         history.steps
-        or history.rounds
+        or any(history.told.values())
         or history.saved
         or history.damaged
         or history.wrong
@@ -135,11 +135,7 @@ def settled(now: Request, before: Request) -> Request:
         plan=before.plan if now.plan is None else now.plan,
         inexact=now.inexact or (before.inexact and not now.exact),
         exact=before.exact if now.exact is None and not now.inexact else now.exact,
-        federated=now.federated
-        and {
-            name: (before.federated or {}).get(name) if value is None else value
-            for name, value in now.federated.items()
-        },
+        asked={name: before.asked.get(name) if value is None else value for name, value in now.asked.items()},
     )
 
 

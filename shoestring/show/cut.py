@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
 from shoestring.core.codec import Unreadable
 from shoestring.core.coordinates import coordinates
 from shoestring.core.staging import Work
 from shoestring.core.units import bytes_text
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline
 
 WORDS = {
     "data": ("copy", "copies"),

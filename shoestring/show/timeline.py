@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 
+from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.core.units import seconds_text
 from shoestring.show.cut import ModelCut
 from shoestring.show.terminal import PIPE, Screen, plain, rendered, table_part
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, idle_share
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,8 +10,10 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.run import Run
+from shoestring.core.seams import calls_user
 
 
+@calls_user("optimizer")
 def steps(run: Run, batches: Iterable[Batch]) -> Iterator[Tensor]:
     """Train, yielding the loss of every step."""
     for batch in batches:

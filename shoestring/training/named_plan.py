@@ -15,8 +15,8 @@ from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.room import named
+from shoestring.processes.task import Worker
 from shoestring.training.admission import check_together, is_same_job
-from shoestring.training.evidence.tasks import Worker
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.planner import Planner

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ class RankFigures:
     sent_bytes: float  # per step
 
 
+class ProcessBasis(Enum):
+    """How the size of a plan's process is known."""
+
+    ESTIMATED = auto()  # it can't be tried here
+    ANCHOR = auto()  # from the real step that was measured
+    TRIAL = auto()  # a trial of some real steps is part of it
+
+
 @dataclass(frozen=True)
 class Plan:
     """Techniques in their order, and the figures that are predicted of training with them. `save` writes it to a file, and
@@ -54,7 +63,10 @@ class Plan:
     world: int = 1  # workers that train together; the figures are those of the largest
     where: str = ""  # the moment of the peak
     parts: tuple[tuple[str, int], ...] = ()  # what the peak is made of
-    sure: str = ""  # how these figures were found
+    sure: str = ""  # how these figures were found, in words;
+    process_basis: ProcessBasis = field(
+        default=ProcessBasis.ESTIMATED, compare=False
+    )  # and that of the process, while it is planned
     stored_bytes: int = 0  # of state, that stay on the disk
     disk_speed: float = 0.0  # bytes per second, measured, at which the traffic passes; 0: there is none
     sent_by_others_bytes: float = (

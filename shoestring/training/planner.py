@@ -23,6 +23,7 @@ from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.choose import Chooser, asked_for
 from shoestring.planning.room import named
+from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
 from shoestring.training.axes import explain_cut
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
@@ -30,7 +31,6 @@ from shoestring.training.evidence.gather import Evidence, gather_evidence, ledge
 from shoestring.training.evidence.plain_only import PlainOnly, is_an_answer
 from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
-from shoestring.training.evidence.tasks import Worker
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.predict import Combination, Predictor, expected_process

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, prod
+from typing import NamedTuple
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
@@ -30,7 +31,7 @@ from shoestring.training.evidence.held_out import looked_through, with_own
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
-from shoestring.training.plan import Plan, RankFigures
+from shoestring.training.plan import Plan, ProcessBasis, RankFigures
 from shoestring.training.technique import TrainingTechnique, environment, mesh_sizes
 
 Techniques = tuple[TrainingTechnique, ...]
@@ -58,6 +59,18 @@ APART = 8  # rehearse so many workers one by one if they send different amounts;
 MOST_EVENTS = 150_000  # in a log: about ten seconds of rehearsing
 NOT_HERE = "the hardware is not here"
 ALIKE = (0.0, 1.0)  # if workers synchronise after every step or never, all steps cost the same, so one may be timed
+
+
+class ProcessFigure(NamedTuple):
+    """Bytes of a process, and how they are known."""
+
+    bytes: float
+    basis: ProcessBasis
+    how: str
+
+
+def estimated(size: float, why: str) -> ProcessFigure:
+    return ProcessFigure(size, ProcessBasis.ESTIMATED, f"estimated{why}")
 
 
 @dataclass
@@ -97,16 +110,17 @@ class Predictor:
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
         if divided and not ranks:
-            process, how = max(one.known["process_bytes"], highest.bytes), "estimated: its tensors alone are too many"
+            process = estimated(max(one.known["process_bytes"], highest.bytes), ": its tensors alone are too many")
         elif self.tries_group(log):
             tried = self.trial(one.techniques, GROUP_STEPS, together=True)
-            process, how = (
+            process = ProcessFigure(
                 tried.process_bytes * MARGIN,
+                ProcessBasis.TRIAL,
                 f"and time from a trial of {GROUP_STEPS} steps by {self.devices} workers",
             )
             seconds = tried.step_seconds if agrees(one.techniques) in ALIKE else seconds
         else:
-            process, how = self.process(one, log)
+            process = self.process(one, log)
         steps, cut = (
             sum(1 for _, moment in log.marks if moment.phase == "update"),
             staging(one.techniques, self.evidence.ledger),
@@ -117,7 +131,7 @@ class Predictor:
             Plan(
                 one.techniques,
                 highest.bytes,
-                int(process),
+                int(process.bytes),
                 seconds,
                 one.exactness,
                 flops=sum(log.flops.values()) / max(steps, 1),
@@ -126,7 +140,8 @@ class Predictor:
                 world=self.devices,
                 where=place_of(highest.moment),
                 parts=highest.parts,
-                sure=self.sure(one, how) + untried + self.unvalidated(log),
+                sure=self.sure(one, process.how) + untried + self.unvalidated(log),
+                process_basis=process.basis,
                 stored_bytes=log.stored,
                 disk_speed=disk_speed(one.cost),
                 sent_by_others_bytes=sent_by_others,
@@ -340,20 +355,20 @@ class Predictor:
         told = dict.fromkeys(str(mesh.along(axis).sums) for axis, size in mesh.sizes.items() if size > 1)
         return "; ".join(text for text in told if text)
 
-    def process(self, one: Combination, log: Log) -> tuple[float, str]:
-        """Bytes of the process, and how they are known."""
+    def process(self, one: Combination, log: Log) -> ProcessFigure:
+        """Bytes of the process, and how we know."""
         anchor, hardware, model = self.evidence.anchor, self.rehearsals.hardware, self.rehearsals.model
         by_rule = any(technique.predictable for technique in one.techniques)
         belonging = hardware.links.get(str(self.devices), (0.0, 0.0, 0.0))[
             2
         ]  # bytes of a process for being part of a group
         if hardware.described:
-            return peak(log).bytes * SLACK + hardware.base, f"estimated from the tensors: {NOT_HERE}"
+            return estimated(peak(log).bytes * SLACK + hardware.base, f" from the tensors: {NOT_HERE}")
         if self.rehearsals.worker is None:
             held = Holders(self.rehearsals.job, original=model).real_bytes()
-            return status("VmRSS") + (peak(log).bytes - held) * 1.35, "estimated from this process and its tensors"
+            return estimated(status("VmRSS") + (peak(log).bytes - held) * 1.35, " from this process and its tensors")
         if anchor is None or (anchor.sampled and not by_rule):
-            return one.known["process_bytes"], "estimated: no real step could be run here"
+            return estimated(one.known["process_bytes"], ": no real step could be run here")
         if by_rule:
             base = min(anchor.overheads.values())
             most = max(
@@ -367,31 +382,30 @@ class Predictor:
                 or not self.has_room(log)
                 or self.divided(one.techniques)
             ):
-                return (most + belonging) * MARGIN, how
-            # Libraries keep something for every size that they have met, by no known rule
+                return ProcessFigure((most + belonging) * MARGIN, ProcessBasis.ANCHOR, how)
+            # Libraries keep something for every size that they have met, which no rule tells
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
-            return max(
-                (most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin
-            ), f"{how}, and a trial of {count} steps"
-        if self.divided(one.techniques):  # one worker alone can't be tried
-            return max(
-                one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values())
-            ), "estimated: not all workers are here"
+            size = max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin)
+            return ProcessFigure(size, ProcessBasis.TRIAL, f"{how}, and a trial of {count} steps")
+        if self.divided(one.techniques):  # one worker alone would be none of a line
+            size = max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values()))
+            return estimated(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
-            return anchor.process * self.margin, "from the anchor step"
+            return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, "from the anchor step")
         if self.roomy and one.techniques and peak(log).bytes <= anchor.tensors:
-            return anchor.process * self.margin, "at most that of the anchor step, which has no fewer tensors"
+            how = "at most that of the anchor step, which has no fewer tensors"
+            return ProcessFigure(anchor.process * self.margin, ProcessBasis.ANCHOR, how)
         if not self.has_room(log):
-            return one.known["process_bytes"], "estimated: this machine has no room to try it"
+            return estimated(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
         if (
             not one.techniques and not anchor.eased
-        ):  # batches of several sizes: two estimates of the kept memory, and the larger counts
-            return max(
-                tried.process_bytes * self.margin, anchor.process
-            ), f"from the anchor step and a trial of {count} steps"
-        return (tried.process_bytes + belonging) * self.margin, f"from a trial of {count} steps"
+        ):  # batches of several sizes: two ways to see what is kept back, and the larger counts
+            size = max(tried.process_bytes * self.margin, anchor.process)
+            return ProcessFigure(size, ProcessBasis.TRIAL, f"from the anchor step and a trial of {count} steps")
+        size = (tried.process_bytes + belonging) * self.margin
+        return ProcessFigure(size, ProcessBasis.TRIAL, f"from a trial of {count} steps")
 
     def needs_trial(self, one: Combination) -> bool:
         """Whether its process follows no rule, so that only a trial shows how large it is."""
@@ -433,11 +447,8 @@ class Predictor:
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: Plan, budget: Budget) -> Plan:
-        """A plan whose process follows no rule, with the largest of several more trials if another run might exceed the
-        budget."""
-        if (
-            "estimated" in plan.sure or self.devices > 1
-        ):  # it can't be tried here, or all workers have tried it together
+        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        if plan.process_basis is ProcessBasis.ESTIMATED or self.devices > 1:  # then all workers have tried it together
             return plan
         if (
             self.rehearsals.lengths.varies
@@ -449,7 +460,7 @@ class Predictor:
             )
             return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
         for _ in range(AGAIN):
-            spread = SPREAD if "a trial of" in plan.sure else FEW_SPREAD
+            spread = SPREAD if plan.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
             if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": spread * plan.process_bytes}):
                 break
             more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)

@@ -28,6 +28,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.run import Run, gather_objects, guarded_outside, stored_weights
+from shoestring.core.seams import calls_user
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
 from shoestring.data.samplers import InOrder
@@ -85,6 +86,7 @@ def once_through(feed: Feed) -> Iterator[tuple[Batch, bool]]:
             return
 
 
+@calls_user("validate")
 def run_validation(
     run: Run, job: Job, watch: SilentObserver | None = None, batches: Iterable[tuple[Batch, bool]] | None = None
 ) -> Metrics:
@@ -121,6 +123,7 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
 
 
 @contextmanager
+@calls_user("model")
 def restoring_state(run: Run) -> Iterator[None]:
     """While inside, every module is in evaluation mode; afterwards the model's state is restored."""
     # Asynchronous workers change shared weights and statistics meanwhile: then only generators are restored
@@ -182,6 +185,7 @@ def content_of(cell: CellType) -> list[Any]:
         return []
 
 
+@calls_user("weight")
 def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: SilentObserver) -> Metrics:
     """Means over all batches and all workers, weighted by batch weight."""
     totals: dict[str, tuple[float, float]] = {}  # metric -> sum of value x weight, sum of weight
@@ -211,6 +215,7 @@ def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
         return raw_batch_metrics(run, job, batch)
 
 
+@calls_user("model, loss or metrics")
 def raw_batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
         output = run.evaluate(run.model, batch)
@@ -233,6 +238,7 @@ def raw_batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     return found
 
 
+@calls_user("metrics")
 def check_names(found: Any, what: str) -> None:
     """Refuse results that are not numbers by name, or use one of our names."""
     if not isinstance(found, Mapping):
@@ -255,6 +261,7 @@ def check_goal(job: Job, names: Iterable[str]) -> None:
         )
 
 
+@calls_user("metrics")
 def metrics_by_name(found: Any, what: str) -> Metrics:
     """Metrics as numbers by name."""
     check_names(found, what)

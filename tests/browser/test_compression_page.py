@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.show.page.compression import compression_page
+from shoestring.compression.sections import compression_page
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, tab
 from tests.show.test_compression_page import made_report
 

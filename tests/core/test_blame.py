@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import errno
 import logging
 import os
@@ -19,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from shoestring import Job
-from shoestring.core.blame import CHANGERS, REPLAYS, ROOT, SEAMS
+from shoestring.core.blame import ROOT, blamed
+from shoestring.core.seams import calls_user
 from shoestring.data.feed import Feed
 from shoestring.measure.fake import Stage
 from shoestring.measure.holdings import Holders
@@ -234,12 +234,58 @@ def test_what_the_machine_refuses_us_is_no_fault(monkeypatch: pytest.MonkeyPatch
     assert cause(last) is Cause.MISTAKE and "No space left on device" in last.text and "fault" not in last.text
 
 
-def test_every_seam_is_a_function_that_there_is() -> None:
-    """The table names functions: one that was renamed would be forgotten silently."""
-    for file, name in (*SEAMS, *REPLAYS, *CHANGERS):
-        tree = ast.parse((ROOT / file).read_text())
-        functions = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert not name or name in functions, (file, name)
+ROOM = """
+from shoestring.core.seams import calls_user, changes_user, repeats_user
+
+@calls_user("recipe")
+def cook(recipe):
+    return recipe(None)
+
+@repeats_user
+def cook_again(recipe):
+    return recipe(None)
+
+@changes_user
+def with_salt(recipe):
+    return cook(recipe)
+
+def by_itself(recipe):
+    return recipe(None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "ours", "place"),
+    [
+        ("cook", False, "its recipe"),
+        ("cook_again", True, "kitchen.py line 10"),
+        ("with_salt", True, "kitchen.py line 6"),
+        ("by_itself", False, "kitchen.py line 17"),  # nothing marks it as a room's: it may as well be the user's
+    ],
+)
+def test_a_room_of_another_package_marks_its_own_seams(function: str, ours: bool, place: str, tmp_path: Path) -> None:
+    held: dict[str, Any] = {}
+    exec(compile(ROOM, str(tmp_path / "kitchen.py"), "exec"), held)
+    with pytest.raises(TypeError) as found:
+        held[function](iter)  # a recipe without a line of Python
+    told = blamed(found.value)
+    assert told.ours is ours and told.place == place
+
+
+def test_a_mark_is_of_one_function_and_not_of_another_that_is_equal(tmp_path: Path) -> None:
+    marked, plain = (
+        compile("def cook(recipe):\n    return recipe(None)\n", str(tmp_path / "kitchen.py"), "exec") for _ in range(2)
+    )
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    exec(marked, first)
+    exec(plain, second)
+    calls_user("recipe")(first["cook"])
+    assert first["cook"].__code__ == second["cook"].__code__
+    for held, place in ((first, "its recipe"), (second, "kitchen.py line 2")):
+        with pytest.raises(TypeError) as found:
+            held["cook"](iter)
+        assert blamed(found.value).place == place
 
 
 class Named(nn.Module):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from shoestring.core.actions import Action, ActionSpan, Kind, idle_share
 from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.staging import OwnTimes, Staging, Work, WorkerTimes, together
 from shoestring.runs.event import Adopted, Begun, StageTimes
 from shoestring.runs.events import event_of, record_of
 from shoestring.runs.history import History
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, bubble, idle_share, orders, timeline_of
+from shoestring.training.pipeline.schedule import bubble, orders, timeline_of
 from shoestring.training.pipeline.step_clock import KEPT, StepClock
 
 

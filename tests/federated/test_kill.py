@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 import shoestring
+from shoestring.federated.events import RoundFinished
 from shoestring.privacy.account import epsilon_of, spent
 from shoestring.privacy.spending import NAME, Spending
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Event, RoundFinished, Saved, Stepped, Warned
+from shoestring.runs.event import Event, Saved, Stepped, Warned
 from shoestring.runs.report import report_of
 from shoestring.show.page import page
 from tests.federated import toys
@@ -125,7 +126,12 @@ def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(
     assert killed(file, folder, lambda event: False, **PRIVATE) == -signal.SIGKILL
     monkeypatch.undo()
     told = report_of(folder)
-    assert not told.rounds and not told.losses and not list(folder.glob("checkpoints/*")) and not ledger(folder).entries
+    assert (
+        not told.of_kind(RoundFinished)
+        and not told.losses
+        and not list(folder.glob("checkpoints/*"))
+        and not ledger(folder).entries
+    )
 
 
 def test_the_same_command_on_other_records_is_another_release_or_none(
@@ -257,12 +263,12 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
 def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert killed(file, folder, lambda event: isinstance(event, Saved) and event.step == 1, **PRIVATE)
-    before = report_of(folder).rounds  # what is saved is told later
+    before = report_of(folder).of_kind(RoundFinished)  # what is saved is told later
     (folder / "privacy.jsonl").unlink()
     os.mkfifo(folder / "privacy.jsonl")
     with pytest.raises(OSError, match=r"privacy\.jsonl"):
         run(file, folder, **PRIVATE)
-    assert report_of(folder).rounds == before
+    assert report_of(folder).of_kind(RoundFinished) == before
 
 
 def test_a_run_that_was_asked_for_something_else_is_refused(file: Path, tmp_path: Path) -> None:
@@ -274,10 +280,12 @@ def test_a_run_that_was_asked_for_something_else_is_refused(file: Path, tmp_path
 def test_the_report_has_what_the_events_say(file: Path, tmp_path: Path) -> None:
     report = run(file, tmp_path / "run", use=["DropOut(rate=0.4)"])
     told = report_of(tmp_path / "run")
-    assert told.state == "finished" and [one.step for one in told.rounds] == [1, 2, 3, 4]
-    assert [one.participants + one.missing for one in told.rounds] == [6] * 4 and sum(report["missing"]) > 0
+    assert told.state == "finished" and [one.step for one in told.of_kind(RoundFinished)] == [1, 2, 3, 4]
+    assert [one.participants + one.missing for one in told.of_kind(RoundFinished)] == [6] * 4 and sum(
+        report["missing"]
+    ) > 0
     assert (
-        report["bytes_up"] == sum(one.up for one in told.rounds)
+        report["bytes_up"] == sum(one.up for one in told.of_kind(RoundFinished))
         and report["measured"]["up_bytes"] == report["predicted"]["up_bytes"]
     )
     assert report["rounds"] == 4 and len(report["losses"]) == 4 and report["epsilon"] is None

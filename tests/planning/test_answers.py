@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shoestring import api
+from shoestring.core.codec import to_json
 from shoestring.core.errors import OverBudget
 from shoestring.core.hardware import Hardware
 from shoestring.jobfile import loaded_job
@@ -91,7 +92,12 @@ def test_a_trial_that_is_made_twice_in_a_planning_has_two_results_and_the_next_p
     def results(kept: MeasuredAnswers, *found: int) -> list[int]:
         left = iter(found)
         task = TrialTask(file="job.py")
-        return [kept.by_worker(task, {}, lambda: TrialResult(next(left), 1.0, 4)).process_bytes for _ in range(2)]
+        return [
+            kept.by_worker(
+                {"task": task.kind} | to_json(task), task.result, lambda: TrialResult(next(left), 1.0, 4)
+            ).process_bytes
+            for _ in range(2)
+        ]
 
     first = kept()
     assert results(first, 5, 6) == [5, 6]

@@ -7,6 +7,7 @@ from dataclasses import fields
 import pytest
 
 from shoestring.core.errors import Mistake
+from shoestring.core.rooms import room_named
 from shoestring.core.technique import parsed, text
 from shoestring.planning.names import check_written, knobs_of, technique_files
 from shoestring.training.catalogue import CATALOGUE
@@ -14,14 +15,14 @@ from tests.training.test_promises import ledger
 
 
 def test_names_and_knobs_are_those_of_the_catalogue() -> None:
-    found = {name: knobs_of(name, file) for name, file in technique_files().items()}
+    found = {name: knobs_of(name, file) for name, file in technique_files(room_named("training")).items()}
     assert found == {kind.__name__: [field.name for field in fields(kind)] for kind in CATALOGUE}  # type: ignore[arg-type]
 
 
 def test_every_technique_worth_trying_can_be_written() -> None:
     for kind in CATALOGUE:
         for one in kind.choices(ledger("chain")):
-            check_written(text(one))
+            check_written(text(one), "training")
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_every_technique_worth_trying_can_be_written() -> None:
 )
 def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: str) -> None:
     said = []
-    for check in (check_written, lambda written: parsed(written, CATALOGUE)):
+    for check in (lambda written: check_written(written, "training"), lambda written: parsed(written, CATALOGUE)):
         with pytest.raises(Mistake) as told:
             check(written)
         said.append(str(told.value))

@@ -20,7 +20,7 @@ def test_a_killed_worker_is_told_with_what_that_may_mean_and_where_the_run_stand
         match=r"died with SIGKILL: it was killed from outside, by a person, .* \(dmesg would tell\)\. It had "
         r"saved no checkpoint yet: the same command with --run .* begins anew",
     ):
-        ended_silently(-signal.SIGKILL, [], False, stands(task))
+        ended_silently(task, -signal.SIGKILL, [], False)
     assert "somebody" not in ending_text(-signal.SIGKILL) and stands(train_task(tmp_path / "job.py", 3)) == ""
 
 

@@ -30,8 +30,9 @@ from shoestring.processes.messages import (
     happened,
 )
 from shoestring.processes.nodes import Nodes
+from shoestring.processes.task import Task
 from shoestring.runs.event import Begun, Died, Reformed, Saved, Stepped, Warned
-from shoestring.training.evidence.tasks import Task, TrialTask
+from shoestring.training.evidence.tasks import TrialTask
 from tests.tasks import train_task
 
 KILLED = WorkerDied(1, *exit_reason(-signal.SIGKILL))

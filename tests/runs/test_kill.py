@@ -18,10 +18,11 @@ import pytest
 
 from shoestring.core.errors import Crashed
 from shoestring.processes.launch import run_worker
+from shoestring.processes.task import written_task
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Warned
 from shoestring.runs.folder import holder
-from shoestring.training.execution.tasks import TrainResult, TrainTask, written_task
+from shoestring.training.execution.tasks import TrainResult, TrainTask
 from tests.records import records, steps_in
 from tests.tasks import train_task
 from tests.waiting import PASS_GATE, Gates, state_of, until
@@ -193,7 +194,7 @@ def test_suspended_and_woken_it_goes_on(job: Path, tmp_path: Path, undisturbed: 
 
 def test_a_worker_whose_launcher_is_killed_saves_and_ends(job: Path, tmp_path: Path, undisturbed: str) -> None:
     code = (
-        f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.training.execution.tasks import read_task\n"
+        f"{head()}from shoestring.processes.launch import run_worker\nfrom shoestring.processes.task import read_task\n"
         "from shoestring.runs.folder import Lock\nfrom pathlib import Path\n"
         "task = read_task(sys.argv[1])\nrun_worker(task, {}, lock=Lock(Path(task.recording.folder)).file)"
     )

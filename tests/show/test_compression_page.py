@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from shoestring.show.page.compression import compression_page
+from shoestring.compression.frontier_section import box_of, frontier
+from shoestring.compression.sections import compression_page
 from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP
-from shoestring.show.page.frontier import box_of, frontier
 from tests.show.test_page import well_nested
 
 NASTY = '<b>x</b><script>alert(1)</script> & "it" \ud800'

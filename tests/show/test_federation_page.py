@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from shoestring.federated.page_style import STYLE_OF_FEDERATED
 from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.report import report_of
 from shoestring.show.page import content, page
 from shoestring.show.page.overview import curves, overview, summary
-from shoestring.show.page.style import FEDERATED, STYLE
+from shoestring.show.page.style import STYLE
 from shoestring.show.page.top import title
 from tests.show.made_runs import MIB, append, made_run, moments_ago
 from tests.show.test_page import full, well_nested
@@ -96,7 +97,8 @@ def federated_run(
         {
             "job": "jobs/digits.py",
             "flags": {"lr": 0.05},
-            "federated": {
+            "room": "federated",
+            "asked": {
                 "rounds": rounds,
                 "clients": 30,
                 "per_round": 10,
@@ -311,7 +313,10 @@ def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path
 def test_a_wide_interval_of_a_small_group_leaves_the_others_their_width() -> None:
     rows = [{"metric": "loss", "delta_percent": 1.0, "low": -1.0, "high": 3.0} for _ in range(5)]
     text = content(
-        {"comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}]}
+        {
+            "room": "federated",
+            "comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}],
+        }
     )
     bars = [(float(x), float(width)) for x, width in re.findall(r'pale" x="([\d.]+)" y="6" width="([\d.]+)"', text)]
     assert bars[:5] == [(89.6, 41.8)] * 5 and bars[5] == (
@@ -410,7 +415,7 @@ def test_a_training_has_no_trace_of_a_federation(tmp_path: Path) -> None:
         text = page(story)
         assert (
             not re.search(r"\brounds?\b", words_of(text).replace("rounds of the data", ""))
-            and FEDERATED not in text
+            and STYLE_OF_FEDERATED not in text
             and STYLE in text
         )
         assert "participants" not in curves(story)

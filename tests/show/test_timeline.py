@@ -6,9 +6,10 @@ from random import Random
 
 import pytest
 
+from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
 from shoestring.show.terminal import Screen
 from shoestring.show.timeline import IDLE, drawn, grid_of, rows, timeline_text
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, orders, timeline_of
+from shoestring.training.pipeline.schedule import orders, timeline_of
 
 SECONDS = {Kind.FORWARD: 1.0, Kind.BACKWARD: 2.0, Kind.INPUTS: 1.0, Kind.WEIGHTS: 1.0}
 

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.show.page.timeline import LEFT, MOST_ROWS, RIGHT, WIDTH, timeline_section, timeline_svg
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Timeline, idle_share
 from tests.show.test_timeline import measured, predicted
 
 CASES = [("naive", 3, 2), ("gpipe", 4, 8), ("1f1b", 3, 5), ("1f1b", 4, 30), ("zero-bubble", 4, 8), ("1f1b", 2, 500)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shoestring.core.actions import Action, Kind
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
@@ -30,7 +31,7 @@ from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.outcome import Outcome
 from shoestring.training.pipeline.cost import pipe_of, schedule_seconds
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import Action, Kind, bubble, orders, timeline_of
+from shoestring.training.pipeline.schedule import bubble, orders, timeline_of
 from shoestring.training.plan import Plan, load_plan, plan_in
 from shoestring.training.planner import Planner
 from shoestring.training.room import combinations

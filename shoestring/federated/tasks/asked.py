@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
+from shoestring.federated.fold import COMPARISONS
 from shoestring.federated.layout import Layout
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.records import records_of
@@ -23,7 +24,6 @@ from shoestring.federated.tasks.settings import TuneCandidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import checkpoint_of
-from shoestring.runs.federation import COMPARISONS
 from shoestring.runs.folder import Folder, Unusable
 
 INITIAL = "the job's own"  # the model that it begins with

@@ -30,8 +30,9 @@ READY = 120.0  # seconds in which torch must have been imported
 class ForkServer:
     """Asks for workers and learns how they ended."""
 
-    def __init__(self, environment: Mapping[str, str], private: Path, lock: int | None) -> None:
-        self.environment, self.private, self.lock = environment, private, lock
+    def __init__(self, environment: Mapping[str, str], private: Path, lock: int | None, room: str) -> None:
+        """`room`: whose tasks the workers do."""
+        self.environment, self.private, self.lock, self.room = environment, private, lock, room
         self.codes: dict[int, int] = {}  # of those that ended
         self.alive: set[int] = set()
         self.half = b""  # the beginning of a line whose end is not here yet
@@ -49,6 +50,7 @@ class ForkServer:
                     str(other.fileno()),
                     str(os.getpid()),
                     str(self.private),
+                    self.room,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=error_stream(),

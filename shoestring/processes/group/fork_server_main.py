@@ -20,22 +20,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from shoestring.core.rooms import room_named
 from shoestring.processes.group import worker
-
-# The compiler is there because an optimizer's first step imports it, and takes as long as all the rest.
-NEEDED = (
-    "torch._dynamo",
-    "shoestring.training.links.process_link",
-    "shoestring.training.evidence.rehearse",
-    "shoestring.training.plan",
-    "shoestring.training.execution.training",
-)
 
 
 def main() -> None:
     line, launcher, private = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
     die_with(launcher)
-    prepare()
+    prepare(sys.argv[4])
     waking, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -74,8 +66,8 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def prepare() -> None:
-    for name in NEEDED:
+def prepare(room: str) -> None:
+    for name in room_named(room).preloaded:
         import_module(name)
     gc.collect()
     gc.freeze()  # what is there now is not looked through again, and so not written to

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch.distributed.elastic.agent.server.api import (
@@ -37,16 +37,12 @@ from shoestring.core.files import temporary_folder
 from shoestring.processes.group.fork_server import ForkServer
 from shoestring.processes.group.rendezvous import Closed, Rendezvous, interface
 from shoestring.processes.group.supervisor import LOOK, StoppedUnsaved, Supervisor
-from shoestring.processes.launch import is_recorded
 from shoestring.processes.messages import Closing
 from shoestring.processes.signals import stopping_gently
 from shoestring.processes.streams import standard_files
+from shoestring.processes.task import R, Task
 from shoestring.runs.event import Event, Failed
 from shoestring.runs.events import note
-from shoestring.training.evidence.tasks import Task
-from shoestring.training.execution.tasks import TrainResult
-
-R = TypeVar("R")
 
 PATIENCE = 30.0  # seconds without a heartbeat after which a worker counts as stuck
 RESTARTS = 10  # times that a group is formed again
@@ -79,7 +75,7 @@ def run_group(
     rendezvous.patience = patience
     with silent_agent(), standard_files(), temporary_folder() as private:
         supervisor = Supervisor(private, task, on_event, rendezvous, patience, restarts, expected, clock)
-        server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock)
+        server = ForkServer(group_environment(rendezvous, devices) | dict(environment), private, lock, task.room)
         spec = WorkerSpec(
             "worker",
             devices,
@@ -96,16 +92,16 @@ def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]
     closing = Closing(failure="node 0 ended")
     rendezvous = supervisor.rendezvous
     try:
-        with stopping_gently(supervisor, supervisor.asked, on_stop) if is_recorded(supervisor.task) else nullcontext():
+        with stopping_gently(supervisor, supervisor.asked, on_stop) if supervisor.task.run_folder else nullcontext():
             agent.run()
         result = supervisor.result()
-        closing = Closing(result.unsaved, result.stopped) if isinstance(result, TrainResult) else Closing()
+        closing = supervisor.task.closing(result)
         return result
     except Closed as error:  # node 0 said so, and this is another machine
         closing = error.closing
         if closing.failure:
             raise Mistake(closing.failure) from None
-        return TrainResult(stopped=closing.stopped)
+        return supervisor.task.stopped(closing.stopped)
     except StoppedUnsaved:
         closing = Closing(stopped=supervisor.saved)
         return supervisor.stopped()

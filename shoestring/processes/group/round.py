@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.core.codec import from_json, to_json
+from shoestring.processes.task import Task, read_task, written_task
 from shoestring.runs.request import Request
-from shoestring.training.evidence.tasks import Task
-from shoestring.training.execution.tasks import read_task, written_task
 
 NAME = "round.json"  # in the group's private folder
 

@@ -39,10 +39,9 @@ from shoestring.processes.messages import (
     WorkerDied,
     WorkerJoined,
 )
+from shoestring.processes.task import GroupHistory, JobTask, Task
 from shoestring.runs.event import Begun, Died, Event, Reformed, Saved, Stepped, Stopped, Warned
 from shoestring.runs.events import note
-from shoestring.training.evidence.tasks import JobTask, Task
-from shoestring.training.execution.tasks import TrainResult, TrainTask
 
 LOOK = 0.1  # seconds between two looks at the workers
 JOIN = 60.0  # seconds in which the workers must have found each other
@@ -71,7 +70,7 @@ class Supervisor:
         for how long a worker was silent."""
         self.private, self.task, self.on_event, self.rendezvous = private, task, on_event, rendezvous
         self.patience, self.limit, self.clock = patience, restarts, clock
-        self.folder = Path(task.recording.folder) if isinstance(task, TrainTask) and task.recording else None
+        self.folder = Path(task.run_folder) if task.run_folder else None
         self.receiver = Receiver(private / "socket")
         self.fingerprint = expected or (fingerprint(task.file) if isinstance(task, JobTask) else {})
         self.asked: list[int] = []  # signals to stop
@@ -272,7 +271,7 @@ class Supervisor:
             self.died_at = self.died_at or time.time() - max((death.ago for death in deaths), default=0.0)
             self.restarts += 1
             self.fruitless += 1
-        in_vain = self.waited and not deaths and not isinstance(self.task, TrainTask)
+        in_vain = self.waited and not deaths and not self.task.resumes
         last = (
             decided(
                 Setback(
@@ -297,7 +296,7 @@ class Supervisor:
 
     def given_up(self, deaths: Sequence[WorkerDied]) -> str:
         who = str(deaths[0]) if deaths else "the workers lost each other" + self.waited * f" ({self.peer_lost})"
-        if self.waited and not deaths and not isinstance(self.task, TrainTask):
+        if self.waited and not deaths and not self.task.resumes:
             return f"{who}: a worker stands still in the job, or each waits for another, and it would come again"
         meaning = f"{deaths[0].meaning}; " if deaths and deaths[0].meaning else ""
         kept = f"the last checkpoint is of step {self.saved}" if self.saved else "there is no checkpoint yet"
@@ -329,13 +328,11 @@ class Supervisor:
         """The result of training that was asked to stop when nobody was left to save."""
         if self.folder is not None and self.saved:
             note(self.folder, Stopped(self.saved, f"stopped; the last checkpoint is of step {self.saved}"))
-        return self.with_group(TrainResult(stopped=self.saved))
+        return self.with_group(self.task.stopped(self.saved))
 
     def with_group(self, result: Any) -> Any:
-        """A result of training with what only the launcher knows: how often the group was formed again."""
-        if not isinstance(result, TrainResult):
-            return result
-        return replace(result, world=self.world, restarts=self.restarts, recovery_seconds=tuple(self.recovery))
+        """The result with what only the launcher knows: how often the group was formed again."""
+        return self.task.in_group(result, GroupHistory(self.world, self.restarts, tuple(self.recovery)))
 
 
 def step_text(step: int) -> str:

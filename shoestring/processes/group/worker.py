@@ -12,18 +12,20 @@ import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.signals import listen
-from shoestring.core.sums import Speeds
 from shoestring.processes.group.channel import PEER_LOST, Sender
 from shoestring.processes.group.round import GroupRound, read_round
 from shoestring.processes.launch import fingerprint
 from shoestring.processes.messages import Answer, PeerLostMessage, WorkerJoined
 from shoestring.processes.streams import prepare_streams
+from shoestring.processes.task import GroupSeat, JobTask, Task
 from shoestring.processes.worker import done, last_message
-from shoestring.training.evidence.tasks import JobTask, Task
+
+if TYPE_CHECKING:
+    from shoestring.core.link import Link
 
 PAUSE = 0.02
 
@@ -43,7 +45,7 @@ def main(private: Path) -> NoReturn:
     def work() -> Any:
         try:
             check_same(task, formed)
-            link = joined(formed, rank, world, task.position.speeds if isinstance(task, JobTask) else None)
+            link = joined(task, formed, rank, world)
             sender.send(WorkerJoined())
             return done(task, sender.send, link)
         except Exception as error:
@@ -90,14 +92,12 @@ def check_same(task: Task[Any], formed: GroupRound) -> None:
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(formed: GroupRound, rank: int, world: int, speeds: Speeds | None = None) -> Any:
+def joined(task: Task[Any], formed: GroupRound, rank: int, world: int) -> Link:
     """The link to the others, when all are there."""
     import torch
     from torch import distributed
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.distributed_c10d import PrefixStore
-
-    from shoestring.training.links import shared_memory_link as near
 
     store = PrefixStore(
         f"round/{formed.number}/workers",
@@ -119,7 +119,7 @@ def joined(formed: GroupRound, rank: int, world: int, speeds: Speeds | None = No
         world_size=world,
         timeout=timedelta(seconds=formed.deadline),
     )
-    return near.join_link(rank, world, formed.near, formed.deadline, speeds=speeds)
+    return task.join(GroupSeat(rank, world, formed.near, formed.deadline))
 
 
 def wait_for_all(store: Any, world: int, seconds: float) -> None:

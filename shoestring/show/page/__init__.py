@@ -16,15 +16,14 @@ from functools import cache
 from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
-from shoestring.show.page.comparisons import comparisons
 from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
 from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
-from shoestring.show.page.federation import charts, tables
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
+from shoestring.show.page.room_page import page_of, pages
 from shoestring.show.page.stale import staleness
-from shoestring.show.page.style import FEDERATED, STYLE
+from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
 from shoestring.show.page.words import Entries, HasJson, as_mapping
@@ -53,7 +52,7 @@ def page(report: Entries | HasJson, more: Iterable[Section] = ()) -> str:
     '<!doctype html>'
     """
     entries = as_mapping(report)
-    return document(title(entries), content(entries, more), style=FEDERATED if is_federated(entries) else STYLE)
+    return document(title(entries), content(entries, more), style=STYLE + page_of(entries).style)
 
 
 def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
@@ -65,10 +64,9 @@ def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
         first[0] = wide(first[0])
     elif first:
         first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
-    federated = [*map(wide, comparisons(entries)), *paired(charts(entries)), *paired(tables(entries))]
     sections = [
         *first,
-        *federated,
+        *of_room(entries),
         wide(comparison(entries)),
         wide(stages(entries)),
         *paired(rest),
@@ -79,9 +77,13 @@ def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
     return render("content.html", top=top(entries), sections=sections)
 
 
-def is_federated(entries: Entries) -> bool:
-    """Whether the page may have sections of a federation."""
-    return "federated" in entries or "comparisons" in entries
+def of_room(entries: Entries) -> list[str]:
+    """The sections of the run's room."""
+    room = page_of(entries)
+    try:
+        return [body for body in room.sections(entries) if body]
+    except (Exception, SystemExit) as error:
+        return [failed_section(type(room).__name__, failure_text(error))]
 
 
 def paired(sections: Iterable[str]) -> list[str]:
@@ -92,7 +94,7 @@ def paired(sections: Iterable[str]) -> list[str]:
 
 def prepare() -> None:
     """Do what the first page would do once and for all (a tenth of a second): who draws often knows then what drawing costs."""
-    compile_all()
+    compile_all(room.templates for room in pages().values() if room.templates)
     defaults()
     from_packages()
 
@@ -124,9 +126,13 @@ def guarded(name: str, load: Callable[[], Section]) -> Section:
             why = f"it gave a {type(found).__name__}, not text"
         except (Exception, SystemExit) as error:
             why = failure_text(error)
-        return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {why}"))
+        return failed_section(name, why)
 
     return drawn
+
+
+def failed_section(name: str, why: str) -> Markup:
+    return Markup("<section>\n<p>{}</p>\n</section>").format(said(f"{name} can't be shown: {why}"))
 
 
 def failure_text(error: BaseException) -> str:

@@ -11,7 +11,6 @@ from markupsafe import Markup
 
 from shoestring.core.figures import Figure
 from shoestring.core.units import bytes_text
-from shoestring.planning.quantities import FEDERATED, MEASURABLE
 from shoestring.show.page.charts import bytes_mark
 from shoestring.show.page.drawing import (
     BOTTOM,
@@ -29,38 +28,32 @@ from shoestring.show.page.drawing import (
     upright,
 )
 from shoestring.show.page.render import NONE, render
-from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened, state_of, step_word
+from shoestring.show.page.room_page import page_of
+from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened, state_of
 
 MOST_BARS = 90
 PHASES = ("forward", "backward", "update")
-NOTES = {
-    "step": "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was predicted; "
-    "plain is what training without any technique would need.",
-    "round": "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain is "
-    "the round without any technique.",
-}
-AT_THE_END = ("total_seconds", "epsilon")  # predicted of all rounds, so measured when they are over
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
 
 def comparison(story: Entries) -> Markup:
     """The table of predicted beside measured."""
-    word, over, budget = step_word(story), state_of(story) in ("finished", ""), figure_of(story, "budget", "memory")
+    room, over, budget = page_of(story), state_of(story) in ("finished", ""), figure_of(story, "budget", "memory")
     found = [
         Figure(
             one,
             figure_of(story, "predicted", one.name),
-            figure_of(story, "measured", one.name) if over or one.name not in AT_THE_END else None,
+            figure_of(story, "measured", one.name) if over or one.name not in room.at_the_end else None,
         )
-        for one in (FEDERATED if word == "round" else MEASURABLE)
+        for one in room.quantities
     ]
     rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
     return (
         render(
             "comparison.html",
-            note=NOTES[word],
+            note=room.note,
             rows=rows,
-            gauge=gauge(story) if word == "step" or budget else (),
+            gauge=gauge(story) if room.plans_memory or budget else (),
             budget=budget,
             used=figure_of(story, "measured", "process_bytes"),
         )

@@ -19,8 +19,8 @@ from shoestring.planning.spelling import technique_text
 from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
-from shoestring.show.page.federation import Privacy, last_of, privacy, round_line, total
-from shoestring.show.page.render import NONE, render
+from shoestring.show.page.render import render
+from shoestring.show.page.room_page import Cell, RoomCell, page_of, said_by_room
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
@@ -53,15 +53,6 @@ SHORT, MOST_TECHNIQUES = 140, 80  # characters of why a run failed, and of its t
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A figure as text, and as a number to sort by."""
-
-    text: str = NONE
-    value: float | str = ""
-    over: bool = False
-
-
-@dataclass(frozen=True)
 class Summary:
     """What the overview shows of one run."""
 
@@ -84,10 +75,9 @@ class Summary:
     mark: str = ""  # changes when there is more to draw
     line: Line | None = None  # its loss
     cells: tuple[Cell, ...] = ()  # by the columns of the table
-    counts: str = "step"  # what `steps` are: a federated run counts rounds;
-    participants: float | None = None  # there, of the last one,
-    up: float | None = None  # bytes that all devices sent,
-    privacy: Privacy | None = None  # and epsilon that is spent
+    counts: str = "step"  # what `steps` are called
+    plans_memory: bool = True  # its plan predicts the memory of the process
+    of_room: tuple[RoomCell, ...] = ()  # figures that only runs of its room have
 
     @property
     def place(self) -> str:
@@ -123,9 +113,8 @@ def summary(story: Entries, name: str) -> Summary:
         f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}",
         line if losses else None,
         counts=step_word(story),
-        participants=last_of(story, "participants"),
-        up=total(story, "bytes_up", "up"),
-        privacy=privacy(story),
+        plans_memory=page_of(story).plans_memory,
+        of_room=tuple(said_by_room(story, lambda room: room.cells(story))),
     )
 
 
@@ -217,11 +206,11 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
         )
         for name in metrics
     ]
-    counts = {one.counts for one in runs if one.state}
-    found += federated_columns(runs) if "round" in counts else []
+    first = {one.column: one.first for run in runs for one in run.of_room}
+    found += [Column(name, room_cell(name), way) for name, way in first.items()]
     found += (
         [Column("Memory", measured_cell)]
-        if counts == {"round"}
+        if {one.plans_memory for one in runs if one.state} == {False}
         else [
             Column("Predicted", lambda one: number_cell(one.memory[0], bytes_text)),
             Column("Measured", measured_cell),
@@ -231,16 +220,8 @@ def columns(runs: Sequence[Summary]) -> tuple[list[Column], str]:
     return [*found, Column("Trained", lambda one: number_cell(one.seconds, about))], same
 
 
-def federated_columns(runs: Sequence[Summary]) -> list[Column]:
-    found = [
-        Column("Participants", lambda one: number_cell(one.participants, "{:,.0f}".format), "down"),
-        Column("Bytes up", lambda one: number_cell(one.up, bytes_text)),
-    ]
-    return found + [Column("Epsilon spent", epsilon_cell)] * any(one.privacy is not None for one in runs)
-
-
-def epsilon_cell(one: Summary) -> Cell:
-    return Cell() if one.privacy is None else replace(number_cell(one.privacy.spent, loss_text), over=one.privacy.over)
+def room_cell(name: str) -> Callable[[Summary], Cell]:
+    return lambda one: next((own.cell for own in one.of_room if own.column == name), Cell())
 
 
 def techniques_cell(one: Summary) -> Cell:
@@ -284,9 +265,7 @@ def curves(story: Entries) -> str:
         ),
         ("learning rate", step_line(story, "rates", "", "")),
         ("gradient norm", step_line(story, "norms", "", "")),
-        ("participants", round_line(story, "participants", "", "")),
-        ("epsilon", round_line(story, "epsilon", "", "")),
-        ("bytes up", round_line(story, "up", "", "", summed=True)),
+        *said_by_room(story, lambda room: room.lines(story)),
         ("memory", process_line(story)),
     )
     return (

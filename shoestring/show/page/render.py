@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -14,19 +15,29 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 NONE = "\N{EN DASH}"  # in place of a figure that is missing
+OURS = "shoestring.show.page"
 
 
 def render(template: str, **values: object) -> Markup:
     """A template of this package as markup."""
-    return Markup(environment().get_template(template).render(**values))
+    return Markup(environment(OURS).get_template(template).render(**values))
+
+
+def renderer(package: str) -> Callable[..., Markup]:
+    """The same for templates of another package, which may import ours."""
+
+    def rendered(template: str, **values: object) -> Markup:
+        return Markup(environment(package).get_template(template).render(**values))
+
+    return rendered
 
 
 @cache
-def environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+def environment(package: str) -> Environment:
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     made = Environment(
-        loader=PackageLoader("shoestring.show.page"),
+        loader=ChoiceLoader([PackageLoader(one) for one in dict.fromkeys((package, OURS))]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -46,9 +57,11 @@ def environment() -> Environment:
     return made
 
 
-def compile_all() -> None:
-    for name in environment().list_templates():
-        environment().get_template(name)
+def compile_all(packages: Iterable[str] = ()) -> None:
+    """Compile all templates, ours and those of these packages."""
+    for package in (OURS, *packages):
+        for name in environment(package).list_templates():
+            environment(package).get_template(name)
 
 
 def said(text: object, most: int = 300) -> Markup:

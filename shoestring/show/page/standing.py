@@ -14,7 +14,7 @@ from math import isfinite
 from statistics import median
 
 from shoestring.core.units import about, bytes_text
-from shoestring.show.page.federation import how_federated
+from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
@@ -34,7 +34,6 @@ from shoestring.show.page.words import (
 )
 
 DATA_ENDED, NO_BETTER = "data ended", "no better"  # what `ended` is, or begins with
-BY_ITSELF = ("", "steps", "rounds", "epochs")  # what `ended` is of a run that did what it was to do
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def standing(story: Entries) -> RunStatus:
     if state == "finished" and ended.startswith(NO_BETTER):
         return RunStatus("early", "Ended early", "")
     if (
-        state == "finished" and step_word(story) == "round" and taken_steps(story) < wanted_steps(story)
+        state == "finished" and page_of(story).fewer_is_early and taken_steps(story) < wanted_steps(story)
     ):  # `ended` says why
         return RunStatus("early", "Ended early", text)
     return RunStatus(state, STATES.get(state, ""), text)
@@ -164,8 +163,10 @@ def verdict(story: Entries) -> str:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
-    if step_word(story) == "round":
-        return f"{sentence}{how_federated(story, '' if ended in BY_ITSELF else shortened(ended, 60))}."
+    by_itself = ended in ("", "steps", "epochs", f"{step_word(story)}s")  # it did what it was to do
+    for ending in said_by_room(story, lambda room: [room.ending(story, "" if by_itself else shortened(ended, 60))]):
+        if ending is not None:
+            return f"{sentence}{ending}."
     if used is not None and budget is not None:
         over = f", but reached {bytes_text(used)}, above the budget of {bytes_text(budget)}"
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over

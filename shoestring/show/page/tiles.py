@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from shoestring.core.units import about, bytes_text, seconds_text
 from shoestring.show.page.curves import HELD_OUT, metric_names
-from shoestring.show.page.drawing import Strip, strip
-from shoestring.show.page.federation import Privacy, last_of, privacy, total
+from shoestring.show.page.drawing import Strip
+from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     Entries,
-    counted,
     figure_of,
     inner,
     loss_text,
@@ -20,7 +19,6 @@ from shoestring.show.page.words import (
     numbers,
     rate_text,
     seconds_left,
-    short,
     state_of,
     step_seconds,
     step_word,
@@ -55,11 +53,10 @@ def tiles(story: Entries) -> Iterator[Tile]:
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
-    if word == "round":
-        yield from federated_tiles(story)
+    yield from said_by_room(story, lambda room: room.tiles(story))
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
-    if used is not None and (budget is not None or word == "step"):
+    if used is not None and (budget is not None or page_of(story).plans_memory):
         over = budget is not None and used > budget
         yield Tile(
             "Memory",
@@ -86,28 +83,3 @@ def best_tiles(story: Entries) -> Iterator[Tile]:
     names = [name for name in metric_names(story) if number(best.get(name)) is not None]
     for name in [name for name in names if name == HELD_OUT] + [name for name in names if name != HELD_OUT][:1]:
         yield Tile("Held-out loss" if name == HELD_OUT else name[:30].capitalize(), loss_text(best[name]), at)
-
-
-def federated_tiles(story: Entries) -> Iterator[Tile]:
-    """Who took part in the last round, the privacy that is spent, bytes, and who is missing."""
-    took, away, turned = (last_of(story, name) for name in ("participants", "missing", "rejected"))
-    if took is not None:
-        yield Tile("Participants", f"{took:,.0f}", f"of {took + (away or 0) + (turned or 0):,.0f} in the last round")
-    if (spent := privacy(story)) is not None:
-        yield privacy_tile(spent)
-    up, down = total(story, "bytes_up", "up"), total(story, "bytes_down", "down")
-    if up:
-        yield Tile("Sent up", bytes_text(up), "" if down is None else f"{bytes_text(down)} down")
-    missed, rejected = total(story, "missed", "missing"), total(story, "turned", "rejected")
-    if took is not None or missed or rejected:
-        yield Tile("Missing", counted(int(missed or 0), "time"), f"{int(rejected or 0):,} turned away")
-
-
-def privacy_tile(spent: Privacy) -> Tile:
-    delta = "" if spent.delta is None else f"delta {short(spent.delta)}"
-    if spent.budget is None:
-        return Tile("Epsilon", loss_text(spent.spent), delta)
-    share = spent.spent / spent.budget if spent.budget > 0 else 1.0
-    bar = strip(spent.text, [(0, min(1.0, max(0.0, share)), "alert" if spent.over else "optimizer")])
-    of = f"{'above' if spent.over else 'of'} {short(spent.budget)}"
-    return Tile("Epsilon", loss_text(spent.spent), f"{of}, {delta}" if delta else of, spent.over, bar)

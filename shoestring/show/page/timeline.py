@@ -12,12 +12,12 @@ from itertools import groupby
 
 from markupsafe import Markup
 
+from shoestring.core.actions import ActionSpan, Kind, Timeline
 from shoestring.core.units import seconds_text
 from shoestring.show.page.drawing import Mark, Scale, ticks
 from shoestring.show.page.render import render
 from shoestring.show.page.words import counted
 from shoestring.show.timeline import TONES, WORDS, by_column, drawn_workers, ends, told
-from shoestring.training.pipeline.schedule import ActionSpan, Kind, Timeline
 
 WIDTH, LEFT, RIGHT = 760, 60, 744  # the drawing, and where time begins and ends in it
 HEADING, ROW, TALL, AXIS, SPACE = (

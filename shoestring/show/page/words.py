@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from markupsafe import Markup
 
-from shoestring.core.units import bytes_text
 from shoestring.runs import time_left
 from shoestring.show.page.render import NONE, said
+from shoestring.show.page.room_page import page_of, said_by_room
 
 STATES = {
     "planning": "Planning",
@@ -25,6 +25,8 @@ STATES = {
     "data ended": "Data ended",
 }
 ENDED_EARLY = ("stopped", "failed", "died")
+
+
 Entries = Mapping[
     str, Any
 ]  # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
@@ -111,32 +113,19 @@ def state_of(story: Entries) -> str:
 
 
 def step_word(story: Entries) -> str:
-    """What a run counts: steps, or the rounds of a federated one.
-
-    >>> step_word({}), step_word({"federated": {}})
-    ('step', 'round')
-    """
-    return "round" if isinstance(story.get("federated"), Mapping) else "step"
+    """What a run counts: steps, or what its room calls them."""
+    return page_of(story).counts
 
 
 def flags_of(story: Entries) -> dict[str, object]:
-    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and of a federated run the
-    flags of the federation.
+    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and what its
+    room was asked for.
 
-    >>> flags_of({"flags": {"width": 8}, "federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
-    {'width': 8, 'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
+    >>> flags_of({"flags": {"width": 8}})
+    {'width': 8}
     """
-    asked = {str(name): value for name, value in inner(inner(story, "federated"), "asked").items() if value is not None}
-    own = inner(story, "arguments") or inner(story, "flags")
-    return {**own, **{name.replace("_", " "): asked_text(name, value) for name, value in asked.items()}}
-
-
-def asked_text(name: str, value: object) -> object:
-    """A value of a flag as people write it."""
-    known = number(value)
-    if known is not None and name in ("upload", "download"):
-        return bytes_text(known)
-    return short(known) if isinstance(known, float) else value
+    of_room = said_by_room(story, lambda room: room.flags(story).items())
+    return {**(inner(story, "arguments") or inner(story, "flags")), **dict(of_room)}
 
 
 def short(value: float) -> str:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from urllib.parse import quote, unquote
 
 from shoestring.show.page.live import SCRIPT, live
-from shoestring.show.page.style import FEDERATED
+from shoestring.show.page.room_page import style_of_rooms
+from shoestring.show.page.style import STYLE
 from shoestring.show.watch.follow import LOOK, Watch
 from shoestring.web import server as web
 from shoestring.web.guard import headers
@@ -26,7 +27,7 @@ BEAT = 10.0  # seconds of silence after which a sign of life is sent
 class WatchServer(web.GuardedServer):
     def __init__(self, watch: Watch, host: str = "127.0.0.1", port: int = 0) -> None:
         self.watch = watch
-        super().__init__(WatchHandler, headers(FEDERATED, SCRIPT), host, port)
+        super().__init__(WatchHandler, headers(STYLE + style_of_rooms(), SCRIPT), host, port)
 
 
 class WatchHandler(web.GuardedHandler):

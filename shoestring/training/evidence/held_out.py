@@ -20,6 +20,7 @@ from shoestring.core.batch import Batch, moved, tensors
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.run import Run
+from shoestring.core.seams import calls_user
 from shoestring.data.elements import ByIdentity
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import validation
@@ -156,6 +157,7 @@ def without_validation(job: Job) -> Job:
     return replace(job, held_out=None, metrics=None, validate=None, patience=0)
 
 
+@calls_user("weight")
 def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, last: Batch) -> None:
     """Validate once on the largest held-out batch, under the tracker. `last`: the batch of the last step."""
     if not job.validates or not run.assignment.counts_steps:

@@ -22,9 +22,10 @@ from shoestring.core.units import bytes_text
 from shoestring.data.feed import looking
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.process import memory_free
+from shoestring.processes.task import Worker
 from shoestring.training.evidence.rehearsals import COPIES, NoRoom
 from shoestring.training.evidence.rehearse import prepared
-from shoestring.training.evidence.tasks import TrialResult, TrialTask, Worker
+from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.loop import steps
 from shoestring.training.plan import Plan
 

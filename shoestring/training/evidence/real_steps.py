@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from shoestring.core.codec import to_json
-from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
+from shoestring.core.errors import NotRepeatable
 from shoestring.core.technique import in_order
 from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import blocks_of, peak
@@ -74,8 +74,8 @@ def real_steps(
         timed = with_same_times(
             rehearsals, plain, specs, rehearsals.asked(timing, environment, "measuring a real step")
         )
-    except Mistake as error:
-        if not extra or not str(error).startswith(ABOUT_A_BLOCK):  # running out of memory tells nothing about blocks
+    except NotRepeatable as error:
+        if not extra:
             raise
         return RealSteps(again=str(error))  # blocks can't be recomputed, and the model is too large for a plain step
     close = {**environment, **close_environment()}

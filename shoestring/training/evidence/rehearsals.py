@@ -25,10 +25,11 @@ from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.room import named
+from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, tracked
 from shoestring.training.evidence.step import half_log, mesh_of_largest, traits_of
-from shoestring.training.evidence.tasks import Position, R, RehearseTask, Task, Worker, specs_of
+from shoestring.training.evidence.tasks import Position, RehearseTask, specs_of
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import mesh_sizes
 
@@ -164,7 +165,10 @@ class Rehearsals:
             self.tell(doing)
             return worker(task, environment)
 
-        return work() if self.kept is None else self.kept.by_worker(task, environment, work)
+        if self.kept is None:
+            return work()
+        question = {"task": task.kind, "environment": dict(environment)} | to_json(task)
+        return self.kept.by_worker(question, task.result, work)  # type: ignore[no-any-return]
 
     def log_here(self, job: Job, techniques: tuple[Technique, ...]) -> Log:
         """The log of real steps in this process, of a copy of the model; refused if that might not fit."""

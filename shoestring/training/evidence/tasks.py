@@ -1,45 +1,26 @@
-"""Tasks: what a worker process is asked to do, one frozen value each, and the result that each gives. Here are those of planning.
+"""What the planner asks worker processes about a job: one frozen task a question, and the result that each gives.
 
-`training/execution/tasks.py` has the others, and the table by which a worker knows them. A task is written to the
-worker's standard input by
-core/codec.py; keys that a task does not have are refused, because a misspelt one would silently be a default.
+`training/execution/tasks.py` has the tasks of training, and the table of all of this room's. How a task is done is
+imported when it is done: what it does not need would be part of what its process takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoestring.core.sums import Speeds
 from shoestring.core.technique import built, described, in_order
 from shoestring.measure.tracker import Log
+from shoestring.processes.task import GroupSeat, JobTask, R, Tell
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.technique import TrainingTechnique
 
-R = TypeVar("R")
+if TYPE_CHECKING:
+    from shoestring.core.link import Link
 
-
-class Task(Generic[R]):
-    """The base of all tasks; R is the class of its result."""
-
-    kind: ClassVar[str]  # its name in JSON
-    result: ClassVar[type[Any]]  # R, to read the result from JSON
-
-
-@runtime_checkable
-class TimedResult(Protocol):
-    """The result of a task that times something."""
-
-    @property
-    def held_up(self) -> float:
-        """Share of the time that other processes held up even the best of what was timed."""
-
-
-class Worker(Protocol):
-    """Whoever does tasks: in a child process, or in as many as will train; with these variables in their environment."""
-
-    def __call__(self, task: Task[R], environment: Mapping[str, str], /) -> R: ...
+ROOM = "training"
 
 
 @dataclass(frozen=True)
@@ -74,16 +55,23 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobTask(Task[R]):
-    """What tasks about a job have in common: the job is made again in the worker, from its file."""
+class StepsTask(JobTask[R]):
+    """What tasks have in common that do steps of a job under techniques, or parts of steps."""
 
-    file: str  # the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)  # that the job is made with
+    room: ClassVar[str] = ROOM
     techniques: tuple[TechniqueSpec, ...] = ()
     steps: int | None = None  # to train; None: as many as the job says
     position: Position = Position()
     largest: tuple[int, ...] = ()  # numbers of the batches to plan for; none: what the job itself says
-    traceback: bool = False  # the user wants to see where an error came from
+
+    @property
+    def techniques_used(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.techniques)
+
+    def join(self, seat: GroupSeat) -> Link:
+        from shoestring.training.links.shared_memory_link import join_link
+
+        return join_link(seat.rank, seat.world, seat.shares_memory, seat.deadline, speeds=self.position.speeds)
 
 
 @dataclass(frozen=True)
@@ -123,7 +111,7 @@ class AnchorResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnchorTask(JobTask[AnchorResult]):
+class AnchorTask(StepsTask[AnchorResult]):
     """Measure one real step under each of some variants: its seconds, or where its memory goes."""
 
     kind: ClassVar[str] = "anchor"
@@ -133,6 +121,11 @@ class AnchorTask(JobTask[AnchorResult]):
     pieces: bool = True  # with the time: try whether a batch in two pieces gives the same
     typical: int | None = None  # number of the batch whose step is timed; None: that of the memory
 
+    def perform(self, tell: Tell, link: Link | None) -> AnchorResult:
+        from shoestring.training.execution import evidence
+
+        return evidence.anchor(self)
+
 
 @dataclass(frozen=True)
 class PiecesResult:
@@ -140,12 +133,17 @@ class PiecesResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PiecesTask(JobTask[PiecesResult]):
+class PiecesTask(StepsTask[PiecesResult]):
     """Try whether a batch in two pieces gives the same numbers as the batch at once."""
 
     kind: ClassVar[str] = "pieces"
     result: ClassVar[type[Any]] = PiecesResult
     small: bool = False  # with a few samples, where a step takes long
+
+    def perform(self, tell: Tell, link: Link | None) -> PiecesResult:
+        from shoestring.training.execution import evidence
+
+        return evidence.pieces(self)
 
 
 @dataclass(frozen=True)
@@ -155,11 +153,18 @@ class StagesResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StagesTask(JobTask[StagesResult]):
+class StagesTask(StepsTask[StagesResult]):
     """Try whether the stages of one technique compute the numbers of one process."""
 
     kind: ClassVar[str] = "stages"
     result: ClassVar[type[Any]] = StagesResult
+
+    def perform(self, tell: Tell, link: Link | None) -> StagesResult:
+        from shoestring.training.execution import evidence
+
+        if link is not None and link.rank > 0:  # one worker is enough
+            return StagesResult()
+        return evidence.stages(self)
 
 
 @dataclass(frozen=True)
@@ -173,19 +178,29 @@ class SampleResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleTask(JobTask[SampleResult]):
+class SampleTask(StepsTask[SampleResult]):
     """Time one block of each kind, of a model that is too large for a whole step."""
 
     kind: ClassVar[str] = "sample"
     result: ClassVar[type[Any]] = SampleResult
 
+    def perform(self, tell: Tell, link: Link | None) -> SampleResult:
+        from shoestring.training.execution import evidence
+
+        return evidence.sample(self)
+
 
 @dataclass(frozen=True, kw_only=True)
-class RehearseTask(JobTask[Log]):
+class RehearseTask(StepsTask[Log]):
     """Log real steps, of a model that can't run on fake tensors."""
 
     kind: ClassVar[str] = "rehearse"
     result: ClassVar[type[Any]] = Log
+
+    def perform(self, tell: Tell, link: Link | None) -> Log:
+        from shoestring.training.execution import evidence
+
+        return evidence.rehearse(self)
 
 
 @dataclass(frozen=True)
@@ -196,10 +211,15 @@ class TrialResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialTask(JobTask[TrialResult]):
+class TrialTask(StepsTask[TrialResult]):
     """Do a few real steps, to see how large the process grows."""
 
     kind: ClassVar[str] = "trial"
     result: ClassVar[type[Any]] = TrialResult
     tracked: bool = True  # False: as plain as can be, where the model can't be looked at
     together: bool = False  # by all workers of the group, and not as if there were one
+
+    def perform(self, tell: Tell, link: Link | None) -> TrialResult:
+        from shoestring.training.execution import training
+
+        return training.trial(self, tell, link)

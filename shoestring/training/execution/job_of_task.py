@@ -13,14 +13,14 @@ from shoestring.core.mesh import imagined_mesh
 from shoestring.data.feed import first_steps
 from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
-from shoestring.training.evidence.tasks import JobTask, techniques_of
+from shoestring.training.evidence.tasks import StepsTask, techniques_of
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.technique import axes_not_united, mesh_sizes
 
 
-def job_of(task: JobTask[Any], link: Link | None = None) -> Job:
-    """The job of a task, with a link to a real group, or as one worker of an imagined group."""
+def job_of(task: StepsTask[Any], link: Link | None = None) -> Job:
+    """The job of a task; with a link to a real group, or as one of a group that is imagined."""
     found, stands = shared_data(loaded_job(Path(task.file), dict(task.flags))), task.position
     job = found if not task.largest else replace(found, largest=once(lambda: batches_at(found, task.largest[:1])[0]))
     techniques = techniques_of(task.techniques)

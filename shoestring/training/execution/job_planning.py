@@ -26,11 +26,11 @@ from shoestring.measure.probe import busy_now, known_hardware, remember
 from shoestring.planning.answers import MeasuredAnswers, opened, without_numbers
 from shoestring.processes.group.launch import run_group, threads
 from shoestring.processes.launch import run_worker
+from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import CATALOGUE, TOGETHER
 from shoestring.training.evidence.duration import expected_seconds, remember_seconds
 from shoestring.training.evidence.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.training.evidence.plain_only import is_an_answer
-from shoestring.training.evidence.tasks import R, Task, Worker
 from shoestring.training.execution.job_key import about_job
 from shoestring.training.execution.tasks import LinkSpeedTask
 from shoestring.training.named_plan import check_named

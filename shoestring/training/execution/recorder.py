@@ -306,14 +306,3 @@ class Meter:
         sent = self.run.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return moved - self.before[0] if moved else None, sent if world > 1 else None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
-    words, said = (
-        ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"),
-        str(error).lower(),
-    )
-    return isinstance(error, MemoryError) or (
-        isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words)
-    )

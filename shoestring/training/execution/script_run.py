@@ -24,6 +24,7 @@ from shoestring.core.run import brought_home
 from shoestring.core.signals import deliver, handlers_restored
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
+from shoestring.processes.task import Worker
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
 from shoestring.runs.events import note
@@ -32,7 +33,6 @@ from shoestring.runs.report import report_of
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import OpenedRun, forget_attempt, opened, without_a_step
 from shoestring.show.page import page
-from shoestring.training.evidence.tasks import Worker
 from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.final_report import finished_report
 from shoestring.training.execution.recorder import RecordingSettings

@@ -5,28 +5,29 @@ Those of planning are in training/evidence/tasks.py, because the planner makes t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from shoestring.core.codec import from_json, to_json
-from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.sums import Rate
-from shoestring.processes.messages import NONSENSE
+from shoestring.processes.messages import Closing
+from shoestring.processes.task import GroupHistory, Task, Tell
 from shoestring.training.evidence.tasks import (
+    ROOM,
     AnchorTask,
-    JobTask,
     PiecesTask,
     RehearseTask,
     SampleTask,
     StagesTask,
-    Task,
+    StepsTask,
     TrialTask,
 )
 from shoestring.training.execution.batch_sizes import ExpectedBatches
 from shoestring.training.execution.recorder import RecordingSettings
+
+if TYPE_CHECKING:
+    from shoestring.core.link import Link
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,33 @@ class TrainResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainTask(JobTask[TrainResult]):
+class TrainTask(StepsTask[TrainResult]):
     """Train the job, alone or as a worker of a group."""
 
     kind: ClassVar[str] = "train"
     result: ClassVar[type[Any]] = TrainResult
+    resumes: ClassVar[bool] = True
     recording: RecordingSettings | None = None  # the run folder, where it may go on from; None: nothing is kept
     weights: str = ""  # a file to write the trained weights to
     expected: ExpectedBatches = field(default_factory=ExpectedBatches)  # of the batches, by the plan
+
+    @property
+    def run_folder(self) -> str:
+        return "" if self.recording is None else self.recording.folder
+
+    def perform(self, tell: Tell, link: Link | None) -> TrainResult:
+        from shoestring.training.execution import training
+
+        return training.train(self, tell, link)
+
+    def stopped(self, step: int | None) -> TrainResult:
+        return TrainResult(stopped=step)
+
+    def in_group(self, result: TrainResult, group: GroupHistory) -> TrainResult:
+        return replace(result, world=group.world, restarts=group.restarts, recovery_seconds=group.recovery_seconds)
+
+    def closing(self, result: TrainResult) -> Closing:
+        return Closing(result.unsaved, result.stopped)
 
 
 @dataclass(frozen=True)
@@ -70,6 +90,7 @@ class LinkSpeed:
 class LinkSpeedTask(Task[LinkSpeed]):
     """Measure, with the other workers that are given the same store, how fast they can talk."""
 
+    room: ClassVar[str] = ROOM
     kind: ClassVar[str] = "link speed"
     result: ClassVar[type[Any]] = LinkSpeed
     rank: int
@@ -77,13 +98,24 @@ class LinkSpeedTask(Task[LinkSpeed]):
     same_machine: bool  # they share one machine's memory
     store: str  # a file by which they find each other
 
+    def perform(self, tell: Tell, link: Link | None) -> LinkSpeed:
+        from shoestring.training.execution import evidence
+
+        return evidence.link_speed(self)
+
 
 @dataclass(frozen=True)
 class DoctorTask(Task[Hardware]):
     """Measure this machine."""
 
+    room: ClassVar[str] = ROOM
     kind: ClassVar[str] = "doctor"
     result: ClassVar[type[Any]] = Hardware
+
+    def perform(self, tell: Tell, link: Link | None) -> Hardware:
+        from shoestring.training.execution import evidence
+
+        return evidence.doctor(self)
 
 
 TASKS: Mapping[str, type[Task[Any]]] = {
@@ -100,20 +132,3 @@ TASKS: Mapping[str, type[Task[Any]]] = {
         DoctorTask,
     )
 }
-
-
-def written_task(task: Task[Any]) -> str:
-    """A task as text for a worker: {"task": kind, its fields}."""
-    return json.dumps({"task": task.kind} | to_json(task))
-
-
-def read_task(text: str) -> Task[Any]:
-    """
-    >>> read_task(written_task(DoctorTask()))
-    DoctorTask()
-    """
-    try:
-        data = json.loads(text)
-        return from_json(TASKS[data.pop("task")], data)
-    except NONSENSE as error:
-        raise Mistake(f"what came is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error

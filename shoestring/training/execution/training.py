@@ -26,6 +26,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
 from shoestring.core.run import Run, digest_state, gather_objects, guarded_outside, stored_weights, weights
+from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
@@ -393,6 +394,7 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
         )
 
 
+@calls_user("show")
 def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}

@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
-from shoestring.core.run import Run, RunState, StoredTensor
+from shoestring.core.run import Run, RunState
 from shoestring.measure.interception import OnTop, patched
+from shoestring.runs.low_rank import merge_updates, with_update
 
 HALVES = (torch.bfloat16, torch.float16)  # updates of weights in these dtypes are kept in float32
 
@@ -341,44 +342,8 @@ def replace_in(
         optimizer.state.update(fresh.state)
 
 
-# Merging the updates into the weights
-
-
-def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> Tensor:
-    """W + scale B A, rounded to the weight's dtype once."""
-    update = (b @ a) * scale
-    return (weight.to(a.dtype) + (update.T if transposed else update)).to(weight.dtype)
-
-
-def merge_updates(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by name with their updates merged; `state` comes from `Adapters.state_dict`."""
-    scale = state["alpha"] / state["rank"]
-    found = dict(weights)
-    for name, transposed in state["transposed"].items():
-        key = f"{name}.weight".lstrip(".")
-        found[key] = WithUpdate(found[key], state["A"][name], state["B"][name], scale, transposed)
-    return found
-
-
-class WithUpdate:
-    """A weight with its update merged, computed when it is read."""
-
-    def __init__(self, weight: Tensor | StoredTensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> None:
-        self.weight, self.a, self.b, self.scale, self.transposed = weight, a, b, scale, transposed
-        self.dtype, self.shape = weight.dtype, weight.shape
-
-    def pieces(self) -> Iterator[Tensor]:
-        weight = self.weight
-        if not isinstance(weight, Tensor):
-            weight = torch.cat([piece.reshape(-1).clone() for piece in weight.pieces()]).view(self.shape)
-        with torch.no_grad():
-            yield with_update(
-                weight.detach(), self.a.to(weight.device), self.b.to(weight.device), self.scale, self.transposed
-            ).reshape(-1)
-
-
 def trained_state(weights: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that training changes: the updates, the weights trained in full, and the buffers."""
+    """Of a run, all that training changes: the updates, what is trained as it is, and buffers."""
     found = {name: weights[name] for name in (*state["also"], *state["buffers"]) if name in weights}
     for kind in "AB":
         found |= {f"{name}.lora_{kind}".lstrip("."): one for name, one in state[kind].items()}

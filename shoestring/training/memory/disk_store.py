@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
@@ -42,7 +42,6 @@ from shoestring.core.units import bytes_text
 PAGE = 4096  # bytes: direct I/O needs offsets, sizes and addresses that are multiples of it
 AT_ONCE = 8 << 20  # bytes that are moved and checksummed at once
 THREADS = 3
-DTYPES = {str(one).removeprefix("torch."): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
 
 
 def pages(size: int) -> int:
@@ -337,54 +336,6 @@ class OnDisk(RunState):
     def saved(self) -> None:
         """A checkpoint with this state is safe on disk."""
         self.store.pin()
-
-
-class Reader:
-    """Reads the regions that a checkpoint uses from a store's file, without the run that wrote it."""
-
-    def __init__(self, path: Path, regions: Mapping[str, Sequence[int]]) -> None:
-        self.path, self.regions = path, regions
-        self.held = ("", bytearray())  # the region that was read last
-
-    def region(self, name: str) -> bytearray:
-        if self.held[0] != name:
-            offset, size, slot, check = self.regions[name]
-            with open(self.path, "rb", opener=regular) as file:
-                if min(offset, size, slot) < 0 or offset + (slot + 1) * size > os.fstat(file.fileno()).st_size:
-                    raise Mistake(
-                        f"{name} is said to lie outside of {self.path}: the checkpoint is not one of this run"
-                    )
-                file.seek(offset + slot * size)
-                self.held = (name, found := bytearray(file.read(size)))
-            if xxh3_64(found).intdigest() != check:
-                raise Mistake(
-                    f"{name} in {self.path} is not what was written there (its checksum differs): the disk or somebody changed "
-                    f"it, so the weights can't be read; train again with --fresh"
-                )
-        return self.held[1]
-
-    def weights(self, entries: Mapping[str, Any]) -> dict[str, FileTensor]:
-        return {name: FileTensor(self, entry) for name, entry in entries.items()}
-
-
-class FileTensor:
-    """A weight in the store's file of a run that has ended; `entry` (from Streaming.state_dict) says where."""
-
-    def __init__(self, reader: Reader, entry: Mapping[str, Any]) -> None:
-        self.reader, self.parts = reader, entry["parts"]
-        self.dtype = DTYPES[entry["dtype"]]
-        self.shape = torch.Size(entry["shape"])
-
-    def pieces(self) -> Iterator[Tensor]:
-        for region, begin, shape, stride in self.parts:
-            if min((begin, *shape)) < 0 or prod(shape) * self.dtype.itemsize > len(self.reader.region(region)):
-                raise Mistake(
-                    f"a part of a weight in {self.reader.path} is said to be larger than what is there: the checkpoint is not "
-                    f"one of this run"
-                )
-            flat = torch.frombuffer(self.reader.region(region), dtype=torch.uint8)[begin:]
-            flat = flat[: len(flat) // self.dtype.itemsize * self.dtype.itemsize].view(self.dtype)
-            yield flat.as_strided(shape, stride, flat.storage_offset()).contiguous().reshape(-1)
 
 
 def wait_for_transfer(moving: Future[None]) -> None:

@@ -18,6 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
+from shoestring.core.seams import changes_user
 from shoestring.training.technique import TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -70,6 +71,7 @@ class FusedOptimizer(TrainingTechnique):
         for group in run.optimizer.param_groups:
             group.update(fused=True, foreach=False)
 
+        @changes_user
         def update(now: Run) -> None:  # a function of ours, so that a failure below it is not blamed on the job
             for group in run.optimizer.param_groups if isinstance(run.optimizer, torch.optim.SGD) else ():
                 begin_late(run.optimizer, group)

@@ -32,8 +32,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core import random_state
-from shoestring.core.errors import ABOUT_A_BLOCK, Mistake
+from shoestring.core.errors import NotRepeatable
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
+from shoestring.core.seams import repeats_user
 from shoestring.measure.calls import without_caches
 from shoestring.measure.interception import patched
 from shoestring.training.memory.block_state import BlockState, Frozen, version
@@ -61,13 +62,13 @@ class Earlier(NamedTuple):
 
 HELD = object()  # marks an argument that the call holds itself
 CHANGED = (
-    f"{ABOUT_A_BLOCK}{{}} of the model computes something else when it runs again on the same input: it keeps something from one "
+    "the block {} of the model computes something else when it runs again on the same input: it keeps something from one "
     "call to the next where nobody else can see it, such as a cache, a counter or a random generator outside of the block, so it "
     "can't be recomputed; keep that in an attribute of the block, switch it off (use_cache=False in models of transformers), or use "
     "a plan without Checkpoint and OffloadModel"
 )
 OVERWRITES = (
-    f"{ABOUT_A_BLOCK}{{}} changes its input in place, so it can't be recomputed from its original input; write it without that "
+    "the block {} changes its input in place, so it can't be recomputed from its original input; write it without that "
     "(inplace=False), or use a plan without Checkpoint and OffloadModel"
 )
 
@@ -166,6 +167,7 @@ class Segment:
             position += size
         return found
 
+    @repeats_user
     def replay(self) -> None:
         """Run the calls again and fill the slots, or hand them on to inner segments."""
         inner = self.inner_groups()
@@ -176,7 +178,7 @@ class Segment:
             nonlocal position
             slot = self.slots[position]()
             if slot is not None and not slot.takes(tensor):
-                raise Mistake(CHANGED.format(call.name))
+                raise NotRepeatable(CHANGED.format(call.name))
             if segment is not None:
                 segment.adopt(slot)
             elif slot is not None:
@@ -218,7 +220,7 @@ class Segment:
         if segment is not None:
             segment.close()
         if position < len(self.slots):
-            raise Mistake(CHANGED.format(self.calls[-1].name))
+            raise NotRepeatable(CHANGED.format(self.calls[-1].name))
 
 
 def nothing() -> None:
@@ -337,7 +339,7 @@ class BlockRecorder:
             with saved_tensors_hooks(self.packing(number, block, segment), unpack):
                 output = forward(*args, **kwargs)
             if any(version(leaf) != before for leaf, before in given):
-                raise Mistake(OVERWRITES.format(self.names[number]))
+                raise NotRepeatable(OVERWRITES.format(self.names[number]))
             segment.record(call, output)
             return output
 

@@ -19,21 +19,12 @@ from functools import cache, cached_property, lru_cache
 from itertools import accumulate
 from math import inf
 
+from shoestring.core.actions import HALVES, Action, Kind, idle_share
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Traffic, UpdateCost, Workers
 from shoestring.core.staging import Staging, Work
 from shoestring.training.pipeline.partition import BlockCost, Holding, best_cut, least_demanding, smallest_maximum
-from shoestring.training.pipeline.schedule import (
-    HALVES,
-    Action,
-    Kind,
-    doable,
-    held_at_most,
-    idle_share,
-    in_slices,
-    orders,
-    timeline_of,
-)
+from shoestring.training.pipeline.schedule import doable, held_at_most, in_slices, orders, timeline_of
 
 RECEIVED = "(received)"  # the ledger row for what the previous stage sends
 MOST_PIECES = 64  # largest number of micro-batches that is tried,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from shoestring.core.actions import Action
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import Run
-from shoestring.training.pipeline.schedule import Action, action_text, needs
+from shoestring.training.pipeline.schedule import action_text, needs
 from shoestring.training.pipeline.stages import Stages
 
 Mail = dict[tuple[int, int, int], deque[Tensor]]  # by (sender, receiver, tag)

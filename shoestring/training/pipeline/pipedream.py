@@ -35,12 +35,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.actions import Action, Kind
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
 from shoestring.core.run import Run, StoredTensor
-from shoestring.training.pipeline.schedule import Action, Kind, staleness
+from shoestring.training.pipeline.schedule import staleness
 from shoestring.training.pipeline.stages import VALUES, Stages
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain

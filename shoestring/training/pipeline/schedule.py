@@ -29,50 +29,17 @@ Contract: In every schedule a chunk adds its gradients in the order of the piece
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import cache
 from itertools import accumulate, pairwise
 
+from shoestring.core.actions import HALVES, Action, ActionSpan, Kind, Timeline
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved", "zero-bubble", "pipedream")
 
 
-class Kind(StrEnum):
-    FORWARD = "F"
-    BACKWARD = "B"  # gradients of inputs and weights at once
-    INPUTS = "I"  # gradients of inputs, which the previous stage waits for
-    WEIGHTS = "W"  # gradients of weights, which nobody waits for
-
-
-HALVES = (Kind.INPUTS, Kind.WEIGHTS)
-
-
-@dataclass(frozen=True)
-class Action:
-    kind: Kind
-    piece: int
-    chunk: int
-
-    def __hash__(self) -> int:  # leaves out the kind, whose hash is slow: a ranking looks up millions of actions
-        return hash((self.piece, self.chunk))
-
-
-Orders = tuple[tuple[Action, ...], ...]  # the actions of every worker
-
-
-@dataclass(frozen=True)
-class ActionSpan:
-    """An action and when it happened, in seconds."""
-
-    action: Action
-    begin: float
-    end: float
-
-
-Timeline = tuple[tuple[ActionSpan, ...], ...]  # of every worker, in order of time
+Orders = tuple[tuple[Action, ...], ...]  # of every worker
 
 
 def orders(schedule: str, stages: int, pieces: int, chunks: int = 1) -> Orders:
@@ -294,19 +261,8 @@ def action_text(action: Action) -> str:
     return f"{action.kind}{action.piece} of chunk {action.chunk}"
 
 
-def idle_share(timeline: Timeline, within: tuple[float, float] | None = None) -> float:
-    """The fraction of all workers' time that is idle, from the first begin to the last end, or `within` two times."""
-    spans = [span for own in timeline for span in own]
-    if not spans:
-        return 0.0
-    begin, end = within or (min(span.begin for span in spans), max(span.end for span in spans))
-    busy = sum(max(0.0, min(span.end, end) - max(span.begin, begin)) for span in spans)
-    return 1 - busy / (len(timeline) * (end - begin)) if end > begin else 0.0
-
-
 def held_at_once(orders: Orders) -> tuple[int, ...]:
-    """The most (micro-batch, chunk)s whose activations each worker holds at once: from forward until backward (or its
-    weight half).
+    """The most (piece, chunk)s whose activations each worker holds at once: from the forward until the backward, or until that to weights.
 
     >>> held_at_once(orders("1f1b", 3, 8)), held_at_once(orders("gpipe", 3, 8))
     ((3, 2, 1), (8, 8, 8))

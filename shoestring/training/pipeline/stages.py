@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.absent import Absent
+from shoestring.core.actions import Action, ActionSpan, Kind
 from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
@@ -31,7 +32,7 @@ from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
 from shoestring.training.pipeline.chain import chain_of
-from shoestring.training.pipeline.schedule import Action, ActionSpan, Kind, Orders, buffer_needed, in_slices
+from shoestring.training.pipeline.schedule import Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.shared_norms import SharedNorms
 from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
 from shoestring.training.pipeline.stage_state import StagedState

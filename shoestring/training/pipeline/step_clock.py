@@ -11,8 +11,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from shoestring.core.actions import ActionSpan
 from shoestring.core.staging import OwnTimes, Work, WorkerTimes
-from shoestring.training.pipeline.schedule import ActionSpan
 
 KEPT = 200  # number of steps whose idle time is kept
 

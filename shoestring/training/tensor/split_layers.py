@@ -20,6 +20,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, tree_map, unseen_functions, without_modes
 from shoestring.core.run import Run, RunState
+from shoestring.core.seams import calls_user
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
 from shoestring.training.tensor.collectives import (
@@ -317,6 +318,7 @@ class TensorParts(RunState):
         )
 
 
+@calls_user("model")
 def product(layer: nn.Module, x: Tensor, bias: Any) -> Tensor:
     """A linear layer's result with its present weight."""
     weight = layer.weight

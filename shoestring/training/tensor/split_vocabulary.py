@@ -26,6 +26,8 @@ from shoestring.core.link import Link
 from shoestring.core.private import FakeTensor, tree_map, without_modes
 from shoestring.training.tensor.splits import bounds
 
+CALLS_USER = "model or loss"  # core/seams.py
+
 
 def embed_split(layer: nn.Embedding, ids: Tensor, words: int, link: Link) -> Tensor:
     """The output of an embedding of `words` words, of which every worker has a part: zero for others' words, still to

@@ -17,10 +17,11 @@ from shoestring import Job, Mistake, OverBudget
 from shoestring.core.errors import Crashed, JobFailed
 from shoestring.core.hardware import Hardware
 from shoestring.jobfile import loaded_job
+from shoestring.processes.task import Task
 from shoestring.runs.digest import weights_sha256
 from shoestring.runs.event import Measured, Warned
 from shoestring.runs.events import read
-from shoestring.training.evidence.tasks import Task, TrialResult, TrialTask
+from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.plan import load_plan
 from shoestring.training.planner import Planner
@@ -124,7 +125,7 @@ TRACKING = (
     "measure.tracker.Tracker.see_result",
     "measure.tracker.Tracker.alive",
     "measure.holdings.tensors_in",
-    "processes.training.peak",
+    "training.execution.training.peak",
 )
 
 

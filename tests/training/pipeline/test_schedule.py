@@ -9,19 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoestring.core.actions import Action, ActionSpan, Kind, Timeline, idle_share
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.training.pipeline.schedule import (
     SCHEDULES,
-    Action,
-    ActionSpan,
-    Kind,
     Orders,
-    Timeline,
     bubble,
     held_at_most,
     held_at_once,
-    idle_share,
     orders,
     staleness,
     timeline_of,

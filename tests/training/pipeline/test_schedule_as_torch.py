@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as theirs
 
-from shoestring.training.pipeline.schedule import Action, Kind, Orders, orders
+from shoestring.core.actions import Action, Kind
+from shoestring.training.pipeline.schedule import Orders, orders
 
 KINDS = {"F": Kind.FORWARD, "B": Kind.BACKWARD, "I": Kind.INPUTS, "W": Kind.WEIGHTS}
 PLAYED = {"gpipe": theirs.ScheduleGPipe, "1f1b": theirs.Schedule1F1B}

@@ -13,9 +13,10 @@ from shoestring.core.hardware import Hardware
 from shoestring.core.technique import text
 from shoestring.jobfile import loaded_job
 from shoestring.processes.launch import run_worker
+from shoestring.processes.task import R, Task
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.evidence.tasks import Position, R, Task, TrialTask, specs_of
+from shoestring.training.evidence.tasks import Position, TrialTask, specs_of
 from shoestring.training.execution.training import trial
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.planner import Planner

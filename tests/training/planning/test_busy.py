@@ -94,7 +94,7 @@ def test_a_batch_in_pieces_is_not_faster_for_having_met_a_quieter_moment() -> No
 
 def answer(kept: MeasuredAnswers, seconds: float, busy: float) -> tuple[float, float]:
     step = AnchorStep({"step": seconds}, busy=busy)
-    found = kept.by_worker(AnchorTask(file="job.py", variants={"": ()}), {}, lambda: AnchorResult({"": step})).steps[""]
+    found = kept.by_worker({"task": "anchor"}, AnchorResult, lambda: AnchorResult({"": step})).steps[""]
     kept.save()
     return found.times["step"], found.busy
 

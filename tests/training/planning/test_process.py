@@ -16,12 +16,13 @@ from shoestring.core.ledger import Ledger
 from shoestring.data.lengths import Lengths
 from shoestring.measure.tracker import Log
 from shoestring.processes.launch import run_worker
+from shoestring.processes.task import Task
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
-from shoestring.training.evidence.tasks import AnchorTask, Task, TrialResult
+from shoestring.training.evidence.tasks import AnchorTask, TrialResult
 from shoestring.training.memory.allocator import following
 from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.plan import Plan
+from shoestring.training.plan import Plan, ProcessBasis
 from shoestring.training.predict import Predictor
 from tests.models import job
 
@@ -72,22 +73,24 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(
     def worker(task: Task[Any], environment: Mapping[str, str]) -> Any:
         return TrialResult(left.pop(0), 1.0, 4)
 
-    plan = Plan((FusedOptimizer(),), process_bytes=980, sure="process from a trial of 4 steps")
+    plan = Plan((FusedOptimizer(),), process_bytes=980, process_basis=ProcessBasis.TRIAL)
     predictor = Predictor(
         Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log())
     )
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
     assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
     left, predictor.trials = [1000, 1000], 0
-    plain = Plan((), process_bytes=950, sure="process from the anchor step")
+    plain = Plan((), process_bytes=950, process_basis=ProcessBasis.ANCHOR)
     assert predictor.tried_again(plain, Budget(memory=1050)).process_bytes == 1020, (
         "a few steps do not tell of plain training, either"
     )
 
 
 def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:
-    plan = Plan((), process_bytes=900, sure="process from the anchor step and a trial of 12 steps")
+    plan = Plan((), process_bytes=900, process_basis=ProcessBasis.TRIAL)
     rehearsals = Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), lengths=Lengths(varies=True))
     predictor = Predictor(rehearsals, Evidence(Ledger(()), Log()))
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == 1035
     assert predictor.tried_again(plan, Budget(memory=1100)) == plan, "there is room for that"
+    guessed = replace(plan, process_basis=ProcessBasis.ESTIMATED, sure="of a trial of nothing")
+    assert predictor.tried_again(guessed, Budget(memory=1000)) == guessed, "what is only estimated can't be tried"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoestring.core.actions import Kind
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.ledger_parts import Workers
@@ -18,7 +19,7 @@ from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.pipeline.cost import pipe_of
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.schedule import Kind, in_slices, orders, timeline_of
+from shoestring.training.pipeline.schedule import in_slices, orders, timeline_of
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel

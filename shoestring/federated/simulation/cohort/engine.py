@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.job import Job
+from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import DeviceView, Objective, Order, Sums, Updates, Work
@@ -34,6 +35,7 @@ class TrainedDevices(NamedTuple):
 class Engine:
     """Has the job's model, once."""
 
+    @calls_user("model")
     def __init__(self, job: Job, layout: Layout, how: How) -> None:
         self.job, self.layout, self.how = job, layout, how
         self.model = made_model(job)

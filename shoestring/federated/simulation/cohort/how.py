@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_forward, default_loss
+from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.simulation.cohort.agreement import Agreement, agreement, trial_of
@@ -49,6 +50,7 @@ class How:
         )
 
 
+@calls_user("model")
 def how_to_work(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
     """The fastest way that is right for these devices; each is tried against the plain loop."""
     plain = sequential(job, layout, made_model(job))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.job import Job
+from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Sums
@@ -34,6 +35,7 @@ def judged(
     return tuple(found)
 
 
+@calls_user("model, loss or metrics")
 def device_sums(job: Job, model: nn.Module, records: Records) -> Sums:
     sums: dict[str, tuple[float, float]] = {}
     for numbers in records.held_out.split(AT_ONCE) if len(records.held_out) else ():

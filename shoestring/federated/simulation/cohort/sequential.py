@@ -18,6 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
+from shoestring.core.seams import calls_user
 from shoestring.federated.layout import Layout, tensors_of
 from shoestring.federated.local_steps import schedule_steps
 from shoestring.federated.records import Records
@@ -64,6 +65,7 @@ class SequentialMethod:
                 put_back(self.beside.picture)
         return Moved(rows, losses, steps)
 
+    @calls_user("model, loss or optimizer")
     def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
         """The work of one device on the model as it is: its mean loss and its steps."""
         train_mode(self.model, local)

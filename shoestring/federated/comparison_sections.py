@@ -10,9 +10,10 @@ from statistics import median
 
 from markupsafe import Markup
 
-from shoestring.show.page.render import NONE, render
+from shoestring.show.page.render import NONE, renderer
 from shoestring.show.page.words import Entries, dicts, loss_text, number
 
+render = renderer("shoestring.federated")
 TITLE = "Run 1 against run 2"
 MOST_TABLES, MOST_ROWS = 6, 60  # of all tables together: what keeps the page small
 WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0  # of the picture of an interval; zero is in its middle

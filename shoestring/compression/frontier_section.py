@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor, log10
 
-from shoestring.show.page.amounts import (
+from shoestring.compression.amounts import (
     UNITS,
     asked_share_text,
     asked_size_text,

@@ -1,6 +1,6 @@
 """The sections of a federated run: who took part, what was sent, what privacy it cost, and who was missing or turned away.
 
-All of it is in the report's `federated`, in columns by round (runs/federation.py); any column may be missing, shorter or damaged.
+All of it is in the report's `federated`, in columns by round (federated/fold.py); any column may be missing, shorter or damaged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from shoestring.core.units import bytes_text
 from shoestring.show.page.charts import Chart, Line
-from shoestring.show.page.render import NONE, render
+from shoestring.show.page.render import NONE, renderer
 from shoestring.show.page.words import (
     Entries,
     all_numbers,
@@ -29,6 +29,7 @@ from shoestring.show.page.words import (
     whole,
 )
 
+render = renderer("shoestring.federated")
 MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # what keeps the page small
 
 

@@ -11,10 +11,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from shoestring.core.figures import Figure, Quantity
-from shoestring.core.units import seconds_text
-from shoestring.planning.spelling import technique_text
-from shoestring.show.page.amounts import (
+from shoestring.compression.amounts import (
     asked_share_text,
     asked_size_text,
     bare,
@@ -24,15 +21,19 @@ from shoestring.show.page.amounts import (
     size_text,
     time_text,
 )
+from shoestring.compression.frontier_section import frontier
+from shoestring.compression.page_style import COMPRESSED
+from shoestring.core.figures import Figure, Quantity
+from shoestring.core.units import seconds_text
+from shoestring.planning.spelling import technique_text
 from shoestring.show.page.document import document
 from shoestring.show.page.drawing import FRAME
-from shoestring.show.page.frontier import frontier
-from shoestring.show.page.render import NONE, render, said
-from shoestring.show.page.style import COMPRESSED
+from shoestring.show.page.render import NONE, renderer, said
 from shoestring.show.page.telling import PlanRow
 from shoestring.show.page.tiles import Tile
 from shoestring.show.page.words import Entries, counted, dicts, inner, listed, loss_text
 
+render = renderer("shoestring.compression")
 MOST_LAYERS, MOST_ROWS, MOST_NOTES = 200, 12, 30  # what keeps the page small
 HEADLINE = (("size_bytes",), ("fidelity", "mean"), ("latency_ms", "p50"))
 FAR = 1e6

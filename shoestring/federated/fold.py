@@ -10,6 +10,9 @@ before, after       metrics of devices on what they hold out, of the rounds in w
 away                [{"name", "rounds"}] devices that were missing most often, of those whose names were noted
 turned_away         [{"round", "name", "why"}] the last updates that could not be used
 bytes_up, bytes_down, missed, turned    sums over all rounds
+
+Beside it, `comparisons`: A/B tables [{"title", "rows": [{metric, group, one, other, delta_percent, low, high, devices,
+verdict}]}].
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoestring.runs.event import RoundFinished
+from shoestring.federated.events import RoundFinished
+from shoestring.runs.folder import Folder, Unusable
 
 MOST = 20  # names that are told
 COMPARISONS = "comparisons.json"  # in a run's folder: what its model was compared with
@@ -48,3 +52,11 @@ def federation(asked: Mapping[str, Any], rounds: Sequence[RoundFinished]) -> dic
 
 def private(asked: Mapping[str, Any]) -> bool | None:
     return None if asked.get("epsilon") is None else asked.get("insecure_seed") is None
+
+
+def comparisons_in(folder: Folder) -> list[Mapping[str, Any]]:
+    """What a run's model was compared with; a file that can't be read is as good as none: the comparison can be made again."""
+    try:
+        return list(folder.read(COMPARISONS).get("comparisons", ()))
+    except Unusable:
+        return []

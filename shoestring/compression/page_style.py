@@ -1,0 +1,42 @@
+"""What the page of a compressed model has in its style beside what all pages have: its frontier, and a table of layers
+that stands on end on a phone."""
+
+from __future__ import annotations
+
+from shoestring.show.page.style import STYLE
+
+COMPRESSED = (
+    STYLE
+    + """.frontier svg .word{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
+.frontier svg .predicted{fill:var(--blue-ink)}
+.frontier svg .measured{fill:var(--orange)}
+.frontier svg text.measured{fill:var(--ink)}
+.frontier svg text.alert{fill:var(--alert)}
+.frontier svg .ring{fill:none;stroke:var(--blue-ink);stroke-width:2}
+.frontier .legend{display:grid;gap:.25rem;font-variant-numeric:tabular-nums}
+.frontier .legend li{display:flex;gap:.5rem;align-items:flex-start}
+.frontier .legend svg{width:1.1rem;height:1.1rem;flex:none;margin-top:.15rem}
+@media(min-width:54rem){.frontier>svg text{font-size:10.5px}}
+table+.scroll{margin-top:1.5rem}
+.metrics th,.compared tbody th{white-space:normal}
+.metrics thead th,.compared tbody th{overflow-wrap:normal}
+.metrics tbody th{min-width:5rem}
+@media(min-width:40rem){.compared,.metrics{table-layout:fixed}.compared th:first-child,.metrics th:first-child{width:28%}}
+@media(max-width:30rem){:is(.compared,.metrics) :is(td,th:not(:first-child)){padding-left:.375rem}.compared td:nth-child(4){width:5.5rem}}
+.metrics b{font-weight:650}
+.layers th:first-child{white-space:normal}
+.layers tbody th{font-size:.875rem}
+.layers .how{max-width:14rem;white-space:normal}
+.layers .bar{width:9%;padding-left:.625rem}
+.layers svg{height:.5rem;border-radius:2px;background:var(--well)}
+.rows .warned b{color:var(--amber)}
+@media(max-width:44rem){.layers,.layers tbody{display:block}.layers thead{display:none}
+.layers tr{display:grid;grid-template-columns:4.5rem minmax(0,1fr) 4.5rem minmax(0,1fr);gap:.1rem .5rem;align-items:center;
+padding:.625rem 0;border-bottom:1px solid var(--line)}
+.layers th,.layers td,.layers .bar{display:block;border:0;padding:0;text-align:left;width:auto;white-space:normal}
+.layers tbody th{grid-column:1/-1;font-weight:600;font-size:.8125rem}
+.layers .shape,.layers .how{grid-column:span 2;color:var(--soft);max-width:none}
+.layers .how::after{content:", " attr(data-bits) " bits"}
+.layers .bits{display:none}}
+"""
+)

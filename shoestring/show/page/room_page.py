@@ -1,0 +1,115 @@
+"""What a room has on the page of its runs, and in the overview of several, beside what the runs of all rooms have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from shoestring.core.figures import Quantity
+from shoestring.core.rooms import installed_rooms
+from shoestring.planning.quantities import MEASURABLE
+from shoestring.show.page.render import NONE
+
+if TYPE_CHECKING:
+    from shoestring.show.page.charts import Line
+    from shoestring.show.page.tiles import Tile
+    from shoestring.show.page.words import Entries
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure as text, and as a number to sort by."""
+
+    text: str = NONE
+    value: float | str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class RoomCell:
+    """A figure of one run in a column of the overview that only runs of its room have."""
+
+    column: str
+    cell: Cell
+    first: str = "up"  # which way the column is sorted first
+
+
+class RoomPage:
+    """The base of what rooms have on a page, and what it is where a room has nothing of its own."""
+
+    counts: ClassVar[str] = "step"  # what the steps are called
+    note: ClassVar[str] = (  # below the table of predicted beside measured
+        "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
+        "predicted; plain is what training without any technique would need."
+    )
+    quantities: ClassVar[tuple[Quantity, ...]] = MEASURABLE  # the rows of that table,
+    at_the_end: ClassVar[tuple[str, ...]] = ()  # of which these are of the whole run: measured when it is over
+    plans_memory: ClassVar[bool] = True  # its plans predict the memory of the process
+    fewer_is_early: ClassVar[bool] = False  # a run that finished after fewer steps than it wanted ended early
+    style: ClassVar[str] = ""  # CSS
+    templates: ClassVar[str] = ""  # the package whose templates its sections use
+
+    def flags(self, story: Entries) -> Mapping[str, object]:
+        """What was asked for beside the arguments of the job, by name."""
+        return {}
+
+    def sections(self, story: Entries) -> Iterable[str]:
+        """Sections as markup, which stand below the first charts; empty ones are left out."""
+        return ()
+
+    def tiles(self, story: Entries) -> Iterable[Tile]:
+        """Figures that one looks at first."""
+        return ()
+
+    def ending(self, story: Entries, why: str) -> str | None:
+        """The end of the sentence on how a run went, such as "Trained 3 rounds"; `why` it ended, if not by itself."""
+        return None
+
+    def cells(self, story: Entries) -> Iterable[RoomCell]:
+        """Figures of a run for the overview."""
+        return ()
+
+    def lines(self, story: Entries) -> Iterable[tuple[str, Line]]:
+        """Lines of a run, by name, which the overview lays over those of others."""
+        return ()
+
+
+PLAIN = RoomPage()
+
+
+def page_of(story: Entries) -> RoomPage:
+    """What the room of a run has on its page. A report that does not name its room has something under the room's name."""
+    named = story.get("room")
+    if isinstance(named, str):
+        return pages().get(named, PLAIN)
+    return next((page for name, page in pages().items() if isinstance(story.get(name), Mapping)), PLAIN)
+
+
+def said_by_room(story: Entries, ask: Callable[[RoomPage], Iterable[T]]) -> list[T]:
+    """What a run's room has to say; nothing where that fails, because no room takes a page down."""
+    try:
+        return list(ask(page_of(story)))
+    except (Exception, SystemExit):
+        return []
+
+
+@cache
+def pages() -> Mapping[str, RoomPage]:
+    """What rooms have on pages, by room; what can't be imported is as good as nothing."""
+    found: dict[str, RoomPage] = {}
+    for room in installed_rooms():
+        with suppress(Exception):
+            if (page := room.page()) is not None:
+                found[room.name] = page
+    return found
+
+
+def style_of_rooms() -> str:
+    """The CSS of all rooms: of a live page nobody knows what it is of before it is read."""
+    return "".join(page.style for page in pages().values())
