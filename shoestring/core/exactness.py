@@ -33,6 +33,11 @@ class Exactness(IntEnum):
         return WORDS[self]
 
     @property
+    def phrase(self) -> str:
+        """The word as a sentence has it: a plan is "of the same distribution"."""
+        return f"of the {self.word}" if self is Exactness.DISTRIBUTION else self.word
+
+    @property
     def meaning(self) -> str:
         """What the level guarantees, in a sentence."""
         return MEANINGS[self]
@@ -91,7 +96,7 @@ def check_level(level: Exactness, exact: str | None, plan: str) -> None:
     """Refuse a plan that is further from plain training than `exact` allows."""
     if exact and level > ASKED[exact]:
         raise Mistake(
-            f"{plan} is {level.word} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
+            f"{plan} is {level.phrase} for this job ({level.meaning}), and --exact {exact} allows {ASKED[exact].word}: leave it "
             f"out, or give {level.flag}"
         )
 

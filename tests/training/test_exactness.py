@@ -97,7 +97,8 @@ def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusa
 
 def test_techniques_that_the_user_wrote_are_held_to_the_level_that_the_user_asked_for() -> None:
     with pytest.raises(
-        Mistake, match=r"Accumulate\(pieces=2\) is same distribution for this job .*--exact rounding allows to rounding"
+        Mistake,
+        match=r"Accumulate\(pieces=2\) is of the same distribution for this job .*--exact rounding allows to rounding",
     ):
         planned(1.0, "rounding", forced=(Accumulate(2),))
     assert planned(1.0, forced=(Accumulate(2),)).chosen.exactness is Exactness.DISTRIBUTION
