@@ -28,8 +28,8 @@ CALLS = r"zlib\.\w+|\.decompress\("  # of the library of that name
 # Where a shared file may name a room, as the lines that may, and why.
 ALLOWED = {
     # One Job says what the user wants, for every room: the same file is trained, federated and compressed.
-    "core/job.py": r"Where the records lie on many devices",
-    "core/local.py": r"What a device does with its own records in a federated round",
+    "core/job.py": r"Where records lie on many devices",
+    "core/local.py": r"device does with its own records",
     "core/clients.py": r"a federated job needs clients",
     "core/statistics.py": r"running statistics of norm layers in a federation",
     # Optional packages are installed by hand: the hint says for which commands.

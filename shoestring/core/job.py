@@ -226,7 +226,7 @@ class Job:
             )
         if (
             self.metrics is not None and self.held_out is None and self.clients is None
-        ):  # in a federation, devices hold out some of their own records
+        ):  # devices hold out some of their own records
             raise Mistake(
                 "the Job has metrics and no held_out: give held_out=lambda: batches to measure them on, or "
                 "validate=lambda model: {...}"
