@@ -22,14 +22,14 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.given import GivenData
-from shoestring.core.job import Job, default_forward, default_optimizer, interval
+from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.core.run import brought_home
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import Feed, shortened
 from shoestring.jobfile import job_path, loaded_job, with_course
 from shoestring.measure.instructions import require
-from shoestring.runs.cadence import Cadence
+from shoestring.runs.cadence import Cadence, cadence_of
 from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.report import Report
 from shoestring.training.catalogue import CATALOGUE
@@ -248,13 +248,6 @@ def kept_steps(
     scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker)
     for number, loss, metrics in scripted.steps():
         yield Step(number, loss, metrics)
-
-
-def cadence_of(save_every: int | str) -> Cadence:
-    every = interval(save_every)
-    if every.unit == "epochs":
-        raise Mistake(f'save_every={save_every!r}: write a number of steps (50) or a time ("90s", "5m")')
-    return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
 
 
 def spoken(found: Generator[Step, None, None]) -> Iterator[Step]:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
-from shoestring.commands import DONE, FAULT, NOT_KEPT, STOPPED
-from shoestring.commands.output import say, screen, warn, write_page
+from shoestring.commands import DONE, NOT_KEPT
+from shoestring.commands.output import say, screen
+from shoestring.commands.report import reported, unfinished
 from shoestring.commands.ticker import ticking
 from shoestring.core.errors import Mistake
+from shoestring.runs.cadence import cadence_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from pathlib import Path
     from typing import Any
 
     from shoestring.core.job import Job
-    from shoestring.federated.runner import Ended
-    from shoestring.federated.session import FederatedSession
-    from shoestring.runs.folder import Folder
-    from shoestring.runs.resume import OpenedRun
+    from shoestring.runs.cadence import Cadence
+    from shoestring.runs.session import Session
 
 name = "federate"
 help = "train or tune where the data lives: updates leave, records never do"
@@ -115,9 +116,8 @@ def run(options: Namespace) -> int:
     if options.fresh and options.adopt:
         raise Mistake("--fresh begins anew, --adopt goes on: give one of them")
     from shoestring.commands.job_flags import JobLoader, loaded
-    from shoestring.commands.train import cadence_of
 
-    cadence_of(options)  # a mistake in it is told now
+    cadence = cadence_of(options.save_every, options.keep)  # a mistake in it is told now
     if options.task != "train":
         return run_task(options, loaded(options, path, job_flags, ROOM), wanted)
     if options.plan_only or options.verify:
@@ -125,7 +125,7 @@ def run(options: Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from shoestring.commands.train import kept_report
+    from shoestring.commands.report import session_of
     from shoestring.jobfile import usual_values
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
@@ -141,14 +141,12 @@ def run(options: Namespace) -> int:
         usual_values(path),
         loader.resolve,
     )
-    try:
-        report = {} if held.changed else kept_report(held.folder)
-        if report:
-            say(options, f"{held.folder.path} is finished; --fresh federates it anew")
-            return reported(options, report, held.folder)
-        return noted(options, loader.job(held.request.flags), held)
-    finally:
-        held.lock.release()
+    with session_of(held) as session:
+        report = session.finished()
+        if report is not None:
+            say(options, f"{session.folder.path} is finished; --fresh federates it anew")
+            return reported(options, report, session, shown)
+        return session.run(lambda: federated(options, loader.job(session.request.flags), session, cadence))
 
 
 def wanted_of(options: Namespace) -> dict[str, Any]:
@@ -220,82 +218,31 @@ def without_folder(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     return DONE if found.kept else NOT_KEPT
 
 
-def noted(options: Namespace, job: Job, held: OpenedRun) -> int:
-    """Federate; what ends it early is noted among the run's events. A mistake before the first round leaves no run."""
-    from shoestring.runs.event import Failed, Stopped
-    from shoestring.runs.events import note
-    from shoestring.runs.resume import came_to_nothing, forget_attempt
-
-    try:
-        return federated(options, job, held)
-    except (Exception, KeyboardInterrupt) as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        if came_to_nothing(error, held.folder.path):
-            forget_attempt(held.folder.path)
-            raise
-        note(
-            held.folder.path,
-            Stopped(text="stopped at once; what was not saved is lost") if stopped else Failed(str(error)),
-        )
-        raise
-
-
-def federated(options: Namespace, job: Job, held: OpenedRun) -> int:
+def federated(options: Namespace, job: Job, session: Session, cadence: Cadence) -> int:
+    """Federate in a folder that this process holds."""
     from shoestring.commands.federate_text import RoundShower, outcome_text
     from shoestring.commands.moving_line import MovingLine
-    from shoestring.commands.train import cadence_of
-    from shoestring.federated.session import begun
+    from shoestring.federated.session import begun, finish
 
-    cadence, line = cadence_of(options), MovingLine()
+    line = MovingLine()
     say(options, LOOKING)
     with ticking("looking at the clients"):  # over before devices are simulated by processes, which are forked
-        session = begun(job, held)
-    if session.outcome is not None:
-        say(options, outcome_text(session.outcome, screen(sys.stderr)))
-    shower = RoundShower(options, line, session.given.rounds, session.given.asked.epsilon)
+        federation = begun(job, session.held, adopt=options.adopt)
+    if federation.outcome is not None:
+        say(options, outcome_text(federation.outcome, screen(sys.stderr)))
+    shower = RoundShower(options, line, federation.given.rounds, federation.given.asked.epsilon)
     try:
         with shower.ticker.running(not line.moves):
-            ended = session.run(shower, cadence, shower.heard)
+            ended = federation.run(shower, cadence, shower.heard)
     finally:
         line.end()
-    return finished(options, session, ended)
+    if ended.unsaved or ended.stopped:
+        return unfinished(options, session.write_page(), ended.stopped, ended.unsaved)
+    return reported(options, finish(session, ended), session, shown)
 
 
-def finished(options: Namespace, session: FederatedSession, ended: Ended) -> int:
-    from shoestring.runs.report import report_of
-    from shoestring.show.page import page
-
-    folder = session.held.folder
-    if not ended.unsaved and not ended.stopped:
-        return reported(options, session.report(ended), folder)
-    write_page(folder.path / "report.html", page(report_of(folder.path).as_json()))
-    if ended.unsaved:
-        print(f"shoestring: {ended.unsaved}", file=sys.stderr)
-        return FAULT
-    say(
-        options,
-        f"{ended.stopped}; the same command{'' if options.run else f' with --run {folder.path}'} goes on from there",
-    )
-    return STOPPED
-
-
-def reported(options: Namespace, report: dict[str, Any], folder: Folder) -> int:
-    import json
-    from pathlib import Path
-
+def shown(report: dict[str, Any], page: Path) -> None:
     from shoestring.commands.federate_text import report_text
-    from shoestring.runs.report import report_of
-    from shoestring.show.page import page
 
-    told = report_of(folder.path)
-    warn(told.damage)
-    drawn = page(told.as_json())
-    write_page(folder.path / "report.html", drawn)
-    if options.report:
-        write_page(Path(options.report), drawn, asked=True)
-    if options.json:
-        print(json.dumps(report))
-    else:
-        print(report_text(report, screen(sys.stdout)))
-        print(f"report: {os.path.abspath(options.report or folder.path / 'report.html')}")
-    return DONE
+    print(report_text(report, screen(sys.stdout)))
+    print(f"report: {os.path.abspath(page)}")

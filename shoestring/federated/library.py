@@ -22,7 +22,7 @@ from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.offered import offered
 from shoestring.federated.options import check_private, checked
-from shoestring.federated.session import begun
+from shoestring.federated.session import begun, finish
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
@@ -33,6 +33,8 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
+from shoestring.runs.session import Session
+from shoestring.show.page import page
 
 FORGOTTEN = (
     "what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
@@ -145,17 +147,18 @@ def federate(
             adopt,
             resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None,
         )
-        stack.callback(held.lock.release)
-        session = begun(made, held, offers)
-        if run is None and ledger is None and release_of(session.plan.techniques, session.given) is not None:
-            warnings.warn(FORGOTTEN, stacklevel=5)
-        ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
-        if ended.stopped:
-            deliver(ended.signal)
-            raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
-        if ended.unsaved:
-            raise OSError(ended.unsaved)
-        report = session.report(ended)
+        session = stack.enter_context(Session(held, page, by_script=True))
+        with session.noting_failure():
+            federation = begun(made, held, offers, adopt)
+            if run is None and ledger is None and release_of(federation.plan.techniques, federation.given) is not None:
+                warnings.warn(FORGOTTEN, stacklevel=5)
+            ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
+            if ended.stopped:
+                deliver(ended.signal)
+                raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
+            if ended.unsaved:
+                raise OSError(ended.unsaved)
+            report = finish(session, ended)
         last, _ = newest_good(held.folder.checkpoints)
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()

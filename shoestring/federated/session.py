@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
 from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
-from shoestring.federated.kept_plan import kept_plan
+from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.offered import Offered, offered
 from shoestring.federated.options import Wanted
 from shoestring.federated.prepare import FederateOptions, Prepared, prepared
@@ -28,6 +29,7 @@ from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import OpenedRun
+from shoestring.runs.session import Session, kept_plan
 
 VERSION = 2  # of plan.json
 
@@ -84,8 +86,8 @@ def chosen(job: Job, wanted: Wanted, use: Sequence[str] | None, offers: Offered 
 
 
 @dataclass(frozen=True)
-class FederatedSession:
-    """A federation in a folder that this process holds."""
+class Federation:
+    """A federation that is planned, in a folder that this process holds."""
 
     held: OpenedRun
     given: Prepared
@@ -107,24 +109,26 @@ class FederatedSession:
         every = (request.federated or {}).get("every") or 0
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
 
-    def report(self, ended: Ended) -> dict[str, Any]:
-        """What it came to, which the folder keeps from now on."""
-        found = finished_report(self.held.request, report_of(self.held.folder.path), ended)
-        self.held.folder.write("report.json", found)
-        return found
+
+def finish(session: Session, ended: Ended) -> dict[str, Any]:
+    """What a federation came to, which its folder keeps from now on."""
+    found = finished_report(session.request, report_of(session.folder.path), ended)
+    session.finish(found)
+    return found
 
 
 @blaming_the_job()
-def begun(job: Job, held: OpenedRun, offers: Offered | None = None) -> FederatedSession:
-    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own."""
+def begun(job: Job, held: OpenedRun, offers: Offered | None = None, adopt: bool = False) -> Federation:
+    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own; `adopt`:
+    plan anew where the plan is damaged."""
     offers = offers or offered()
     wanted = dict(held.request.federated or {})
     note(held.folder.path, Planning())
     if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
         check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
-    kept = None if held.changed else kept_plan(held.folder, offers)
+    kept = None if held.changed else kept_plan(held.folder, partial(plan_in, offers=offers), adopt)
     if kept is not None:
-        return FederatedSession(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
+        return Federation(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
     outcome = chosen(job, wanted, held.request.use, offers)
     held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
-    return FederatedSession(held, outcome.given, outcome.chosen, outcome)
+    return Federation(held, outcome.given, outcome.chosen, outcome)
