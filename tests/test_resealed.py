@@ -211,7 +211,7 @@ def test_what_was_asked_for(room: Room) -> None:
 
 def test_a_plan(room: Room, tmp_path: Path) -> None:
     from shoestring.training.memory.accumulate import Accumulate
-    from shoestring.training.memory.checkpoint import RunCheckpoint as Recompute
+    from shoestring.training.memory.checkpoint import Checkpoint as Recompute
 
     folder = Folder(room.run)
     whole = json.loads(

@@ -130,7 +130,7 @@ def run(options: Namespace) -> int:
     from shoestring.runs.request import request_for
     from shoestring.runs.resume import new_folder, opened
 
-    asked = replace(request_for(path, job_flags, None, options.use, False, None), federated=wanted)
+    asked = replace(request_for(path, job_flags, None, options.use, False, None), room="federated", asked=wanted)
     loader = JobLoader(options, path, job_flags, ROOM)
     held = opened(
         Path(options.run) if options.run else new_folder(path.stem),

@@ -15,7 +15,7 @@ from shoestring.runs.request import Request
 
 def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, Any]:
     """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
-    found = federation(request.federated or {}, told.rounds)
+    found = federation(request.asked, told.rounds)
     predicted, seconds = dict(told.plan.get("predicted", {})), sum(told.seconds)
     found_json: dict[str, Any] = finite_json(
         {

@@ -141,7 +141,7 @@ def federate(
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
         held = opened(
             folder,
-            replace(request_of(made, names, run), federated=wanted),
+            replace(request_of(made, names, run), room="federated", asked=wanted),
             source_of(made),
             fresh,
             adopt,

@@ -106,7 +106,7 @@ class Federation:
             note_modules(
                 folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
             )
-        every = (request.federated or {}).get("every") or 0
+        every = request.asked.get("every") or 0
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
 
 
@@ -122,7 +122,7 @@ def begun(job: Job, held: OpenedRun, offers: Offered | None = None, adopt: bool 
     """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own; `adopt`:
     plan anew where the plan is damaged."""
     offers = offers or offered()
-    wanted = dict(held.request.federated or {})
+    wanted = dict(held.request.asked)
     note(held.folder.path, Planning())
     if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
         check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))

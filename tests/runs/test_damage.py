@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import signal
 from argparse import Namespace
 from collections.abc import Iterator
@@ -59,6 +60,10 @@ def job(width: int = 6, steps: int = 6) -> Job:
 KEPT = ("run.json", "plan.json", "report.json", NAME)  # what every flipped bit of is told
 
 
+def warned(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 class Trained:
     """A small run that is finished, and what a command would go on from."""
 
@@ -110,7 +115,7 @@ class Trained:
             claim_of_run(Folder(self.path))
         except Unusable as error:
             assert "run.json is damaged" in str(error)
-        kept_report(Folder(self.path), print)
+        kept_report(Folder(self.path), warned)
         return told
 
 
@@ -221,7 +226,7 @@ def test_a_run_of_the_version_before_goes_on_and_is_shown(trained: Trained, tmp_
     (tmp_path / "run" / NAME).write_text("".join(json.dumps(event) + "\n" for event in records(trained.path)))
     kept, trained.path = trained.path, tmp_path / "run"
     try:
-        assert trained.outlook() == trained.before and kept_report(Folder(trained.path), print) == Folder(kept).read(
+        assert trained.outlook() == trained.before and kept_report(Folder(trained.path), warned) == Folder(kept).read(
             "report.json"
         )
         old, new = (report_of(path).as_json() for path in (trained.path, kept))
