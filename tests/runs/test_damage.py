@@ -6,8 +6,8 @@ import json
 import os
 import random
 import shutil
-import sys
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from hashlib import sha256
