@@ -10,7 +10,7 @@ from shoestring.commands import DONE
 from shoestring.commands.output import say, screen, warn
 from shoestring.commands.ticker import ticking
 from shoestring.compression.arguments import CompressArguments
-from shoestring.core.arguments import add_flags, arguments_of
+from shoestring.core.arguments import add_flags, written_by
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
@@ -52,7 +52,7 @@ def flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     path, job_flags = checked_source(options)
-    asked = arguments_of(CompressArguments, options)
+    asked = CompressArguments(**written_by(CompressArguments, options))
     asked.check()
     target = target_of(options)
     from shoestring.compression.run import CompressRun, drawn, held_folder, options_of

@@ -5,15 +5,13 @@ size: str | int | None = argument("BYTES", "most bytes on disk")    ->    --size
 
 from __future__ import annotations
 
-from dataclasses import MISSING, field, fields
+from dataclasses import field, fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
-    from typing import Any, TypeVar
-
-    T = TypeVar("T")
+    from typing import Any
 
 
 def argument(
@@ -47,13 +45,12 @@ def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
         parser.add_argument(told["flag"] or f"--{one.name.replace('_', '-')}", **settings)
 
 
-def arguments_of(kind: type[T], options: Namespace) -> T:
-    """What was asked for by flags."""
+def written_by(kind: type[Any], options: Namespace) -> dict[str, Any]:
+    """What was written for each field, by flags."""
     found = {}
-    for one in fields(kind):  # type: ignore[arg-type]
+    for one in fields(kind):
         value = vars(options)[one.name]
         if one.metadata["repeated"]:
             value = one.default if value is None else tuple(value)
-        assert value is not MISSING, "every field has a default"
         found[one.name] = value
-    return kind(**found)
+    return found

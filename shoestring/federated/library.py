@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.job import Job
@@ -21,7 +22,7 @@ from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.offered import offered
-from shoestring.federated.options import check_private, checked
+from shoestring.federated.options import FederateOptions
 from shoestring.federated.session import begun, finish
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
@@ -113,13 +114,11 @@ def federate(
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    wanted = checked(
+    asked = FederateOptions.parsed(
         {
             "clients": clients,
             "per_round": per_round,
             "rounds": rounds,
-            "processes": processes,
-            "every": every,
             "upload": upload,
             "download": download,
             "time": time,
@@ -129,9 +128,11 @@ def federate(
             "ledger": ledger,
             "ledger_epsilon": ledger_epsilon,
             "insecure_seed": insecure_seed,
+            "every": every,
+            "processes": processes,
         }
     )
-    check_private(wanted)
+    asked.check_private()
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     used = None if use is None else tuple(use)
@@ -141,7 +142,7 @@ def federate(
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
         held = opened(
             folder,
-            replace(request_of(made, names, run), room="federated", asked=wanted),
+            replace(request_of(made, names, run), room="federated", asked=to_json(asked)),
             source_of(made),
             fresh,
             adopt,
