@@ -14,6 +14,7 @@ import pytest
 
 import shoestring
 from shoestring.commands.main import run
+from shoestring.compression.distillation import heal
 from shoestring.core.errors import Mistake
 from shoestring.show.watch.follow import Watch
 from tests.waiting import HUNG, state_of, until
@@ -143,3 +144,14 @@ def test_a_script_goes_on_and_has_a_finished_model_as_it_is(tmp_path: Path) -> N
     assert (tmp_path / "small" / "model.safetensors").stat().st_mtime_ns == written
     with pytest.raises(Mistake, match="width changed: 64 before, now 32"):
         shoestring.compress(str(tmp_path / "net.py"), tmp_path / "small", size=SIZE, samples=32, width=32)
+
+
+def test_a_script_heals_what_two_bits_broke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: 40)
+    (tmp_path / "net.py").write_text(JOB)
+    small = shoestring.compress(
+        str(tmp_path / "net.py"), tmp_path / "small", use=["Quantize(bits=2)"], heal="1s", samples=32
+    )
+    healed = small.report["healed"]
+    assert healed["steps"] == 40 and healed["after"] > healed["before"]
+    assert state(tmp_path / "small-healing", "run") == "finished"
