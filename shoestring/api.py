@@ -8,7 +8,6 @@ whose errors speak of flags, call `planned`.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,34 +22,25 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.given import GivenData
-from shoestring.core.job import Job, default_forward, default_optimizer, interval
+from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.options import as_arguments, speaking_of_arguments
-from shoestring.core.run import brought_home
 from shoestring.data.elements import check_held_out
-from shoestring.data.feed import Feed, first_steps
+from shoestring.data.feed import first_steps
 from shoestring.jobfile import job_path, loaded_job, with_course
-from shoestring.measure.instructions import require
-from shoestring.processes.task import Worker
-from shoestring.runs.cadence import Cadence
-from shoestring.runs.initial_weights import fresh_model, source, valued
+from shoestring.runs.cadence import Cadence, cadence_of
+from shoestring.runs.initial_weights import valued
 from shoestring.runs.report import Report
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearsals import Tell, silent
-from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_group import group_of
-from shoestring.training.execution.script_run import Scripted
+from shoestring.training.execution.script_steps import ScriptStep, kept_steps, steps_here, worker_of
 from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
-from shoestring.training.loop import finite, steps
-from shoestring.training.memory.precision import DTYPES
 from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
-from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique as Technique
-
-SHORT = {dtype: name for name, dtype in DTYPES.items()}  # dtypes whose matrix products may crash a process
 
 
 class Step(NamedTuple):
@@ -198,7 +188,7 @@ def train(
     return speak_of_arguments(
         trained_here(made, plan, model)
         if run is None
-        else kept_steps(made, plan, model, Path(run), save_every, fresh, adopt)
+        else as_steps(kept_steps(made, plan, model, Path(run), cadence_of(save_every), fresh, adopt))
     )
 
 
@@ -229,76 +219,22 @@ def steps_of_group(
             yield Step(number, loss, metrics)
 
 
-def kept_steps(
-    job: Job,
-    plan: Plan | Outcome | Iterable[Technique],
-    model: nn.Module | None,
-    run: Path,
-    save_every: int | str,
-    fresh: bool,
-    adopt: bool,
-) -> Generator[Step, None, None]:
-    """Train in this process, in a run folder."""
-    cadence, worker = cadence_of(save_every), worker_of(job, model)
-    if isinstance(plan, (Plan, Outcome)):
-        check_named(job, unchecked_techniques(plan, job), model, worker)
-    if model is None:
-        model = fresh_model(job)
-    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
-    chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
-    told = outcome.as_json() if isinstance(outcome, Outcome) else {}
-    scripted = Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker)
-    for number, loss, metrics in scripted.steps():
+def as_steps(found: Iterable[ScriptStep]) -> Generator[Step, None, None]:
+    for number, loss, metrics in found:
         yield Step(number, loss, metrics)
 
 
-def cadence_of(save_every: int | str) -> Cadence:
-    every = interval(save_every)
-    if every.unit == "epochs":
-        raise Mistake(f'save_every={save_every!r}: write a number of steps (50) or a time ("90s", "5m")')
-    return Cadence(steps=int(every.number)) if every.unit == "steps" else Cadence(seconds=every.number)
-
-
 def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
-    """The same steps; errors speak of arguments instead of flags, and the script's own random state is left alone."""
+    """The same, with what is raised on the way in the words of a script, and draws that are apart from the script's."""
     with speaking_of_arguments():
         yield from random_state.drawing_apart(found)
-
-
-def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
-    """The worker that runs tasks of a job file in a child process; None if a given model replaces the file's."""
-    return workers(1) if job.origin is not None and model is None else None
 
 
 def trained_here(
     job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
-    yield from steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model)
-
-
-def steps_here(job: Job, techniques: tuple[Technique, ...], model: nn.Module | None) -> Generator[Step, None, None]:
-    """Train in this process with techniques that are known to work for the job."""
-    if model is None:
-        random_state.seed(job.seed)
-        model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
-        if (found := source(model, job)) and found.note:
-            warnings.warn(f"the job's weights: {found.note}", stacklevel=5)
-    random_state.seed(job.seed)
-    for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
-        if dtype in SHORT:  # Precision checks its own dtype
-            require(SHORT[dtype])
-    feed = Feed(job)
-    counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
-    run = prepared(counted_job, techniques, model, tracked=False)
-    feed.assignment = run.assignment
-    course = Progress(job, run, feed)
-    for number, loss in enumerate(steps(run, course.batches()), 1):
-        value = finite(float(loss), number)
-        yield Step(number, value, course.validate(number).metrics if course.due(number) else {})
-        if course.over(number):
-            break
-    brought_home(run)
+    yield from as_steps(steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model))
 
 
 @dataclass(frozen=True)

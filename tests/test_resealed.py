@@ -9,6 +9,7 @@ from argparse import Namespace
 from binascii import crc32
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,10 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.commands.report import reported
-from shoestring.commands.run_plan import kept_plan
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
 from shoestring.data.feed import Feed
-from shoestring.federated.kept_plan import kept_plan as kept_federated_plan
+from shoestring.federated.kept_plan import plan_in as federated_plan_in
 from shoestring.federated.offered import offered
 from shoestring.jobfile import loaded_job
 from shoestring.privacy.spending import ReleasedRound, Spending, line_of
@@ -40,14 +40,15 @@ from shoestring.runs.history import History
 from shoestring.runs.modules import changes, kept_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.request import differences
-from shoestring.runs.resume import settled
+from shoestring.runs.resume import OpenedRun, settled
+from shoestring.runs.session import Session, kept_plan
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import opened as opened_weights
 from shoestring.show.page import page
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan, load_plan
+from shoestring.training.plan import Plan, load_plan, plan_in
 from tests.mutations import variants
 
 NET = """
@@ -219,7 +220,7 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
     )
 
     def use() -> None:
-        plan = kept_plan(folder, False)
+        plan = kept_plan(folder, lambda found: plan_in(found, folder.path / "plan.json"))
         if plan is not None:
             str(plan), plan.as_json(), plan.figures
         page(report_of(room.run).as_json())
@@ -243,7 +244,7 @@ def test_the_plan_of_a_federation(tmp_path: Path) -> None:
         "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1},
     }
     folder.write("plan.json", whole)
-    resealed(tmp_path / "plan.json", whole, lambda: kept_federated_plan(folder, offered()), 6)
+    resealed(tmp_path / "plan.json", whole, lambda: kept_plan(folder, partial(federated_plan_in, offers=offered())), 6)
 
 
 def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,10 +270,12 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
         "asked": {"steps": 2, "epochs": 0},
     }
     folder.write("report.json", whole)
+    held: Any = OpenedRun(folder, None, None, False)  # type: ignore[arg-type]
+    session = Session(held, page, print)
     resealed(
         room.run / "report.json",
         whole,
-        lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), room.run),
+        lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), session),
         3,
     )
 

@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.compression.room import CompressPlan
-    from shoestring.compression.session import CompressedMeasurement, CompressSession
+    from shoestring.compression.session import CompressSession
+    from shoestring.core.figures import Figures
     from shoestring.show.terminal import Screen
 
 
@@ -77,16 +78,37 @@ def predicted_text(one: Mapping[str, Any]) -> str:
     return "" if mean is None else f"; predicted mean {mean:.6f}{error_text(one['predicted_standard_error'])}"
 
 
-def measured_text(
-    session: CompressSession, measured: CompressedMeasurement, report: Mapping[str, Any], screen: Screen
-) -> str:
+def figures_in(report: Mapping[str, Any]) -> Figures:
+    """Predicted beside measured, as the report has them."""
+    from shoestring.compression.session import QUANTITIES
+    from shoestring.core.figures import figures
+
+    latency, fidelity = report["latency_ms"], report["fidelity"]["mean"]
+
+    def side(name: str) -> dict[str, float | None]:
+        found = {key: report[key][name] for key in ("size_bytes", "memory_bytes")}
+        found |= {f"{key}_seconds": None if (ms := latency[key][name]) is None else ms / 1e3 for key in ("p50", "p99")}
+        return found | {"damage": None if fidelity[name] is None else 1 - fidelity[name]}
+
+    return figures(QUANTITIES, side("predicted")).measured(side("measured"))
+
+
+def metric_text(name: str, one: Mapping[str, Any]) -> str:
+    from shoestring.compression.calibration.metric import MetricValue
+
+    interval = None if one["interval"] is None else (one["interval"][0], one["interval"][1])
+    value = MetricValue(one["measured"], one["n"], one["of"], one["standard_error"], interval)
+    return f"{name}: {value}, the original {one['original']:.5g}"
+
+
+def measured_text(report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted beside measured, then the job's own metric."""
     from shoestring.show.terminal import table
 
     rows = [["", "predicted", "measured", "measured is"]]
     rows += [
         [one.quantity.label, one.quantity.text(one.predicted), one.quantity.text(one.measured), one.off_text]
-        for one in session.figures(measured)
+        for one in figures_in(report)
     ]
     told = report["fidelity"]["outputs"]
     lines = [table(rows, right=(1, 2), screen=screen), ""]
@@ -99,6 +121,8 @@ def measured_text(
     if len(told) > 1:
         lines.append(f"the worst leads: {report['fidelity']['output']}")
     lines += [
-        f"{name}: {one}, the original {measured.original[name].value:.5g}" for name, one in measured.metrics.items()
+        metric_text(name, one)
+        for name, one in report["metric"].items()
+        if one["measured"] is not None and one["original"] is not None
     ]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.core.job import Job
+    from shoestring.federated.options import FederateOptions
 
 
 def task_flags(parser: ArgumentParser) -> None:
@@ -86,13 +87,13 @@ def check_task(options: Namespace) -> None:
         )
 
 
-def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
+def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
     import json
     from dataclasses import replace
 
     from shoestring.core.codec import finite_json
     from shoestring.federated.prepare import prepared
-    from shoestring.federated.session import asked_of, blaming_the_job
+    from shoestring.federated.session import blaming_the_job
     from shoestring.federated.tasks.asked import (
         asked_devices,
         candidates_of,
@@ -111,7 +112,7 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
     say(options, "looking at the clients and at how fast devices work …")
     with blaming_the_job():
-        given = prepared(job, replace(asked_of(wanted), per_round=None))
+        given = prepared(job, replace(asked, per_round=None))
     models = models_of(given, options.model or [])
     candidates = candidates_of(settings, list(models), not options.as_is)
     if options.task == "compare" and len(candidates) != 2:
@@ -119,11 +120,11 @@ def run_task(options: Namespace, job: Job, wanted: dict[str, Any]) -> int:
             f"--task compare is about two models or two settings, and these are {len(candidates)}: give --model A --model B, or "
             f'--settings "lr=0.1,0.01"'
         )
-    names = asked_devices(given, wanted["per_round"])
+    names = asked_devices(given, asked.per_round)
     task = task_of(
         options.task, job, candidates, models, options.least or LEAST, halving=options.halving, apart=options.apart
     )
-    registry = registry_of(job, wanted["ledger"])
+    registry = registry_of(job, asked.ledger)
     say(
         options,
         f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them",

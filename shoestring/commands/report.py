@@ -1,4 +1,4 @@
-"""How `train` tells of a run that is finished, or that the same command goes on with: page, JSON and a few lines."""
+"""How commands tell of a run that is finished, or that the same command goes on with: page, JSON and a few lines."""
 
 from __future__ import annotations
 
@@ -11,46 +11,55 @@ from shoestring.core.errors import Mistake
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
     from shoestring.runs.report import Report
-    from shoestring.training.execution.tasks import TrainResult
+    from shoestring.runs.resume import OpenedRun
+    from shoestring.runs.session import Session
 
 
-def unfinished(options: Namespace, run: Path, told: Report, result: TrainResult) -> int:
-    """Tell of a run that the same command goes on with."""
+def session_of(held: OpenedRun) -> Session:
+    """The session of a command: what can't be written is told of beside the result."""
+    from shoestring.runs.session import Session
     from shoestring.show.page import page
 
-    write_page(run / "report.html", page(told.as_json()))
-    if result.unsaved:
-        print(f"shoestring: {result.unsaved}", file=sys.stderr)
+    return Session(held, page, lambda text: warn([text]))
+
+
+def unfinished(options: Namespace, told: Report, said: str, unsaved: str) -> int:
+    """Tell of a run that the same command goes on with."""
+    if unsaved:
+        print(f"shoestring: {unsaved}", file=sys.stderr)
         return FAULT
-    said = told.text if result.stopped else "Stopped before it trained a step"
-    say(options, f"{said}; the same command{'' if options.run else f' with --run {run}'} goes on from there")
+    say(options, f"{said}; the same command{'' if options.run else f' with --run {told.path}'} goes on from there")
     warn(told.damage)
     return STOPPED
 
 
-def reported(options: Namespace, report: dict[str, Any], run: Path) -> int:
-    """Write the page of a run that is finished and tell the user of it."""
+def reported(
+    options: Namespace,
+    report: dict[str, Any],
+    session: Session,
+    shown: Callable[[dict[str, Any], Path], None] | None = None,
+) -> int:
+    """Write the page of a run that is finished and tell the user of it; `shown` prints it (default: as `train` does)."""
     import json
     from pathlib import Path
 
     from shoestring.core.codec import finite_json
-    from shoestring.runs.report import report_of
-    from shoestring.show.page import page
 
-    told = report_of(run)
+    run = session.folder.path
+    told = session.write_page()
     warn(told.damage)
-    write_page(run / "report.html", page(told.as_json()))
     if options.report:
-        write_page(Path(options.report), page(told.as_json()), asked=True)
+        write_page(Path(options.report), session.draw(told), asked=True)
     if options.json:
         print(json.dumps(finite_json(report)))
         return DONE
     try:
-        show(report, Path(options.report or run / "report.html"))
+        (shown or show)(report, Path(options.report or run / "report.html"))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(
             f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "

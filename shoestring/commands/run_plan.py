@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from shoestring.core.job import Job
     from shoestring.processes.nodes import Team
-    from shoestring.runs.folder import Folder
     from shoestring.runs.resume import OpenedRun
     from shoestring.training.plan import Plan
 
@@ -24,12 +23,16 @@ def settled_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     if options.replan:
         return following_plan(options, job, held)
-    kept = None if held.changed else kept_plan(held.folder, options.adopt)
+    from shoestring.runs.session import kept_plan
+    from shoestring.training.plan import plan_in
+
+    plan_file = held.folder.path / "plan.json"
+    kept = None if held.changed else kept_plan(held.folder, lambda found: plan_in(found, plan_file), options.adopt)
     if kept is not None and not (reason := unplaced(kept, team(options).world)):
         from shoestring.training.admission import check_together
         from shoestring.training.plan import check_paths
 
-        check_paths(kept.techniques, options.use or (), held.folder.path / "plan.json")
+        check_paths(kept.techniques, options.use or (), plan_file)
         check_together(
             kept.techniques
         )  # the rest was checked when the run was begun; a resume need not look at the data again
@@ -91,25 +94,6 @@ def following_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
     return chosen
-
-
-def kept_plan(folder: Folder, adopt: bool) -> Plan | None:
-    """The plan of a run, if it has one. A damaged one is never trained from: with `adopt` another is made."""
-    from shoestring.runs.event import Adopted
-    from shoestring.runs.events import note
-    from shoestring.runs.folder import CURES, Unusable
-    from shoestring.training.plan import plan_in
-
-    try:
-        found = folder.read("plan.json")
-        return plan_in(found, folder.path / "plan.json") if found else None
-    except Mistake as error:
-        if adopt:
-            note(folder.path, Adopted(("a new plan, because the one it had was damaged",)))
-            return None
-        if isinstance(error, Unusable):
-            raise
-        raise Unusable(f"{error}; {CURES['plan.json']}") from error
 
 
 def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from contextlib import suppress
 
@@ -12,10 +11,11 @@ from shoestring.commands.job_flags import JobLoader, asked, job_flags, team, tea
 from shoestring.commands.moving_line import MovingLine
 from shoestring.commands.output import say
 from shoestring.commands.progress import Shower
-from shoestring.commands.report import reported, unfinished
+from shoestring.commands.report import reported, session_of, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.commands.ticker import Ticker
 from shoestring.core.errors import Mistake, OverBudget
+from shoestring.runs.cadence import cadence_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from shoestring.processes.nodes import Team
     from shoestring.runs.cadence import Cadence
     from shoestring.runs.event import Event
-    from shoestring.runs.folder import Folder
     from shoestring.runs.request import Request
-    from shoestring.runs.resume import OpenedRun
+    from shoestring.runs.session import Session
     from shoestring.training.execution.tasks import TrainResult, TrainTask
     from shoestring.training.plan import Plan
 
@@ -72,7 +71,7 @@ def run(options: Namespace) -> int:
         raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
     if options.fresh and (options.adopt or options.replan):
         raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
-    cadence, workers = cadence_of(options), team(options)
+    cadence, workers = cadence_of(options.save_every, options.keep), team(options)
     from pathlib import Path
 
     from shoestring.core.extras import require
@@ -98,72 +97,18 @@ def run(options: Namespace) -> int:
             usual_values(given.path),
             loader.resolve,
         )
-        try:
-            report = {} if held.changed else kept_report(held.folder)
-            if report and not options.replan:
-                say(options, f"{held.folder.path} is finished; --fresh trains it anew")
-                return reported(options, report, held.folder.path)
-            return noted(options, loader, held, cadence, workers, rendezvous)
-        finally:
-            held.lock.release()
-
-
-def cadence_of(options: Namespace) -> Cadence:
-    """How often to save, from what the user wrote."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", options.save_every.strip())
-    if found is None or not float(found[1]) or (not found[2] and not found[1].isdigit()):
-        raise Mistake(f"--save-every {options.save_every}: write a number of steps (50) or a time (90s, 5m, 1h)")
-    if options.keep < 1:
-        raise Mistake(f"--keep {options.keep}: a run needs at least one checkpoint to go on from")
-    from shoestring.runs.cadence import Cadence
-
-    if not found[2]:
-        return Cadence(steps=int(found[1]), keep=options.keep)
-    return Cadence(seconds=float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]], keep=options.keep)
-
-
-def kept_report(folder: Folder) -> dict[str, Any]:
-    """The report of a finished run; a damaged one is made again from its events and its last checkpoint."""
-    from shoestring.runs.folder import Unusable
-
-    try:
-        return folder.read("report.json")
-    except Unusable as error:
-        print(f"warning: {error}", file=sys.stderr)
-        return {}
-
-
-def noted(
-    options: Namespace,
-    loader: JobLoader,
-    held: OpenedRun,
-    cadence: Cadence,
-    workers: Team,
-    rendezvous: Rendezvous | None,
-) -> int:
-    """Train; what ends it early is noted among the run's events, unless the worker did so. A mistake before the first step leaves no run
-    behind."""
-    from shoestring.runs.event import Failed, Stopped
-    from shoestring.runs.events import note, read
-    from shoestring.runs.resume import came_to_nothing, forget_attempt
-
-    try:
-        return trained(options, loader, held, cadence, workers, rendezvous)
-    except (Exception, KeyboardInterrupt) as error:
-        said = read(held.folder.path).events
-        if came_to_nothing(error, held.folder.path):
-            forget_attempt(held.folder.path)
-        elif isinstance(error, KeyboardInterrupt):
-            note(held.folder.path, Stopped(text="stopped at once; what was not saved is lost"))
-        elif not said or not isinstance(said[-1], Failed):
-            note(held.folder.path, Failed(str(error)))
-        raise
+        with session_of(held) as session:
+            report = None if options.replan else session.finished()
+            if report is not None:
+                say(options, f"{session.folder.path} is finished; --fresh trains it anew")
+                return reported(options, report, session)
+            return session.run(lambda: trained(options, loader, session, cadence, workers, rendezvous))
 
 
 def trained(
     options: Namespace,
     loader: JobLoader,
-    held: OpenedRun,
+    session: Session,
     cadence: Cadence,
     workers: Team,
     rendezvous: Rendezvous | None,
@@ -177,11 +122,10 @@ def trained(
     from shoestring.training.execution.recorder import RecordingSettings
     from shoestring.training.execution.tasks import TrainTask
 
-    request = held.request
+    request, folder = session.request, session.folder
     job, path = loader.job(request.flags), loader.path
-    chosen = settled_plan(options, job, held)
-    require_means(chosen, workers, held.folder.path)
-    folder = held.folder
+    chosen = settled_plan(options, job, session.held)
+    require_means(chosen, workers, folder.path)
     task = TrainTask(
         file=str(path),
         flags=request.flags,
@@ -192,21 +136,16 @@ def trained(
         position=Position(speeds=chosen.speeds),
     )
     try:
-        result = worked(options, task, job, chosen, held, workers, rendezvous)
+        result = worked(options, task, job, chosen, session, workers, rendezvous)
     except OutOfMemory as error:
-        raise OverBudget(after_memory_ran_out(options, job, held, chosen, str(error)), chosen) from error
-    told = report_of(folder.path)
+        raise OverBudget(after_memory_ran_out(options, job, session.held, chosen, str(error)), chosen) from error
     if result.stopped is not None or result.unsaved:
-        return unfinished(options, folder.path, told, result)
-    report = finished_report(job, held, chosen, told, result)
-    try:
-        folder.write("report.json", report)
-    except OSError as error:
-        print(
-            f"warning: the run is done, but its report can't be written ({error.strerror}): free some space and give the same command",
-            file=sys.stderr,
-        )
-    return reported(options, report, folder.path)
+        told = session.write_page()
+        said = told.text if result.stopped else "Stopped before it trained a step"
+        return unfinished(options, told, said, result.unsaved)
+    report = finished_report(job, request, chosen, report_of(folder.path), result)
+    session.finish(report)
+    return reported(options, report, session)
 
 
 def worked(
@@ -214,7 +153,7 @@ def worked(
     task: TrainTask,
     job: Job,
     chosen: Plan,
-    held: OpenedRun,
+    session: Session,
     workers: Team,
     rendezvous: Rendezvous | None,
 ) -> TrainResult:
@@ -223,10 +162,10 @@ def worked(
     from shoestring.runs.tensorboard import Board
     from shoestring.training.execution.verification import worker_environment
 
-    board = Board(held.folder.path) if options.tensorboard else None
+    board = Board(session.folder.path) if options.tensorboard else None
     line = MovingLine()
     ticker = Ticker(line.say)
-    show = Shower(options, line, job, held, ticker)
+    show = Shower(options, line, job, session.held, ticker)
 
     def on_event(event: Event) -> None:
         if board is not None:
@@ -236,8 +175,10 @@ def worked(
     try:
         with ticker.running(not line.moves):
             if workers.world == 1:
-                return run_worker(task, worker_environment(chosen.techniques), on_event, held.lock.file, say_stopping)
-            return grouped(task, held, workers, rendezvous, on_event)
+                return run_worker(
+                    task, worker_environment(chosen.techniques), on_event, session.held.lock.file, say_stopping
+                )
+            return grouped(task, session, workers, rendezvous, on_event)
     finally:
         line.end()
         if board is not None:
@@ -262,7 +203,7 @@ def rendezvous_of(workers: Team) -> AbstractContextManager[Rendezvous | None]:
 
 
 def grouped(
-    task: TrainTask, held: OpenedRun, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]
+    task: TrainTask, session: Session, workers: Team, rendezvous: Rendezvous | None, on_event: Callable[[Event], None]
 ) -> TrainResult:
     """Train in a group of workers, here and on the machines that came to the rendezvous."""
     from dataclasses import replace
@@ -276,13 +217,13 @@ def grouped(
 
     if rendezvous is not None:
         assert task.recording is not None, "the command trains in a folder"
-        there = replace(task, recording=replace(task.recording, folder=str(held.folder.path.resolve())))
-        rendezvous.invite(Invitation(written_task(there), held.request, fingerprint(task.file)))
+        there = replace(task, recording=replace(task.recording, folder=str(session.folder.path.resolve())))
+        rendezvous.invite(Invitation(written_task(there), session.request, fingerprint(task.file)))
     return run_group(
         task,
         worker_environment(techniques_of(task.techniques)),
         on_event,
-        held.lock.file,
+        session.held.lock.file,
         workers.devices,
         rendezvous,
         workers.patience,

@@ -31,9 +31,12 @@ from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
 from shoestring.core.job import Job
+from shoestring.core.random_state import drawing_apart
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.units import parse_seconds
+from shoestring.runs.cadence import Cadence
+from shoestring.training.execution.script_steps import kept_steps, steps_here
 
 OBJECTIVES = {
     COSINE: "cosine",
@@ -45,7 +48,6 @@ BEGUN = "begun.json"
 RATES = (1.0, 3.0, 10.0)  # times what a form proposes: which of them heals best is tried
 TRIED = 0.04  # of the steps, for each of them;
 FEWEST = 8  # fewer steps than that tell nothing
-Train = Callable[..., Iterable[Any]]
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,8 @@ class Healed:
         return vars(self).copy()
 
 
-def healed(session: CompressSession, time: str, folder: Path, train: Train) -> CompressSession:
-    """The session with weights that have learned from the original for so long. `train`: the library's, which is above this room."""
+def healed(session: CompressSession, time: str, folder: Path) -> CompressSession:
+    """The session with weights that have learned from the original for so long."""
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
@@ -71,10 +73,11 @@ def healed(session: CompressSession, time: str, folder: Path, train: Train) -> C
         raise Mistake(
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
         )
-    lesson = HealingSettings(session, student_of(session, forms), folder, train)
+    lesson = HealingSettings(session, student_of(session, forms), folder)
     job = lesson.begun(seconds)
     model = lesson.student()
-    for _ in train(job, (), model, run=folder / "run", save_every=f"{min(30.0, seconds / 10):.2f}s"):
+    cadence = Cadence(seconds=min(30.0, seconds / 10))
+    for _ in drawing_apart(kept_steps(job, (), model, folder / "run", cadence)):
         pass
     model.cpu()
     session.source.model.cpu()  # the teacher goes where the student is
@@ -114,7 +117,6 @@ class HealingSettings:
     session: CompressSession
     student: Callable[[], nn.Module]
     folder: Path
-    train: Train
 
     def begun(self, seconds: float) -> Job:
         """The job, as it was begun once: other timings and trials would end with other weights."""
@@ -146,7 +148,7 @@ class HealingSettings:
     def tried(self, job: Job) -> float:
         """The damage after it."""
         model = self.student()
-        for _ in self.train(job, (), model):
+        for _ in drawing_apart(steps_here(job, (), model)):
             pass
         study, batches = self.session.plan.cost.study, self.session.given.checked
         return study.comparison(batches, model.cpu(), self.session.source.model.cpu()).fidelity.damage

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from shoestring.compression.calibration.metric import floor
+from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.load import load
-from shoestring.compression.session import CompressOptions, begun
+from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
     ModelSource,
     about,
@@ -24,13 +25,14 @@ from shoestring.compression.source import (
 )
 from shoestring.compression.technique import CompressTechnique
 from shoestring.compression.weight_source import is_weights, job_needed
-from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
 from shoestring.core.random_state import kept as random_state_kept
+from shoestring.core.technique import text
 from shoestring.processes.named_job import Named
 from shoestring.runs.initial_weights import fresh_model
+from shoestring.runs.session import Session
 
 __all__ = ["Smaller", "compress", "load"]
 
@@ -53,13 +55,17 @@ def compress(
     job: Named | None = None,
     size: str | int | None = None,
     latency: str | float | None = None,
-    keep: float | None = None,
+    keep: str | float | None = None,
     metric: str | None = None,
     use: Iterable[str | CompressTechnique] | None = None,
     fidelity: str = "auto",
     output: str | Iterable[str] = (),
     axis: int | None = None,
     samples: int = 1024,
+    heal: str | None = None,
+    to: str | None = None,
+    newest: bool = False,
+    fresh: bool = False,
     model: nn.Module | None = None,
     **flags: Any,
 ) -> Smaller:
@@ -80,28 +86,47 @@ def compress(
     output      names of the outputs that are compared; all, if none is named: the worst of them leads
     axis        of an output's classes, or of its vectors, where it is not the one that is found
     samples     that the report is measured on, and nothing was chosen by
+    heal        let the small model learn from the original for so long ("10m"), without labels; kept beside `out`
+    to          write an ONNX file into the folder as well: "onnx", or "onnx-int8" for products of whole numbers
+    newest      of a run: its newest weights, not those that were best in validation
+    fresh       begin anew in `out`, and keep aside what is there. Without it, the same call goes on with a compression that was killed,
+                and gives one that is finished as it is
     model       the trained model, if it is not the one that the job makes; it stays as it is. Of weights: the model that they belong to,
                 whose own are not looked at
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    names = None if use is None else tuple(use)
-    asked = CompressOptions(
-        Budget.parsed(size=size, latency=latency, quality=keep),
-        floor(metric) if metric else None,
-        names,
-        fidelity,
-        samples,
-        (output,) if isinstance(output, str) else tuple(output),
-        axis,
+    given = None if use is None else tuple(use)
+    arguments = CompressArguments(
+        size=size,
+        latency=latency,
+        keep=keep,
+        metric=metric,
+        fidelity=fidelity,
+        output=(output,) if isinstance(output, str) else tuple(output),
+        axis=axis,
+        use=None if given is None else tuple(one if isinstance(one, str) else text(one) for one in given),
+        heal=heal,
+        to=to,
+        newest=newest,
+        samples=samples,
+        fresh=fresh,
     )
-    session = begun(source_of(source, model, flags, job), asked)
-    measured = session.packed(Path(out))
-    return Smaller(session.loaded_model(Path(out)), Path(out), session.report(measured, Path(out)))
+    arguments.check()
+    options_of(arguments, given)  # a mistake in it is told now
+    found = source_of(source, model, flags, job, newest)
+    with Session(held_folder(found, Path(out), arguments), drawn, by_script=True) as session:
+        run = CompressRun(session, found, arguments, given)
+        report = session.finished() or session.run(run.execute)
+        return Smaller(loaded_model(found, Path(out)), Path(out), report)
 
 
 def source_of(
-    job: Job | str | Path, model: nn.Module | None, flags: Mapping[str, Any], of_run: Named | None = None
+    job: Job | str | Path,
+    model: nn.Module | None,
+    flags: Mapping[str, Any],
+    of_run: Named | None = None,
+    newest: bool = False,
 ) -> ModelSource:
     if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
@@ -110,7 +135,7 @@ def source_of(
             raise job_needed(str(job), "job=")
         return from_weights(str(job), of_run, flags, model)
     if not isinstance(job, Job):
-        found = opened(str(job), flags, job=of_run)
+        found = opened(str(job), flags, not newest, of_run)
         return found if model is None else replace(found, model=prepared(copied(model)), notes=())
     job = job if job.origin is not None else with_copies(job)
     made = fresh_model(job) if model is None else copied(model)

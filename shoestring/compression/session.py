@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -28,7 +27,7 @@ from shoestring.compression.calibration.metric import (
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.pack import PackedModel, write_folder
+from shoestring.compression.formats.pack import PackedModel, write_into
 from shoestring.compression.formats.place import memory_of
 from shoestring.compression.model_edits import edited
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
@@ -103,21 +102,30 @@ class CompressSession:
         return self.outcome.chosen
 
     def packed(self, target: Path) -> CompressedMeasurement:
-        """Write the folder, load it back, and measure what was loaded."""
-        plan, job = self.plan, self.source.job
+        """Write the folder, load it back, and measure what was loaded; a model that can't be measured is not left there."""
+        plan = self.plan
         made = plan.made()
-        size = write_folder(
+        size = write_into(
             target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy()
         )
-        loaded = self.loaded(target, made.model)
-        mine, plain = latencies([loaded, self.source.model], job.forward, one_sample(self.given.unseen[0]))
+        try:
+            return self.measured(target, made.model, size)
+        except BaseException:
+            for name in (MANIFEST, TENSORS):
+                (target / name).unlink(missing_ok=True)
+            raise
+
+    def measured(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
+        """What is measured of a folder, of which `made` is the model in memory."""
+        loaded = self.loaded(target, made)
+        mine, plain = latencies([loaded, self.source.model], self.source.job.forward, one_sample(self.given.unseen[0]))
         busy = (
             (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         )
         notes: list[str] = []
         found, now, original = self.compared(loaded, notes)
         return CompressedMeasurement(
-            size, memory_of(loaded), mine, found, now, original, self.predicted(made.model, original), (*busy, *notes)
+            size, memory_of(loaded), mine, found, now, original, self.predicted(made, original), (*busy, *notes)
         )
 
     def compared(
@@ -149,7 +157,7 @@ class CompressSession:
 
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
-        loaded = self.loaded_model(target)
+        loaded = loaded_model(self.source, target)
         study, sample = self.plan.cost.study, self.given.unseen[:1]
         if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(
@@ -157,14 +165,6 @@ class CompressSession:
                 f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers"
             )
         return loaded
-
-    def loaded_model(self, target: Path) -> nn.Module:
-        packed = PackedModel(target)
-        trim()  # before a whole model is made
-        with random_state.kept():
-            found = packed.fill(edited(self.source.job.model(), packed.edits))
-        trim()  # what it had before it was filled
-        return found
 
     def job_copy(self) -> dict[str, bytes]:
         origin = self.source.job.origin
@@ -191,7 +191,7 @@ class CompressSession:
 
     # Telling
 
-    def figures(self, measured: CompressedMeasurement | None = None) -> Figures:
+    def figures(self, measured: CompressedMeasurement) -> Figures:
         known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
@@ -201,10 +201,7 @@ class CompressSession:
             predicted["damage"] = self.plan.checked.damage
         if self.healed is not None:  # what training will do is not predicted
             predicted["damage"] = None
-        told = figures(QUANTITIES, predicted)
-        if measured is None:
-            return told
-        return told.measured(
+        return figures(QUANTITIES, predicted).measured(
             {
                 "size_bytes": measured.size,
                 "memory_bytes": measured.memory,
@@ -306,6 +303,16 @@ class CompressSession:
             "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
             "files": [TENSORS, MANIFEST],
         }
+
+
+def loaded_model(source: ModelSource, target: Path) -> nn.Module:
+    """The folder's model, as the job makes it."""
+    packed = PackedModel(target)
+    trim()  # before a whole model is made
+    with random_state.kept():
+        found = packed.fill(edited(source.job.model(), packed.edits))
+    trim()  # what it had before it was filled
+    return found
 
 
 def compared_batch(
@@ -413,7 +420,3 @@ def smallest_keeping(
             high = level
     assert best is not None, "the first one was, or it was refused"
     return best
-
-
-def written_report(report: Mapping[str, Any]) -> bytes:
-    return json.dumps(report, indent=1).encode()

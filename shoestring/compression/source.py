@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.formats.manifest import MANIFEST
 from shoestring.compression.weight_source import check_weights, is_weights
 from shoestring.core.batch import Batch, mapped, samples, split
 from shoestring.core.errors import Mistake
@@ -45,7 +46,8 @@ class ModelSource:
 
 
 def is_run(path: str) -> bool:
-    return (Path(path) / "run.json").exists()
+    """Whether a folder is that of a run that has trained weights: one of `shoestring compress` has packed ones."""
+    return (Path(path) / "run.json").exists() and not (Path(path) / MANIFEST).exists()
 
 
 def opened(path: str, flags: Mapping[str, Any], best: bool = True, job: Named | None = None) -> ModelSource:

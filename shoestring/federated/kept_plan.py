@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake
@@ -11,7 +13,6 @@ from shoestring.federated.offered import Offered
 from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.simulation.cohort import How
-from shoestring.runs.folder import Folder
 
 
 @dataclass(frozen=True)
@@ -20,17 +21,14 @@ class KeptFederatedPlan:
     how: How
 
 
-def kept_plan(folder: Folder, offers: Offered) -> KeptFederatedPlan | None:
-    """None where the run has no plan yet."""
-    file = folder.read("plan.json")
-    if not file:
-        return None
+def plan_in(file: Mapping[str, Any], offers: Offered) -> KeptFederatedPlan:
+    """The plan that a file holds. Raises Unreadable, or as Python does, where it holds none."""
+    chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
     try:
-        chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
         techniques = tuple(offers.kept(one["name"], one["knobs"]) for one in chosen["techniques"])
-        known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
-        return KeptFederatedPlan(
-            FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how)
-        )
-    except (KeyError, TypeError, AttributeError, Unreadable, Mistake) as error:
-        raise folder.unusable("plan.json", error) from error
+    except Mistake as error:  # the folder's, not the user's
+        raise Unreadable(str(error)) from error
+    known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
+    return KeptFederatedPlan(
+        FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), from_json(How, how)
+    )

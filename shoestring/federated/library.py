@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.files import temporary_folder
 from shoestring.core.job import Job
@@ -21,8 +22,8 @@ from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.offered import offered
-from shoestring.federated.options import check_private, checked
-from shoestring.federated.session import begun
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.session import begun, finish
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
@@ -33,6 +34,8 @@ from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
+from shoestring.runs.session import Session
+from shoestring.show.page import page
 
 FORGOTTEN = (
     "what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
@@ -111,13 +114,11 @@ def federate(
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
     """
-    wanted = checked(
+    asked = FederateOptions.parsed(
         {
             "clients": clients,
             "per_round": per_round,
             "rounds": rounds,
-            "processes": processes,
-            "every": every,
             "upload": upload,
             "download": download,
             "time": time,
@@ -127,9 +128,11 @@ def federate(
             "ledger": ledger,
             "ledger_epsilon": ledger_epsilon,
             "insecure_seed": insecure_seed,
+            "every": every,
+            "processes": processes,
         }
     )
-    check_private(wanted)
+    asked.check_private()
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     used = None if use is None else tuple(use)
@@ -139,23 +142,24 @@ def federate(
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
         held = opened(
             folder,
-            replace(request_of(made, names, run), room="federated", asked=wanted),
+            replace(request_of(made, names, run), room="federated", asked=to_json(asked)),
             source_of(made),
             fresh,
             adopt,
             resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None,
         )
-        stack.callback(held.lock.release)
-        session = begun(made, held, offers)
-        if run is None and ledger is None and release_of(session.plan.techniques, session.given) is not None:
-            warnings.warn(FORGOTTEN, stacklevel=5)
-        ended = session.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
-        if ended.stopped:
-            deliver(ended.signal)
-            raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
-        if ended.unsaved:
-            raise OSError(ended.unsaved)
-        report = session.report(ended)
+        session = stack.enter_context(Session(held, page, by_script=True))
+        with session.noting_failure():
+            federation = begun(made, held, offers, adopt)
+            if run is None and ledger is None and release_of(federation.plan.techniques, federation.given) is not None:
+                warnings.warn(FORGOTTEN, stacklevel=5)
+            ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
+            if ended.stopped:
+                deliver(ended.signal)
+                raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
+            if ended.unsaved:
+                raise OSError(ended.unsaved)
+            report = finish(session, ended)
         last, _ = newest_good(held.folder.checkpoints)
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()

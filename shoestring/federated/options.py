@@ -1,91 +1,117 @@
-"""What is asked of a federation, checked. Nothing heavy is imported: a wrong flag is told at once."""
+"""What can be asked of a federation: flags of `shoestring federate`, arguments of `shoestring.federate`, and what its run keeps.
+
+Nothing heavy is imported: a wrong flag is told of at once.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
+from shoestring.core.arguments import argument
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 from shoestring.core.statistics import StatisticsRule
 
-Wanted = Mapping[str, Any]  # what is asked for, by the names of `NAMES`; None: it is not
-NAMES = (
-    "clients",
-    "per_round",
-    "rounds",
-    "processes",
-    "every",
-    "upload",
-    "download",
-    "time",
-    "epsilon",
-    "delta",
-    "statistics",
-    "ledger",
-    "ledger_epsilon",
-    "insecure_seed",
-)
+WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # whole numbers, 1 or more
 PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # what goes with epsilon; a task has a ledger without
 
 
-def checked(wanted: Wanted) -> dict[str, Any]:
-    """What is asked for, as numbers; what can't be is refused."""
-    found = {name: wanted.get(name) for name in NAMES}
+@dataclass(frozen=True)
+class FederateOptions:
+    """None: it is not asked for, or whatever is usual."""
+
+    clients: int | None = argument("N", "devices that there are (default: as the job says; of a partition rule, 100)")
+    per_round: int | None = argument("N", "devices that take part in a round (default 10)")
+    rounds: int | None = argument("N", "rounds (default 20)")
+    upload: int | None = argument("BYTES", "most bytes that a device sends in a round, such as 200KB")
+    download: int | None = argument("BYTES", "most bytes that a device is given in a round")
+    time: float | None = argument("TIME", "most time for all rounds, such as 10m")
+    epsilon: float | None = argument("E", "most privacy loss of all rounds; noise is calibrated to it")
+    delta: float | None = argument("D", "the chance at which the privacy loss may be greater, such as 1e-6")
+    statistics: str | None = argument(
+        "RULE",
+        "running statistics of norm layers: averaged, local or frozen (default: as the job's Local says, else averaged, with "
+        "--epsilon frozen)",
+    )
+    ledger: str | None = argument(
+        "FILE", "the privacy ledger of these people, for all runs on them (default: one in the run's folder)"
+    )
+    ledger_epsilon: float | None = argument(
+        "E", "most privacy loss of all runs on the ledger together; it is kept there"
+    )
+    insecure_seed: int | None = argument("N", "for tests: noise follows from this number, so NOTHING IS PRIVATE")
+    every: int | None = argument("N", "judge the model every so many rounds (default: ten times in all)")
+    processes: int | None = argument(
+        "N", "processes that simulate devices (default: one a core); the result is the same"
+    )
+
+    @classmethod
+    def parsed(cls, written: Mapping[str, Any]) -> FederateOptions:
+        """What a user wrote, by the names of the fields; what can't be is refused."""
+        budget = parsed_budget(written)
+        if written["statistics"] not in (None, *StatisticsRule):
+            raise Mistake(f"--statistics {written['statistics']}: give one of {', '.join(StatisticsRule)}")
+        if budget.epsilon is not None:
+            require("private")
+        return cls(
+            **{name: whole(f"--{name.replace('_', '-')}", written[name], 1) for name in WHOLE},
+            upload=budget.up,
+            download=budget.down,
+            time=budget.seconds,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            statistics=written["statistics"],
+            ledger=written["ledger"] and os.path.realpath(written["ledger"]),
+            ledger_epsilon=above_zero("--ledger-epsilon", written["ledger_epsilon"]),
+            insecure_seed=whole("--insecure-seed", written["insecure_seed"], 0),
+        )
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(up=self.upload, down=self.download, seconds=self.time, epsilon=self.epsilon, delta=self.delta)
+
+    def check_private(self) -> None:
+        """Of a training: what is about privacy goes with epsilon."""
+        for name in PRIVATE:
+            if (value := getattr(self, name)) is not None and self.epsilon is None:
+                raise Mistake(
+                    f"--{name.replace('_', '-')} {value} goes with --epsilon: without it nothing is private, and no ledger is "
+                    f"kept"
+                )
+
+
+def parsed_budget(written: Mapping[str, Any]) -> Budget:
     budget = Budget.parsed(
-        up=found["upload"],
-        down=found["download"],
-        seconds=found["time"],
-        epsilon=found["epsilon"],
-        delta=found["delta"],
+        up=written["upload"],
+        down=written["download"],
+        seconds=written["time"],
+        epsilon=written["epsilon"],
+        delta=written["delta"],
     )
     if budget.epsilon is not None and budget.delta is None:
         raise Mistake(
-            f"--epsilon {found['epsilon']} is a privacy loss at a chance of a greater one: give --delta too, below one in the "
+            f"--epsilon {written['epsilon']} is a privacy loss at a chance of a greater one: give --delta too, below one in the "
             f"number of clients, such as --delta 1e-6"
         )
     if budget.epsilon is None and budget.delta is not None:
-        raise Mistake(f"--delta {found['delta']} goes with --epsilon: give both")
+        raise Mistake(f"--delta {written['delta']} goes with --epsilon: give both")
     if budget.delta is not None and not 0 < budget.delta < 1:
-        raise Mistake(f"--delta {found['delta']}: give a chance above 0 and below 1, such as 1e-6")
+        raise Mistake(f"--delta {written['delta']}: give a chance above 0 and below 1, such as 1e-6")
     if budget.epsilon is not None and not budget.epsilon > 0:
-        raise Mistake(f"--epsilon {found['epsilon']}: give a number above 0")
-    if found["statistics"] not in (None, *StatisticsRule):
-        raise Mistake(f"--statistics {found['statistics']}: give one of {', '.join(StatisticsRule)}")
-    if budget.epsilon is not None:
-        require("private")
-    found |= {
-        "ledger": found["ledger"] and os.path.realpath(found["ledger"]),
-        "insecure_seed": whole("--insecure-seed", found["insecure_seed"]),
-        "ledger_epsilon": above_zero("--ledger-epsilon", found["ledger_epsilon"]),
-    }
-    return found | {
-        "upload": budget.up,
-        "download": budget.down,
-        "time": budget.seconds,
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-    }
+        raise Mistake(f"--epsilon {written['epsilon']}: give a number above 0")
+    return budget
 
 
-def check_private(found: Wanted) -> None:
-    """Of a training: what is about privacy goes with epsilon."""
-    for name in PRIVATE:
-        if found[name] is not None and found["epsilon"] is None:
-            raise Mistake(
-                f"--{name.replace('_', '-')} {found[name]} goes with --epsilon: without it nothing is private, and no ledger is "
-                f"kept"
-            )
-
-
-def whole(flag: str, value: Any) -> int | None:
+def whole(flag: str, value: Any, least: int) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not str(value).isdecimal() or int(value) >= 1 << 63:
-        raise Mistake(f"{flag} {value}: give a whole number, 0 or more")
+    if isinstance(value, bool) or not str(value).isdecimal() or not least <= int(value) < 1 << 63:
+        raise Mistake(f"{flag} {value}: give a whole number, {least} or more")
     return int(value)
 
 

@@ -22,6 +22,7 @@ from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.local_steps import not_as_in_one_place, on_devices
+from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import plain_round
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import Records, records_of
@@ -43,22 +44,6 @@ UPDATES = 32 << 20  # as many as are together no more bytes than that; of one al
 PARTS = 4  # chunks of a round, at least
 STEPS = 3  # that a device of the sample takes to show that it can
 TRIES = 20  # clients that are looked at to find such a sample: some may be empty or broken
-
-
-@dataclass(frozen=True)
-class FederateOptions:
-    """What a user asks of a federation; None: whatever is usual."""
-
-    clients: int | None = None  # devices
-    per_round: int | None = None  # that take part in a round
-    rounds: int | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    processes: int | None = None  # that simulate devices here
-    statistics: str = ""  # what becomes of norm layers' statistics; "": what the job's Local says
-    insecure_seed: int | None = None  # noise follows from it, for tests: nothing is private then
-    ledger: str | None = None  # the population's privacy ledger; None: the run's folder has one of its own
-    ledger_epsilon: float | None = None  # epsilon that all runs on the ledger may spend
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shoestring.core.blame import blamed
-from shoestring.core.budget import Budget
+from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
 from shoestring.federated.device_errors import class_of, raised_by_us, withheld
 from shoestring.federated.finished import finished_report
-from shoestring.federated.kept_plan import kept_plan
+from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.offered import Offered, offered
-from shoestring.federated.options import Wanted
-from shoestring.federated.prepare import FederateOptions, Prepared, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.techniques.private.release import check_room
@@ -28,33 +29,9 @@ from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import OpenedRun
+from shoestring.runs.session import Session, kept_plan
 
 VERSION = 2  # of plan.json
-
-
-def asked_of(wanted: Wanted) -> FederateOptions:
-    return FederateOptions(
-        wanted["clients"],
-        wanted["per_round"],
-        wanted["rounds"],
-        wanted["epsilon"],
-        wanted["delta"],
-        wanted["processes"],
-        wanted["statistics"] or "",
-        wanted.get("insecure_seed"),
-        wanted.get("ledger"),
-        wanted.get("ledger_epsilon"),
-    )
-
-
-def budget_of(wanted: Wanted) -> Budget:
-    return Budget(
-        up=wanted["upload"],
-        down=wanted["download"],
-        seconds=wanted["time"],
-        epsilon=wanted["epsilon"],
-        delta=wanted["delta"],
-    )
 
 
 @contextmanager
@@ -78,14 +55,16 @@ def blaming_the_job() -> Iterator[None]:
 
 
 @blaming_the_job()
-def chosen(job: Job, wanted: Wanted, use: Sequence[str] | None, offers: Offered | None = None) -> FederatedOutcome:
+def chosen(
+    job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: Offered | None = None
+) -> FederatedOutcome:
     """The plan for what is asked for."""
-    return planned(prepared(job, asked_of(wanted)), budget_of(wanted), use, offers or offered())
+    return planned(prepared(job, asked), asked.budget, use, offers or offered())
 
 
 @dataclass(frozen=True)
-class FederatedSession:
-    """A federation in a folder that this process holds."""
+class Federation:
+    """A federation that is planned, in a folder that this process holds."""
 
     held: OpenedRun
     given: Prepared
@@ -99,32 +78,37 @@ class FederatedSession:
         cadence: Cadence,
         heard: Callable[[int, int, int], None] = lambda number, done, given: None,
     ) -> Ended:
-        request, folder = self.held.request, self.held.folder
+        folder = self.held.folder
         if job_file := self.given.job.origin:  # what was imported while devices' work was tried is known by now
             note_modules(
                 folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
             )
-        every = request.asked.get("every") or 0
+        every = self.given.asked.every or 0
         return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
 
-    def report(self, ended: Ended) -> dict[str, Any]:
-        """What it came to, which the folder keeps from now on."""
-        found = finished_report(self.held.request, report_of(self.held.folder.path), ended)
-        self.held.folder.write("report.json", found)
-        return found
+
+def finish(session: Session, ended: Ended) -> dict[str, Any]:
+    """What a federation came to, which its folder keeps from now on."""
+    found = finished_report(session.request, report_of(session.folder.path), ended)
+    session.finish(found)
+    return found
 
 
 @blaming_the_job()
-def begun(job: Job, held: OpenedRun, offers: Offered | None = None) -> FederatedSession:
-    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own."""
+def begun(job: Job, held: OpenedRun, offers: Offered | None = None, adopt: bool = False) -> Federation:
+    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own; `adopt`:
+    plan anew where the plan is damaged."""
     offers = offers or offered()
-    wanted = dict(held.request.asked)
+    try:
+        asked = from_json(FederateOptions, held.request.asked)
+    except Unreadable as error:
+        raise held.folder.unusable("run.json", error) from error
     note(held.folder.path, Planning())
-    if wanted.get("epsilon") is not None and not newest_good(held.folder.checkpoints)[0]:
-        check_room(held.folder.path, wanted.get("ledger"), wanted.get("ledger_epsilon"))
-    kept = None if held.changed else kept_plan(held.folder, offers)
+    if asked.epsilon is not None and not newest_good(held.folder.checkpoints)[0]:
+        check_room(held.folder.path, asked.ledger, asked.ledger_epsilon)
+    kept = None if held.changed else kept_plan(held.folder, partial(plan_in, offers=offers), adopt)
     if kept is not None:
-        return FederatedSession(held, prepared(job, asked_of(wanted), how=kept.how), kept.plan, None)
-    outcome = chosen(job, wanted, held.request.use, offers)
+        return Federation(held, prepared(job, asked, how=kept.how), kept.plan, None)
+    outcome = chosen(job, asked, held.request.use, offers)
     held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
-    return FederatedSession(held, outcome.given, outcome.chosen, outcome)
+    return Federation(held, outcome.given, outcome.chosen, outcome)

@@ -78,6 +78,7 @@ class Unusable(Mistake):
 @dataclass(frozen=True)
 class Folder:
     path: Path
+    place: str = "--run"  # the flag that names it, for messages
 
     @property
     def checkpoints(self) -> Path:
@@ -105,7 +106,7 @@ class Folder:
         return found
 
     def unusable(self, name: str, error: Exception) -> Unusable:
-        cure = CURES.get(name, "give another --run, or --fresh to begin anew (what is here is kept aside)")
+        cure = CURES.get(name, f"give another {self.place}, or --fresh to begin anew (what is here is kept aside)")
         return Unusable(f"{self.path / name} is damaged ({error}): {cure}")
 
     def request(self) -> Request | None:
@@ -136,13 +137,13 @@ class Folder:
 class Lock:
     """One process at a time in a folder. The kernel frees it when its holder dies, however that happens."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, place: str = "--run") -> None:
         self.file, ours = lock_of(folder)
         if not ours:
             holder = os.pread(self.file, 64, 0).decode(errors="replace").strip() or "unknown"
             os.close(self.file)
             raise Mistake(
-                f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), or give another --run"
+                f"{folder} is in use by process {holder}: wait for it, stop it (kill {holder}), or give another {place}"
             )
         self.name()
 

@@ -108,9 +108,10 @@ def changed_text(name: str) -> str:
 
 def refusal(folder: Folder, found: Iterable[str]) -> Mistake:
     """What to raise where a run is not what is asked for now, and `found` says how it differs."""
+    adopt = "--adopt goes on from its last checkpoint with what is asked for now, " * (folder.place == "--run")
     return Mistake(
-        f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. --adopt goes on from its last "
-        f"checkpoint with what is asked for now, --fresh begins anew (and keeps the old run aside)"
+        f"{folder.path} holds a run that differs from what is asked for now: {'; '.join(found)}. {adopt}--fresh begins anew (and "
+        f"keeps the old run aside)"
     )
 
 

@@ -28,7 +28,13 @@ class Request:
     plan: str | None = None  # SHA-256 of the plan that was given
     room: str = "training"  # whose run it is,
     asked: Mapping[str, Any] = field(default_factory=dict)  # and what is asked for there, by its flags; None: it is not
+    weights: str = ""  # SHA-256 of the weights that are given, where a run begins with such and not with the job's own
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
+
+    @property
+    def federated(self) -> Mapping[str, Any] | None:
+        """Of a federated run: rounds, devices and budgets."""
+        return self.asked if self.room == "federated" else None
 
     @property
     def by_script(self) -> bool:
@@ -115,7 +121,9 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
         return found
     for name, value in now.asked.items():
         if value is not None and value != (was := before.asked.get(name)):
-            found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {value}")
+            found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {shown(name, value)}")
+    if before.weights != now.weights:
+        found.append("the weights are not those that it was begun with")
     return found
 
 
@@ -141,7 +149,11 @@ def shown(name: str, value: Any) -> str:
     if value is True:
         return "given"
     return (
-        bytes_text(value) if name == "memory" else f"the file with digest {value[:8]}" if name == "plan" else str(value)
+        bytes_text(value)
+        if name in ("memory", "size")
+        else f"the file with digest {value[:8]}"
+        if name == "plan"
+        else str(value)
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.files import clear, drafted_name, write_whole
 from shoestring.core.regular import not_a_folder, read_regular
-from shoestring.runs.event import Adopted, Warned
+from shoestring.runs.event import Adopted, Finished, Warned
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder, Lock, has_digest
 from shoestring.runs.history import History
@@ -88,6 +88,7 @@ def without_a_step(folder: Path) -> bool:
     history = History().read(folder)
     if (
         history.steps
+        or any(isinstance(event, Finished) for event in history.others)
         or any(history.told.values())
         or history.saved
         or history.damaged
@@ -153,27 +154,28 @@ def opened(
     adopt: bool,
     usual: Mapping[str, Any] | None = None,
     resolve: Resolve | None = None,
+    place: str = "--run",
 ) -> OpenedRun:
     """Lock a folder and settle what it is for: a new run, or the one that is there if it is the same. A run without a finished step is
     nobody's: whoever asks for something else takes its folder. `source`: of the job; `usual`: values of the job's flags that are not
     given; `resolve` makes the job with these flags, and what it raises leaves nothing behind. None: a script made it, whose process has
-    other modules than the job's too; it is told of those that changed when it trains."""
+    other modules than the job's too; it is told of those that changed when it trains. `place`: the flag that names the folder."""
     strange = strangers(path)
     if strange or path.is_file():
         raise Mistake(
-            f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another --run"
+            f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another {place}"
         )
-    lock = Lock(path)
-    folder = Folder(path)
+    lock = Lock(path, place)
+    folder = Folder(path, place)
     try:
         while fresh and (path / "run.json").exists():  # again if somebody began another one meanwhile
             aside = folder.set_aside()
-            moved, lock = lock, Lock(path)
+            moved, lock = lock, Lock(path, place)
             carry_ledger(aside, path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         if in_the_way := not_a_folder(folder.checkpoints):
-            raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another --run")
+            raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another {place}")
         before = folder.request()
         held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
         return held or begun(folder, lock, asked, source, resolve)

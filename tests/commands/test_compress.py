@@ -194,7 +194,7 @@ def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(
     assert process.returncode == -signal.SIGKILL, process.stderr
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
     run_folder = tmp_path / "small-healing" / "run"
-    assert not (tmp_path / "small").exists()
+    assert not (tmp_path / "small" / "model.safetensors").exists()
     told = answer(capsys, words("small"))
     begun = [json.loads(line) for line in (run_folder / "events.jsonl").read_text().splitlines() if '"begun"' in line]
     assert len(begun) == 2 and 0 < begun[1]["step"] < begun[1]["steps"], "it went on where it was"

@@ -17,7 +17,8 @@ from shoestring.core.local import Local
 from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.evidence import UpdateEvidence, mean_square
-from shoestring.federated.prepare import FederateOptions, Prepared, parts_of, plain_cost, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepared
 from shoestring.federated.room import FederatedRoom, planned
 from shoestring.federated.round import play
 from shoestring.federated.technique import RoundCost

@@ -10,8 +10,9 @@ from torch import nn
 
 from shoestring.core.errors import Mistake
 from shoestring.federated.layout import layout_of
+from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import mean
-from shoestring.federated.prepare import FederateOptions, prepared
+from shoestring.federated.prepare import prepared
 from shoestring.federated.round import ServerState, Updates, play, wrong_with
 from shoestring.federated.seeds import generator_of, seed_of
 from tests.federated.toys import toy, toy_job

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
-from shoestring.federated.prepare import FederateOptions, Prepared, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.simulation.cohort import recorded
 from shoestring.federated.verify import MOST, ROUNDS, rounds_of, verified

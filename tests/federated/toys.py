@@ -10,7 +10,8 @@ from torch import nn
 
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.federated.prepare import FederateOptions, Prepared, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.simulation.cohort import How
 
 WIDTH, CLASSES = 6, 3

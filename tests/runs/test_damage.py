@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from hashlib import sha256
@@ -16,8 +17,7 @@ from typing import Any
 import pytest
 
 from shoestring.commands.main import run as command
-from shoestring.commands.run_plan import kept_plan, settled_plan
-from shoestring.commands.train import kept_report
+from shoestring.commands.run_plan import settled_plan
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.processes.named_job import claim_of_run
@@ -29,6 +29,7 @@ from shoestring.runs.history import History
 from shoestring.runs.report import report_of
 from shoestring.runs.request import request_for
 from shoestring.runs.resume import opened
+from shoestring.runs.session import kept_plan, kept_report
 from shoestring.show.page import page
 from shoestring.show.watch.follow import FollowedRun
 from shoestring.training.execution import training
@@ -36,7 +37,7 @@ from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan, load_plan
+from shoestring.training.plan import Plan, load_plan, plan_in
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
@@ -57,6 +58,10 @@ def job(width: int = 6, steps: int = 6) -> Job:
     return Job(model=lambda: nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3)), data=data, steps=steps)
 """
 KEPT = ("run.json", "plan.json", "report.json", NAME)  # what every flipped bit of is told
+
+
+def warned(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 class Trained:
@@ -91,7 +96,7 @@ class Trained:
         """What is trained from: the request and the plan; the checkpoint; and whether a newer one was passed over, which is told."""
         held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         try:
-            plan = kept_plan(held.folder, False)
+            plan = kept_plan(held.folder, lambda found: plan_in(found, self.path / "plan.json"))
             good, bad = newest_good(held.folder.checkpoints, PARTS)
         finally:
             held.lock.release()
@@ -110,7 +115,7 @@ class Trained:
             claim_of_run(Folder(self.path))
         except Unusable as error:
             assert "run.json is damaged" in str(error)
-        kept_report(Folder(self.path))
+        kept_report(Folder(self.path), warned)
         return told
 
 
@@ -221,7 +226,7 @@ def test_a_run_of_the_version_before_goes_on_and_is_shown(trained: Trained, tmp_
     (tmp_path / "run" / NAME).write_text("".join(json.dumps(event) + "\n" for event in records(trained.path)))
     kept, trained.path = trained.path, tmp_path / "run"
     try:
-        assert trained.outlook() == trained.before and kept_report(Folder(trained.path)) == Folder(kept).read(
+        assert trained.outlook() == trained.before and kept_report(Folder(trained.path), warned) == Folder(kept).read(
             "report.json"
         )
         old, new = (report_of(path).as_json() for path in (trained.path, kept))

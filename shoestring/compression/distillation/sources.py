@@ -125,7 +125,8 @@ def claim_of(folder: str) -> Claim:
 
 
 def is_run(path: str) -> bool:
-    return os.path.isfile(os.path.join(path, "run.json"))
+    """Whether a folder is that of a run that has trained weights."""
+    return os.path.isfile(os.path.join(path, "run.json")) and not os.path.isfile(manifest(path))
 
 
 def manifest(path: str) -> str:
@@ -134,7 +135,7 @@ def manifest(path: str) -> str:
 
 def is_packed(path: str) -> bool:
     """Whether a folder is one of `shoestring compress`."""
-    return os.path.isfile(manifest(path)) and os.path.isfile(os.path.join(path, TENSORS)) and not is_run(path)
+    return os.path.isfile(manifest(path)) and os.path.isfile(os.path.join(path, TENSORS))
 
 
 def digest_of(path: str | Path) -> str:

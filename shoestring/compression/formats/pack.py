@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping
 from math import prod
@@ -26,7 +27,7 @@ from shoestring.compression.formats.manifest import (
 )
 from shoestring.compression.formats.place import decoded, placed
 from shoestring.core.errors import Mistake
-from shoestring.core.files import draft_file
+from shoestring.core.files import draft_file, remove, sync
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, unsealed
 from shoestring.core.units import bytes_text
@@ -88,6 +89,28 @@ def write_folder(
         check_free(target)  # somebody else may have been faster
         raise
     return size + len(text)
+
+
+def write_into(
+    folder: Path,
+    about: Mapping[str, Any],
+    stored: Mapping[str, Stored],
+    forms: Mapping[str, WeightFormat],
+    buffers: Mapping[str, Tensor],
+    files: Mapping[str, bytes] | None = None,
+) -> int:
+    """The same in the folder of a run: every file is there whole or not at all, the manifest last. Whoever opens a folder clears the
+    drafts that were left there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f"model.tmp-{os.getpid()}"
+    try:
+        size = write_folder(draft, about, stored, forms, buffers, files)
+        for name in (TENSORS, *(files or ()), MANIFEST):
+            (draft / name).replace(folder / name)
+    finally:
+        remove(draft)
+    sync(folder)
+    return size
 
 
 def check_free(target: Path) -> None:

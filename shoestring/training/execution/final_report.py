@@ -9,22 +9,22 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.planning.quantities import compared, plan_summary
 from shoestring.runs.report import Report
-from shoestring.runs.resume import OpenedRun
+from shoestring.runs.request import Request
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.outcome import plan_file
 from shoestring.training.plan import Plan
 
 
-def finished_report(job: Job, held: OpenedRun, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
+def finished_report(job: Job, request: Request, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
-        "run": str(held.folder.path),
+        "run": told.run,
         "job": told.job,
-        "flags": dict(held.request.flags),
+        "flags": dict(request.flags),
         "arguments": dict(told.arguments),
         "steps": told.step,
         "losses": list(told.losses),
-        "budget": {"memory": held.request.memory},
+        "budget": {"memory": request.memory},
         "predicted": plan["predicted"],
         "measured": dict(told.measured),
         "off": {

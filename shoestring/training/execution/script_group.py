@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,18 @@ import torch
 from torch import nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
 from shoestring.runs.events import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
-from shoestring.runs.report import Report, report_of
-from shoestring.show.page import page
+from shoestring.runs.report import Report
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
-from shoestring.training.execution.final_report import finished_report
 from shoestring.training.execution.job_planning import workers
 from shoestring.training.execution.recorder import RecordingSettings
-from shoestring.training.execution.script_run import Scripted, note_failure, silent
+from shoestring.training.execution.script_run import Scripted, silent
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.named_plan import check_named
@@ -83,30 +79,21 @@ class ScriptedGroup(Scripted):
             expected=expected_batches(self.plan),
             position=Position(speeds=self.plan.speeds),
         )
-        try:
-            result = run_group(
-                task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices
-            )
-            told = report_of(folder.path)
+        with self.session, self.session.noting_failure():
+            try:
+                result = run_group(
+                    task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices
+                )
+            except NobodyAsks:
+                note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))
+                raise
             if result.stopped is not None:
                 raise KeyboardInterrupt
             if result.unsaved:
                 raise Mistake(result.unsaved)
-            with suppress(OSError):  # the weights are safe
-                folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
-                told = report_of(folder.path)
-                write_whole(folder.path / "report.html", page(told.as_json()).encode())
+            told = self.finish(result)
             self.bring_home()
             return told
-        except NobodyAsks:
-            note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))
-            raise
-        except Exception as error:
-            with suppress(OSError):
-                note_failure(folder.path, error)
-            raise
-        finally:
-            self.held.lock.release()
 
     def bring_home(self) -> None:
         """The trained weights into the very model, if there is one."""

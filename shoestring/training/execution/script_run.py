@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.files import write_whole
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
 from shoestring.core.run import brought_home
@@ -26,16 +24,18 @@ from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.processes.task import Worker
 from shoestring.runs.cadence import Cadence
-from shoestring.runs.event import Adopted, Event, Failed, Planning, Warned
+from shoestring.runs.event import Adopted, Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
-from shoestring.runs.report import report_of
+from shoestring.runs.report import Report, report_of
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import OpenedRun, forget_attempt, opened, without_a_step
+from shoestring.runs.resume import OpenedRun, opened, without_a_step
+from shoestring.runs.session import PLAN, Session, kept_plan
 from shoestring.show.page import page
 from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.final_report import finished_report
 from shoestring.training.execution.recorder import RecordingSettings
+from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.execution.training import Training
 from shoestring.training.named_plan import check_named
 from shoestring.training.outcome import plan_file
@@ -82,14 +82,18 @@ class Scripted:
         check_given(job)
         self.job, self.model, self.cadence, self.worker = job, model, cadence, worker
         request, source = request_of(job, model)
-        self.held: OpenedRun = opened(path, request, source, fresh, adopt)
+        self.session = Session(opened(path, request, source, fresh, adopt), page, by_script=True)
         try:
             if job.origin is not None and not adopt:
                 self.refuse_changed_modules()
-            self.plan = self.kept_plan(plan, outcome, adopt)
+            self.plan = self.settled_plan(plan, outcome, adopt)
         except BaseException:
             self.held.lock.release()
             raise
+
+    @property
+    def held(self) -> OpenedRun:
+        return self.session.held
 
     def refuse_changed_modules(self) -> None:
         """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
@@ -98,15 +102,15 @@ class Scripted:
         if changed and not without_a_step(self.held.folder.path):
             raise refusal(self.held.folder, map(changed_text, changed))
 
-    def kept_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
+    def settled_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
         """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
         run takes the one given."""
-        found = {} if self.held.changed else self.held.folder.read("plan.json")
-        before = plan_in(found, self.held.folder.path / "plan.json") if found else given
-        if found and before.techniques == given.techniques:
+        path = self.held.folder.path / PLAN
+        before = None if self.held.changed else kept_plan(self.held.folder, lambda found: plan_in(found, path), adopt)
+        if before is not None and before.techniques == given.techniques:
             return before
-        if found and not adopt:
-            check_paths(before.techniques, given.techniques, self.held.folder.path / "plan.json")
+        if before is not None and not adopt:
+            check_paths(before.techniques, given.techniques, path)
             self.check_kept(before)
             told = (
                 f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
@@ -116,9 +120,11 @@ class Scripted:
             return before
         note(
             self.held.folder.path,
-            Adopted((f"the plan {given} instead of {before}",)) if found else Planning(self.held.request.memory),
+            Planning(self.held.request.memory)
+            if before is None
+            else Adopted((f"the plan {given} instead of {before}",)),
         )
-        self.held.folder.write("plan.json", plan_file(given, outcome))
+        self.held.folder.write(PLAN, plan_file(given, outcome))
         for text in given.warnings:
             note(self.held.folder.path, Warned(text))
             warnings.warn(as_arguments(text), stacklevel=2)
@@ -131,56 +137,43 @@ class Scripted:
     def steps(self) -> Iterator[tuple[int, float, Any]]:
         """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
         folder = self.held.folder
-        try:
-            with handlers_restored():
-                recording = RecordingSettings(
-                    str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes
-                )
-                made = Training(
-                    self.job, self.plan.techniques, recording, silent, expected_batches(self.plan), self.model
-                )
-                assert made.recorder is not None, "there is a folder"
-                try:
-                    for number in made.each():
-                        yield number, made.losses[-1], made.course.metrics(number)
-                    self.ended(made)
-                except GeneratorExit:
-                    made.recorder.stop = "the script did not ask for more"
-                    self.ended(made)
-                    raise
-                finally:
-                    made.feed.close()
-                    made.recorder.close()
-                asked = made.recorder.signal
-            if asked and not made.course.over(made.number):  # saved; now the signal does what it would have done
-                deliver(asked)
-        except Exception as error:
-            with suppress(OSError):
-                note_failure(folder.path, error)
-            raise
-        finally:
-            self.held.lock.release()
+        with self.session, self.session.noting_failure(), handlers_restored():
+            recording = RecordingSettings(
+                str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes
+            )
+            made = Training(self.job, self.plan.techniques, recording, silent, expected_batches(self.plan), self.model)
+            assert made.recorder is not None, "there is a folder"
+            try:
+                for number in made.each():
+                    yield number, made.losses[-1], made.course.metrics(number)
+                self.ended(made)
+            except GeneratorExit:
+                made.recorder.stop = "the script did not ask for more"
+                self.ended(made)
+                raise
+            finally:
+                made.feed.close()
+                made.recorder.close()
+            asked = made.recorder.signal
+        if asked and not made.course.over(made.number):  # saved; now the signal does what it would have done
+            deliver(asked)
 
     def ended(self, made: Training) -> None:
         """Say how it ended, in the folder, and leave the weights in the model."""
-        folder, result = self.held.folder, made.ended()
-        told = report_of(folder.path)
-        with suppress(OSError):  # the weights are safe, and the command makes the rest again
-            if result.stopped is None and not result.unsaved:
-                folder.write("report.json", finished_report(self.job, self.held, self.plan, told, result))
-                told = report_of(folder.path)
-            write_whole(folder.path / "report.html", page(told.as_json()).encode())
+        result = made.ended()
+        if result.stopped is None and not result.unsaved:
+            self.finish(result)
+        else:
+            self.session.write_page()
         if result.unsaved:
             raise Mistake(result.unsaved)
         brought_home(made.run)
 
-
-def note_failure(folder: Path, error: Exception) -> None:
-    """Note why a run failed; one that failed before its first step leaves nothing, because the script is told itself."""
-    if without_a_step(folder):
-        forget_attempt(folder)
-    else:
-        note(folder, Failed(str(error)))
+    def finish(self, result: TrainResult) -> Report:
+        """Write the report and the page. The weights are safe, so what can't be written is told of."""
+        told = report_of(self.held.folder.path)
+        self.session.finish(finished_report(self.job, self.held.request, self.plan, told, result))
+        return self.session.write_page()
 
 
 def silent(event: Event) -> None:

@@ -19,7 +19,7 @@ from shoestring.jobfile import flags_of, loaded_job
 from shoestring.processes.launch import run_worker
 from shoestring.runs.checkpoints import saved
 from shoestring.runs.event import Begun, Event, Stepped
-from shoestring.runs.folder import Folder
+from shoestring.runs.folder import Folder, Lock
 from shoestring.runs.request import request_for
 from tests.compression.distillation.toys import NET, batches
 from tests.tasks import train_task
@@ -270,3 +270,12 @@ def test_a_teacher_is_trained_and_a_student_learns_from_it(
     )  # two stages
     assert main.run(["export", "small", "--to", "safetensors", "--out", "small.safetensors"]) == 0
     loaded_job(net, {"width": 12, "blocks": 2}).model().load_state_dict(load_file("small.safetensors"))
+
+
+def test_a_second_distillation_in_one_folder_is_refused(
+    place: Path, big: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lock = Lock(tmp_path / "run")
+    words = ["distill", str(place / "net.py"), "--teacher", f"{place / 'net.py'}@{big}", "--run", str(tmp_path / "run")]
+    assert main.run(words) == 2 and "in use by process" in capsys.readouterr().err
+    lock.release()

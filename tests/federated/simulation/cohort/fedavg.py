@@ -15,7 +15,8 @@ from torch.utils.data import TensorDataset
 
 from shoestring.core import random_state
 from shoestring.core.job import Job
-from shoestring.federated.prepare import FederateOptions, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import prepared
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.runs.initial_weights import fresh_model

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_loss
-from shoestring.federated.prepare import FederateOptions, Prepared, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedPlan, planned
 from shoestring.federated.round import ServerState
 from shoestring.federated.runner import Runner

@@ -13,7 +13,8 @@ import shoestring
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.local import Local
-from shoestring.federated.prepare import FederateOptions, prepared
+from shoestring.federated.options import FederateOptions
+from shoestring.federated.prepare import prepared
 from shoestring.federated.techniques.work.scaffold import Scaffold
 from tests.federated.simulation.cohort.fedavg import PlainSteps, by_hand, by_shoestring, initial
 from tests.federated.simulation.cohort.test_awkward import CLOSE, job_of

@@ -1,0 +1,93 @@
+"""What can be asked of a compression: the flags of `shoestring compress` and the arguments of `shoestring.compress`.
+
+Nothing heavy is imported: a wrong flag is told of at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shoestring.core.arguments import argument
+from shoestring.core.budget import Budget
+from shoestring.core.errors import Mistake
+from shoestring.core.units import parse_seconds
+
+HOW = ("fresh",)  # how a run is begun, and not what it is to come to
+
+
+@dataclass(frozen=True)
+class CompressArguments:
+    size: str | int | None = argument("BYTES", "most bytes on disk, such as 16MB")
+    latency: str | float | None = argument(
+        "TIME", "most time for an answer to one sample, 99 of 100 times, such as 5ms"
+    )
+    keep: str | float | None = argument("SHARE", "least fidelity to the original on unseen data, such as 0.998")
+    metric: str | None = argument("NAME>=VALUE", "what a metric of the job must be, such as 'accuracy>=0.91'")
+    fidelity: str = argument(
+        "",
+        "how outputs are compared: cosine of vectors, exp(-KL) of softmax (kl) or sigmoid (binary), R^2; auto (default): what "
+        "suits each, by what the job's loss does with it",
+        "auto",
+        choices=("auto", "cosine", "kl", "binary", "r2"),
+    )
+    output: tuple[str, ...] = argument(
+        "NAME", "compare this output; may be repeated (default: all, and the worst leads)", (), repeated=True
+    )
+    axis: str | int | None = argument("N", "axis of an output's classes or vectors (default: found)")
+    use: tuple[str, ...] | None = argument(
+        "TECHNIQUE",
+        'exactly these techniques instead of choosing, such as "Quantize(bits=4)"; may be repeated',
+        repeated=True,
+    )
+    heal: str | None = argument("TIME", "let the small model learn from the original for so long (10m), without labels")
+    to: str | None = argument(
+        "",
+        "write an ONNX file for onnxruntime into the folder as well, which keeps --size too; onnx-int8: products of whole "
+        "numbers, for speed",
+        choices=("onnx", "onnx-int8"),
+    )
+    newest: bool = argument("", "of a run: the newest weights, not those that were best in validation", False)
+    samples: str | int = argument("N", "unseen samples that the report is measured on (default 1024)", 1024)
+    fresh: bool = argument("", "begin anew in --out; what is there is kept aside", False)
+
+    def check(self) -> None:
+        """Refuse what can be refused without looking at a model."""
+        if self.to not in (None, "onnx", "onnx-int8"):
+            raise Mistake(f"--to {self.to!r}: give onnx or onnx-int8")
+        if self.to:
+            from shoestring.core.extras import require
+
+            require("onnx")
+        if not str(self.samples).isdecimal() or int(self.samples) < 2:
+            raise Mistake(f"--samples {self.samples}: give a whole number, 2 or more")
+        limits = (self.size, self.latency, self.keep, self.metric, self.use)
+        if all(one is None or one == "" for one in limits):
+            raise Mistake(
+                "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+            )
+        if self.heal is not None:
+            parse_seconds(self.heal)
+
+    def as_asked(self) -> dict[str, Any]:
+        """What a run keeps of it and compares when it goes on; False: it is not asked for, which counts as much."""
+        budget = self.budget()
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in HOW} | {
+            "size": budget.size,
+            "latency": budget.latency,
+            "keep": budget.quality,
+            "samples": int(self.samples),
+            "axis": self.whole_axis(),
+            "output": list(self.output) or None,
+            "use": None if self.use is None else list(self.use),
+        }
+        return {name: False if value is None else value for name, value in found.items()}
+
+    def budget(self) -> Budget:
+        return Budget.parsed(size=self.size, latency=self.latency, quality=self.keep)
+
+    def whole_axis(self) -> int | None:
+        try:
+            return None if self.axis is None else int(self.axis)
+        except ValueError:
+            raise Mistake(f"--axis {self.axis}: give the number of a dimension, such as 1 or -1") from None

@@ -1,0 +1,167 @@
+"""A compression as a run in a folder: gone on with after a kill, refused to a second process, watched and reported like any other.
+
+Whoever is killed looks at the model again, and comes to the same weights; a healing goes on from its last checkpoint, in a run of its own
+beside the folder (healing.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shoestring.compression.arguments import CompressArguments
+from shoestring.compression.calibration.metric import floor
+from shoestring.compression.healing import healed
+from shoestring.compression.onnx.sized import OnnxFile, onnx_file
+from shoestring.compression.sections import compression_page
+from shoestring.compression.session import CompressOptions, CompressSession, begun, nearest_session
+from shoestring.compression.source import ModelSource
+from shoestring.compression.technique import CompressTechnique
+from shoestring.core.errors import OverBudget
+from shoestring.core.units import bytes_text
+from shoestring.runs.digest import weights_sha256
+from shoestring.runs.event import Begun, Finished, Planning, Warned
+from shoestring.runs.events import note
+from shoestring.runs.modules import note_modules, refusal
+from shoestring.runs.report import Report
+from shoestring.runs.resume import OpenedRun, opened
+from shoestring.runs.session import Session
+from shoestring.show.page import page
+from shoestring.training.execution.script_run import request_of
+
+Use = tuple[str | CompressTechnique, ...] | None  # techniques that a user names, perhaps some of a script's own
+Tell = Callable[[str], None]
+
+
+def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
+    """What is asked for, as what it means."""
+    return CompressOptions(
+        arguments.budget(),
+        floor(arguments.metric) if arguments.metric else None,
+        use,
+        arguments.fidelity,
+        int(arguments.samples),
+        tuple(arguments.output),
+        arguments.whole_axis(),
+    )
+
+
+def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) -> OpenedRun:
+    """The folder of a compression, locked: a new one, or the one that is there if the same is asked for."""
+    request, job = request_of(source.job, source.model)
+    asked = replace(
+        request,
+        room="compression",
+        asked=arguments.as_asked(),
+        use=arguments.use,
+        weights=weights_sha256(source.model.state_dict()),
+    )
+    held = opened(out, asked, job, arguments.fresh, adopt=False, place="--out")
+    if left_out := sorted(set(held.request.flags) - set(asked.flags)):
+        held.lock.release()
+        raise refusal(
+            held.folder, [f"--{name} was {held.request.flags[name]} and is not given now" for name in left_out]
+        )
+    return held
+
+
+def drawn(told: Report) -> str:
+    """The page of a compression: of the model when it is there, and before that of the run."""
+    return compression_page(told.ended) if told.ended else page(told)
+
+
+@dataclass(frozen=True)
+class CompressRun:
+    """What is done in the folder that a session holds."""
+
+    session: Session
+    source: ModelSource
+    arguments: CompressArguments
+    use: Use  # the techniques themselves, which only a script has
+    say: Tell = lambda text: None  # to whoever looks on
+    warn: Tell = lambda text: None
+    planned: Callable[[CompressSession], None] = lambda work: None  # is called with what was chosen
+    doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # is entered while something takes long
+
+    @property
+    def folder(self) -> Path:
+        return self.session.folder.path
+
+    def execute(self) -> dict[str, Any]:
+        """Choose, heal, write the model and measure it; gives the report, which the folder keeps from now on."""
+        self.begin()
+        with self.doing("looking at the model"):
+            work = plan(self.source, options_of(self.arguments, self.use), self.arguments.heal, self.say)
+        if self.arguments.heal is not None:
+            work = self.heal(work, self.arguments.heal)
+        with self.onnx(work) as (work, file, draft):
+            self.planned(work)
+            note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
+            measured = work.packed(self.folder)
+            report = work.report(measured, self.folder)
+            if file is not None:
+                draft.replace(self.folder / "model.onnx")
+                report["onnx"] = file.as_json(self.folder / "model.onnx")
+                report["missed"] += file.missed(work)
+        note(self.folder, Finished(step=1))
+        self.session.finish(report)
+        self.session.write_page()
+        return report
+
+    def begin(self) -> None:
+        note(self.folder, Planning())
+        for told in self.source.notes:
+            note(self.folder, Warned(told))
+        if (job := self.source.job.origin) is not None:
+            note_modules(self.session.folder, Path(job.file).parent, True, self.warned, begins=True)
+
+    def warned(self, told: str) -> None:
+        note(self.folder, Warned(told))
+        self.warn(told)
+
+    def heal(self, work: CompressSession, time: str) -> CompressSession:
+        folder = self.folder.with_name(f"{self.folder.name}-healing")
+        self.say(f"healing for {time}; kept in {folder}, and the same command goes on with it")
+        return healed(work, time, folder)
+
+    @contextmanager
+    def onnx(self, work: CompressSession) -> Iterator[tuple[CompressSession, OnnxFile | None, Path]]:
+        """The draft of the ONNX file, if one is asked for, and the plan that it is of: its size may ask for a smaller one."""
+        draft = self.folder / f"model.onnx.tmp-{os.getpid()}"
+        try:
+            if self.arguments.to is None:
+                yield work, None, draft
+                return
+            with self.doing("writing the ONNX file"):
+                smaller, file = onnx_file(work, draft, self.arguments.to == "onnx-int8")
+            if smaller.plan is not work.plan:
+                self.warned("a smaller plan was taken, so that the ONNX file keeps --size")
+            for told in file.made.notes:
+                self.warned(told)
+            yield smaller, file, draft
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: Tell) -> CompressSession:
+    """The plan; with healing, the nearest one if only its fidelity falls short, because that is what healing mends."""
+    try:
+        return begun(source, options)
+    except OverBudget as error:
+        if heal is None or (found := nearest_session(source, options, error)) is None:
+            raise
+        say(f"{error}; healing may mend that")
+        return found
+
+
+def looked_at(work: CompressSession) -> str:
+    """What was looked at, in a line."""
+    known, given = work.outcome.plain.numbers(), work.given
+    return (
+        f"{len(work.plan.allocation)} weights of {work.source.name}, {bytes_text(known['size_bytes'])} as they are, looked at on "
+        f"{len(given.calibration)} batches: {work.plan}"
+    )

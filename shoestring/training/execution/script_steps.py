@@ -1,0 +1,86 @@
+"""Steps of a script, in its own process: a training that is kept in a folder, and one that is not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Generator, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.core import random_state
+from shoestring.core.job import Job
+from shoestring.core.run import brought_home
+from shoestring.data.feed import Feed
+from shoestring.measure.instructions import require
+from shoestring.processes.task import Worker
+from shoestring.runs.cadence import Cadence
+from shoestring.runs.initial_weights import fresh_model, source, valued
+from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.execution.job_planning import planned, workers
+from shoestring.training.execution.script_run import Scripted
+from shoestring.training.loop import finite, steps
+from shoestring.training.memory.precision import DTYPES
+from shoestring.training.named_plan import check_named, unchecked_techniques
+from shoestring.training.outcome import Outcome
+from shoestring.training.plan import Plan
+from shoestring.training.progress import Progress
+from shoestring.training.technique import TrainingTechnique
+
+SHORT = {dtype: name for name, dtype in DTYPES.items()}  # of dtypes whose products may kill a process
+ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validation after it
+
+
+def kept_steps(
+    job: Job,
+    plan: Plan | Outcome | Iterable[TrainingTechnique],
+    model: nn.Module | None,
+    run: Path,
+    cadence: Cadence,
+    fresh: bool = False,
+    adopt: bool = False,
+) -> Generator[ScriptStep, None, None]:
+    """Train in this process, in a run folder."""
+    worker = worker_of(job, model)
+    if isinstance(plan, (Plan, Outcome)):
+        check_named(job, unchecked_techniques(plan, job), model, worker)
+    if model is None:
+        model = fresh_model(job)
+    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
+    chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
+    told = outcome.as_json() if isinstance(outcome, Outcome) else {}
+    yield from Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker).steps()
+
+
+def worker_of(job: Job, model: nn.Module | None) -> Worker | None:
+    """Who tries things of a job file in a child process, where its own model is trained and not another one."""
+    return workers(1) if job.origin is not None and model is None else None
+
+
+def steps_here(
+    job: Job, techniques: tuple[TrainingTechnique, ...], model: nn.Module | None
+) -> Generator[ScriptStep, None, None]:
+    """Train in this process, by techniques that can be used for the job."""
+    if model is None:
+        random_state.seed(job.seed)
+        model = valued(job.model(), job).to("cuda" if torch.cuda.is_available() else "cpu")
+        if (found := source(model, job)) and found.note:
+            warnings.warn(f"the job's weights: {found.note}", stacklevel=6)
+    random_state.seed(job.seed)
+    for dtype in {parameter.dtype for parameter in model.parameters() if parameter.device.type == "cpu"}:
+        if dtype in SHORT:  # Precision asks for itself
+            require(SHORT[dtype])
+    feed = Feed(job)
+    counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
+    run = prepared(counted_job, techniques, model, tracked=False)
+    feed.assignment = run.assignment
+    course = Progress(job, run, feed)
+    for number, loss in enumerate(steps(run, course.batches()), 1):
+        value = finite(float(loss), number)
+        yield (number, value, course.validate(number).metrics if course.due(number) else {})
+        if course.over(number):
+            break
+    brought_home(run)
