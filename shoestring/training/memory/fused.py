@@ -18,7 +18,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer was timed
@@ -39,6 +39,10 @@ class FusedOptimizer(TrainingTechnique):
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
         return {"fused": fused_update(run)} if isinstance(run.optimizer, HAS_KERNEL) else {}
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("fused already"):

@@ -40,7 +40,7 @@ from shoestring.training.pipeline.schedule import SCHEDULES, Orders, checked, or
 from shoestring.training.pipeline.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain
-from shoestring.training.technique import MIXED, TrainingTechnique
+from shoestring.training.technique import MIXED, Owned, TrainingTechnique
 
 FURTHER = 2.5  # times the way of plain training, per piece of a batch, that pipedream's updates go at most
 
@@ -141,6 +141,10 @@ class Pipeline(TrainingTechnique):
     @classmethod
     def explained(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
         return cls.choices(ledger) or (cls(),)
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS, Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("no block runs"):

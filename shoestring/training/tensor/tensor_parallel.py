@@ -29,7 +29,7 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import unaddable, with_traffic
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 from shoestring.training.tensor.layer_kinds import recognised
 from shoestring.training.tensor.split_layers import TensorParts
 
@@ -70,6 +70,10 @@ class TensorParallel(TrainingTechnique):
     def noticed(cls, run: Run) -> frozenset[str]:
         """In how many ways the model can't be split, and why: its step does not show that."""
         return frozenset(unsplit(ways) + reason for ways in range(2, MOST + 1) if (reason := refused(run, ways)))
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.workers.world == 1:
