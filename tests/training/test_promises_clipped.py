@@ -107,7 +107,7 @@ SETTINGS = [(0.0, 1, 0), (1.0, 1, 0), (0.0, 4, 0), (1.0, 4, 6)]
 def test_the_ledger_ranks_near_what_is_rehearsed(
     clip: float, pieces: int, still: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("offloaded_optimizer", "row_split", "stream", "offload"):
+    for module in ("offloaded_optimizer", "row_split", "offload_model", "offload_optimizer"):
         monkeypatch.setattr(
             f"shoestring.training.memory.{module}.CHUNK", 1 << 16
         )  # a chunk is a part of a block, as in large models

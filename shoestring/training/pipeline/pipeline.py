@@ -265,9 +265,9 @@ class Pipeline(TrainingTechnique):
             together=together,
             evaluate=stages.evaluate,
             summed=summed,
-            share=lambda weight: run.share(weight) * stages.counted(weight),
-            elsewhere=run.elsewhere | stages.elsewhere,
-            shared={**run.shared, **stages.sums_of_tied},
+            share=lambda weight: run.share(weight) * stages.weights.counted(weight),
+            elsewhere=run.elsewhere | stages.weights.elsewhere,
+            shared={**run.shared, **stages.weights.sums_of_tied},
             parts=run.parts * self.pieces_wanted,
             state={**run.state, "stages": stages},
         )
