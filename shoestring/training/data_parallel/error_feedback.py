@@ -16,7 +16,7 @@ from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.gradient_codecs import Codec
-from shoestring.training.links.process_link import mine_of, of_everybody, own_row
+from shoestring.training.links.process_link import mine_of, of_everybody
 
 
 class ErrorFeedback(RunState):
@@ -44,11 +44,5 @@ class ErrorFeedback(RunState):
         return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "kept" not in state:  # by an earlier version, which knew workers along one axis only
-            self.rest = {
-                bucket: own
-                for bucket, rows in state.items()
-                if (own := own_row(rows, self.mesh.along("data"))) is not None
-            }
-        elif state["mesh"] == self.mesh.sizes:
+        if state["mesh"] == self.mesh.sizes:
             self.rest = mine_of(state["kept"], self.mesh.link.rank)
