@@ -300,7 +300,7 @@ class CompressSession:
             "asked": {one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
             "missed": self.missed(measured),
-            "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.study.told, *measured.notes],
+            "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.told, *measured.notes],
             "files": [TENSORS, MANIFEST],
         }
 

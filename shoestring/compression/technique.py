@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -58,6 +58,14 @@ def is_plain(stored: Stored) -> bool:
     return stored.kind == "plain" and not stored.settings.get("stored")
 
 
+Options = Mapping[str, Sequence[Option[StorageOffer]]]  # of every weight
+
+
+class AllocationChoice(NamedTuple):
+    options: Options
+    allocation: Allocation[StorageOffer]  # one of them for every weight
+
+
 @dataclass(frozen=True)
 class ModelCost:
     """What a model costs, under a budget: which offer each weight takes follows from that."""
@@ -72,14 +80,19 @@ class ModelCost:
     settled: frozenset[str] = frozenset()  # weights of which the user named the form
     factor: float = 1.0  # by which damages measured together exceeded their sum
     late: float = 0.0  # seconds by which an answer, timed as a whole, exceeded its sum
+    notes: tuple[str, ...] = ()  # what techniques of storage left alone, and why
 
     @property
     def clock(self) -> LatencyTimer:
         return self.study.clock
 
-    @cached_property
-    def options(self) -> dict[str, list[Option[StorageOffer]]]:
-        """The ways to store every weight, with bytes in the folder, damage and seconds."""
+    @property
+    def told(self) -> tuple[str, ...]:
+        """What the user should know: what techniques left alone, and why."""
+        return (*self.study.told, *self.notes)
+
+    def priced(self) -> Options:
+        """The ways to store every weight, with bytes in the folder, damage (as well as it is known now) and seconds."""
         return {
             weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]]
             for weight in self.study.weights
@@ -102,18 +115,27 @@ class ModelCost:
     def sums(self) -> OutputSums:
         return OutputSums(self.study.base.damages, self.factor)
 
-    @cached_property
+    @property
+    def options(self) -> Options:
+        """The ways to store every weight, with the damages by which the allocation was chosen."""
+        return self.choice.options
+
+    @property
     def allocation(self) -> Allocation[StorageOffer]:
         """The option that every weight takes: within the budget, or, where none is, the nearest."""
-        found = self.solved()
+        return self.choice.allocation
+
+    @cached_property
+    def choice(self) -> AllocationChoice:
+        """Allocate, measure the damages that this relies on, allocate again with damages that are known better now."""
+        found = AllocationChoice(options := self.priced(), self.best(options))
         for _ in range(ROUNDS):
-            if not self.measure(found):
-                return found
-            self.__dict__.pop("options", None)  # their damages are known better now
-            found = self.solved()
+            if not self.measure(found.allocation):
+                break
+            found = AllocationChoice(options := self.priced(), self.best(options))
         return found
 
-    def solved(self) -> Allocation[StorageOffer]:
+    def best(self, options: Options) -> Allocation[StorageOffer]:
         budget = self.wanted
         fixed, sums = fixed_bytes(self.about, self.buffers), self.sums
         most = (budget.size - fixed) if budget.size is not None else float("inf")
@@ -123,16 +145,14 @@ class ModelCost:
             else (budget.latency / self.clock.tail(budget.percentile) - self.clock.median - self.late)
         )
         if budget.size is None and budget.quality is not None:
-            found = sums.fewest(self.options, 1 - budget.quality, seconds)
+            found = sums.fewest(options, 1 - budget.quality, seconds)
             if found is not None:
                 return found
-        found = sums.least(self.options, most, seconds)
-        smallest = smallest_bytes(self.options)
+        found = sums.least(options, most, seconds)
+        smallest = smallest_bytes(options)
         if found is None and most < smallest:  # the nearest: the smallest there is, in time if that can be
-            found = sums.least(self.options, smallest, seconds) or sums.least(self.options, smallest)
-        return found or {
-            name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in self.options.items()
-        }
+            found = sums.least(options, smallest, seconds) or sums.least(options, smallest)
+        return found or {name: min(some, key=lambda one: (one.seconds, one.bytes)) for name, some in options.items()}
 
     def measure(self, allocation: Allocation[StorageOffer]) -> bool:
         """Measure the damages that an allocation relies on, if they count; whether there was any that was not measured before."""
@@ -254,10 +274,9 @@ class Storage(CompressTechnique, ABC):
             for weight in cost.study.storable
             if (labels := self.labels(cost, weight))
         }
-        if cost.forced and (left := self.reasons(cost)):
-            said = tuple(f"{name} left {one}" for one in left)
-            cost.study.notes = (*cost.study.notes, *(one for one in said if one not in cost.study.notes))
-        return cost.with_offers(found, self.only(cost))
+        left = [f"{name} left {one}" for one in self.reasons(cost)] if cost.forced else []
+        notes = (*cost.notes, *(one for one in left if one not in cost.notes))
+        return replace(cost.with_offers(found, self.only(cost)), notes=notes)
 
     def apply(self, subject: Compressed, /) -> Compressed:
         mine = {

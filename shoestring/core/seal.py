@@ -4,8 +4,8 @@
       "sha256": "<64 digits>",
       "job": ...
 
-Files of the previous version have no such entry. They are told from damaged files by their indentation, one space
-instead of two, which no few flipped bits can imitate (decisions/013).
+A file of ours without that entry is damaged; only files that people write and change, such as plans, may have none
+(decisions/013).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def digest_but(whole: bytes, found: re.Match[bytes]) -> str:
 
 
 def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
-    """The content of a file, and whether its seal is intact. A file without a seal is of the previous version or, if it
-    need not be `ours`, was written by a person.
+    """The content of a file, and whether its seal is intact. A file without a seal was written by a person, if it need
+    not be `ours`.
 
     >>> unsealed(sealed({"steps": 4}))
     ({'steps': 4}, True)
@@ -58,12 +58,11 @@ def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
         raise Damaged("its SHA-256 is not that of its bytes")
     try:
         data = json.loads(whole)
-        as_before = found is not None or not ours or json.dumps(data, indent=1).encode() == whole
     except (ValueError, RecursionError) as error:
         raise Damaged("it is not JSON") from error
     if not isinstance(data, dict):
         raise Damaged("it is not a JSON object")
-    if not as_before or (found is None and KEY in data):
+    if found is None and (ours or KEY in data):
         raise Damaged("its SHA-256 is missing or not where it was")
     data.pop(KEY, None)
     return data, found is not None

@@ -3,8 +3,7 @@
     {"event":"step","time":1794907085.6,"step":8,"loss":2.25,"seconds":0.3,"process":320974848,"most":320974848,"crc":"4e11ed3a"}
 
 The kinds and their fields are in runs/event.py. A line ends with the CRC-32 of what is before it. A damaged line is skipped and counted;
-so is one that lacks what its kind needs, so that nobody who reads events has to ask whether it is there. Lines of the version before
-have no CRC and are known by their spaces.
+so is one that lacks what its kind needs, so that nobody who reads events has to ask whether it is there.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from shoestring.core.rooms import installed_rooms
 from shoestring.runs.event import KINDS, Event, Other, Stepped
 
 NAME = "events.jsonl"
-BEFORE = b'{"event": "'  # how a line of the version before begins; now there is no space
 CRC = len(',"crc":"01234567"}')  # bytes at the end of a line
 PIECE = 1 << 24  # bytes that are read at once
 MOST = 1 << 63  # no figure is as large
@@ -129,8 +127,6 @@ def line_of(record: dict[str, Any]) -> bytes:
 
 def json_of(line: bytes) -> bytes:
     """The JSON of a line; nothing if its CRC does not fit."""
-    if line.startswith(BEFORE):
-        return line
     head = line[:-CRC]
     return head + b"}" if line[-CRC:] == b',"crc":"%08x"}' % crc32(head) else b""
 

@@ -30,7 +30,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from shoestring.core.codec import Unreadable, from_json, to_json
@@ -45,29 +44,6 @@ CURES = {
     "plan.json": "--adopt plans anew and goes on from the last checkpoint, --fresh begins anew",
     "plan-next.json": "leave --replan out to go on with the plan it had",
     "report.json": "the same command makes it again",
-}
-# What a file of the version before, which has no seal, must hold to be believed.
-REQUIRED: dict[str, dict[str, Any]] = {
-    "run.json": {
-        "job": str,
-        "source": str,
-        "flags": dict,
-        "memory": (int, NoneType),
-        "use": (list, NoneType),
-        "inexact": bool,
-        "plan": (str, NoneType),
-        "environment": dict,
-    },
-    "plan.json": {"chosen": dict},
-    "plan-next.json": {"chosen": dict},
-    "report.json": {
-        "losses": list,
-        "predicted": dict,
-        "measured": dict,
-        "steps": int,
-        "shown": str,
-        "weights_sha256": str,
-    },
 }
 
 
@@ -87,18 +63,7 @@ class Folder:
     def read(self, name: str) -> dict[str, Any]:
         """A JSON file of the run; empty where there is none. What is damaged is refused."""
         try:
-            found, is_sealed = unsealed(read_regular(self.path / name))
-            wrong = (
-                []
-                if is_sealed
-                else [
-                    key
-                    for key, kind in REQUIRED.get(name, {}).items()
-                    if key not in found or not isinstance(found[key], kind)
-                ]
-            )
-            if wrong:
-                raise Damaged(f"{wrong[0]!r} is missing or not what it should be")
+            found, _ = unsealed(read_regular(self.path / name))
         except FileNotFoundError:
             return {}
         except (OSError, Damaged) as error:

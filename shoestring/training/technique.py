@@ -11,6 +11,7 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from enum import Enum
 from typing import ClassVar, Protocol, Self
 
 from torch import Tensor
@@ -27,6 +28,15 @@ from shoestring.core.technique import Technique, text
 
 UNITING = "what unites workers"  # stands for all such techniques in the table of conflicts
 MIXED = 1.0  # the drift where layers that mix samples (batch norm) see only a part of the batch
+
+
+class Owned(Enum):
+    """What `apply` may change in place, if the technique says so (`TrainingTechnique.owns`)."""
+
+    WEIGHTS = "where the weights' numbers are in memory, and how many of them"
+    TRAINED = "which weights are trained"
+    GROUPS = "the optimizer's groups of weights and their settings"
+    STATE = "the optimizer's state"
 
 
 class StageLine(Protocol):
@@ -106,6 +116,12 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
         """Operations whose seconds it needs to know, by their name in `Anchor.probes`; timed after real steps of a
         plain run."""
         return {}
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        """What `apply` changes in place, because memory has no room for two of it, or because the optimizer holds it: the run that was
+        given can't be used without this technique any more. All else stays as it was (tests/training/test_apply_is_pure.py)."""
+        return frozenset()
 
     @property
     def across(self) -> int:

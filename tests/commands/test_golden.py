@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.golden import HERE, VERSIONS, answers, lost
-from tests.waiting import HUNG
+from tests.golden import COMMANDS, HERE, VERSIONS, answers, lost, said_in
 
-USE = ["--use", "Accumulate(pieces=2)"]
 OPEN = {
     "dtypes",
     "environment",
@@ -23,24 +18,6 @@ OPEN = {
     "more_memory",
     "refused",
 }  # what is in them depends on the machine
-# Zeros that `verify` had of runs without traffic, when what was measured was counted in two ways.
-GONE = {
-    ("verify", "version-1"): {
-        f".{side}.{name} is gone" for side in ("measured", "plain_measured") for name in ("traffic_bytes", "sent_bytes")
-    }
-}
-COMMANDS: dict[str, list[str]] = {
-    "train": ["train", "job.py", "--run", "finished", *USE, "--save-every", "6", "--keep", "1"],
-    "plan": ["plan", "job.py", "--memory", "2GiB", "--save", "saved.json"],
-    "plan for a small budget": ["plan", "job.py", "--memory", "1MiB"],
-    "replayed plan": ["plan", "job.py", "--plan", "saved.json"],
-    "verify": ["verify", "job.py", *USE, "--check-steps", "2"],
-    "train by a group": ["train", "job.py", "--run", "group", "--devices", "2", "--use", "DataParallel()"],
-    "export safetensors": ["export", "finished", "--to", "safetensors"],
-    "export csv": ["export", "finished", "--to", "csv"],
-    "exported json": ["export", "finished", "--to", "json"],
-    "doctor": ["doctor"],
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +25,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What every command says today, one after the other in one folder."""
     place = tmp_path_factory.mktemp("golden")
     shutil.copy(HERE / "job.py", place)
-    found = {}
-    for name, words in COMMANDS.items():
-        command = [sys.executable, "-m", "shoestring", *words, "--json"]
-        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=HUNG)
-        assert done.returncode == (3 if name == "plan for a small budget" else 0), (name, done.stderr)
-        found[name] = json.loads(done.stdout)
-    found["exported json"] = json.loads((place / "finished" / "export.json").read_text())
-    return found
+    return said_in(place)
 
 
 @pytest.mark.slow
@@ -63,7 +33,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_key_of_an_answer_is_still_there(name: str, version: str, said: dict[str, Any]) -> None:
     before = {key: value for key, value in answers(version)[name].items() if key not in OPEN}
-    assert set(lost(before, said[name])) == GONE.get((name, version), set())
+    assert lost(before, said[name]) == []
 
 
 @pytest.mark.slow

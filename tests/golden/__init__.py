@@ -1,13 +1,42 @@
-"""What earlier versions wrote, frozen: answers of every command in JSON, and run folders, of 0.1 before and after files had seals."""
+"""What was written before, frozen: answers of every command in JSON, and run folders. `python -m tests.golden.make` writes them anew."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import HUNG
+
 HERE = Path(__file__).parent
-VERSIONS = ("version-1", "version-2")
+VERSIONS = ("version-2",)
+USE = ["--use", "Accumulate(pieces=2)"]
+COMMANDS: dict[str, list[str]] = {
+    "train": ["train", "job.py", "--run", "finished", *USE, "--save-every", "6", "--keep", "1"],
+    "plan": ["plan", "job.py", "--memory", "2GiB", "--save", "saved.json"],
+    "plan for a small budget": ["plan", "job.py", "--memory", "1MiB"],
+    "replayed plan": ["plan", "job.py", "--plan", "saved.json"],
+    "verify": ["verify", "job.py", *USE, "--check-steps", "2"],
+    "train by a group": ["train", "job.py", "--run", "group", "--devices", "2", "--use", "DataParallel()"],
+    "export safetensors": ["export", "finished", "--to", "safetensors"],
+    "export csv": ["export", "finished", "--to", "csv"],
+    "exported json": ["export", "finished", "--to", "json"],
+    "doctor": ["doctor"],
+}
+
+
+def said_in(place: Path) -> dict[str, Any]:
+    """What every command says with --json, one after the other in a folder that has the job."""
+    found = {}
+    for name, words in COMMANDS.items():
+        command = [sys.executable, "-m", "shoestring", *words, "--json"]
+        done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=HUNG)
+        assert done.returncode == (3 if name == "plan for a small budget" else 0), (name, done.stderr)
+        found[name] = json.loads(done.stdout)
+    found["exported json"] = json.loads((place / "finished" / "export.json").read_text())
+    return found
 
 
 def answers(version: str) -> dict[str, Any]:

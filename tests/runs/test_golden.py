@@ -88,12 +88,10 @@ def test_a_finished_run_of_an_earlier_version_is_shown_and_exported(version: str
 def test_requests_and_events_are_written_as_they_were(version: str, kind: str) -> None:
     path = GOLDEN / version / kind
     data, _ = unsealed(read_regular(path / "run.json"))
-    assert {"exact": None, "room": "training", "asked": {}, "weights": "", "arguments": {}} | data == to_json(
-        from_json(Request, data)
-    )
+    assert data == to_json(from_json(Request, data))
     found = read(path)
     lines = (path / "events.jsonl").read_bytes().splitlines()
     assert found.damaged == 0 and len(found.events) == len(lines)
     for event, line in zip(found.events, lines, strict=True):
         written = record_of(event)
-        assert line in (line_of(written), json.dumps(written).encode()), "now, and by the version before"
+        assert line == line_of(written)

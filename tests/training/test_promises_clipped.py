@@ -65,6 +65,7 @@ def weights_after(name: str, techniques: tuple[Technique, ...]) -> Tensor:
 
 def test_what_stream_can_be_combined_with_keeps_to_what_it_states_and_to_the_bytes_that_were_rehearsed() -> None:
     made, plain = clipped("chain"), weights_after("chain", ())
+    way = (plain - torch.cat([value.reshape(-1) for value in seeded(made).state_dict().values()])).norm()
     assert any(Accumulate(2) in plan for plan in plans("chain")) and not OffloadModel().refusal(ledger("chain"))
     for plan in plans("chain"):
         stated, after = max(one.exactness(ledger("chain")) for one in plan), weights_after("chain", plan)
@@ -73,7 +74,8 @@ def test_what_stream_can_be_combined_with_keeps_to_what_it_states_and_to_the_byt
         elif stated is Exactness.ROUNDING:
             assert (after - plain).abs().max() <= TOLERANCE, plan
         else:
-            assert stated is Exactness.CHANGED and sum(drift(one, ledger("chain")) for one in plan) > 0, plan
+            assert stated is Exactness.CHANGED, plan
+            assert 0 < (after - plain).norm() / way <= sum(drift(one, ledger("chain")) for one in plan) < 10, plan
         predicted, measured = rehearse(made, plan), tracked(made, plan, seeded(made))
         mixed = any(type(one).__name__ == "Precision" for one in plan)
         assert abs(peak(predicted).bytes - peak(measured).bytes) <= 0.001 * mixed * peak(measured).bytes, plan
@@ -105,7 +107,7 @@ SETTINGS = [(0.0, 1, 0), (1.0, 1, 0), (0.0, 4, 0), (1.0, 4, 6)]
 def test_the_ledger_ranks_near_what_is_rehearsed(
     clip: float, pieces: int, still: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("offloaded_optimizer", "row_split", "stream", "offload"):
+    for module in ("offloaded_optimizer", "row_split", "offload_model", "offload_optimizer"):
         monkeypatch.setattr(
             f"shoestring.training.memory.{module}.CHUNK", 1 << 16
         )  # a chunk is a part of a block, as in large models

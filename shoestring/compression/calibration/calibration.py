@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ NOTHING = 1e-12  # damage below this is rounding of the outputs
 AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
 Damages = tuple[float, ...]  # of every output
+T = TypeVar("T")
 
 
 @dataclass
@@ -83,9 +84,25 @@ def given_up() -> WeightFormat:
     raise AssertionError("a form that was put aside is read, not made again")
 
 
+class MadeOnce(Generic[T]):
+    """Values by key, each made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, T] = {}
+
+    def __call__(self, key: str, make: Callable[[], T]) -> T:
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+
 @dataclass
 class Calibration:
-    """Of one model on some batches. `original`: the model whose outputs count, where this one was cut already."""
+    """Of one model on some batches. `original`: the model whose outputs count, where this one was cut already.
+
+    It is the one value here that remembers: forms, damages and calibrations of smaller models are made when they are first asked for, and
+    kept. Who asks (`ModelCost`, a technique's `cost`) is frozen and changes nothing else of it.
+    """
 
     model: nn.Module
     forward: Forward
@@ -102,7 +119,9 @@ class Calibration:
     seed: int | None = None  # that those masks follow from, if they do
     notes: tuple[str, ...] = ()  # what techniques left alone, and why
     edits: tuple[Mapping[str, Any], ...] = ()  # how this model was made of the one it was before
-    derived: dict[str, Calibration] = field(default_factory=dict)  # studies of models that techniques made of this one
+    derived: MadeOnce[Calibration] = field(
+        default_factory=MadeOnce
+    )  # of models that techniques made of this one, by technique
 
     def __post_init__(self) -> None:
         self.model.eval().requires_grad_(False)
@@ -251,6 +270,14 @@ class Calibration:
             stored = Stored(weight.names, form.kind, weight.shape, weight.dtype, form.settings)
             exact = form.kind == PlainFormat.kind and not form.settings
             self.add(weight, (label, stored), 0.0 if exact else self.error(weight, form), lambda: form).put_aside(form)
+        return label
+
+    def as_it_is(self, weight: Weight) -> str:
+        """The label of a weight stored as it is, which harms nothing; of one that was cut to zeros, without them."""
+        plain = partial(PlainFormat.of, self.values[weight.name])
+        make = partial(self.zeroed, weight, PlainFormat.of) if weight.name in self.masks else plain
+        label = self.form(weight, "plain", make)
+        self.damages[weight.name, label] = self.nothing
         return label
 
     def zeroed(self, weight: Weight, inner: Callable[[Tensor], WeightFormat]) -> WeightFormat:

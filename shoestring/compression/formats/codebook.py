@@ -7,9 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
 from shoestring.compression.formats.grid import matrix_shape
+from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
 
 class CodebookFormat(WeightFormat):
@@ -55,13 +55,13 @@ class CodebookFormat(WeightFormat):
         >>> form.dense(), form.stored_bytes
         (tensor([-1.0000,  1.0000, -0.2500]), 10)
         """
-        stored = {"codes": packed(codes, bits), "values": values.to(torch.float16)}
+        stored = {"codes": pack_bits(codes.reshape(-1), bits), "values": values.to(torch.float16)}
         stored |= {} if scales is None else {"scales": scales.to(torch.float16)}
         return cls(shape, dtype, {"bits": bits, "group": group}, stored)
 
     def dense(self) -> Tensor:
         rows, columns = matrix_shape(self.shape)
-        codes = unpacked(self.codes, int(self.settings["bits"]), rows * columns)
+        codes = unpack_bits(self.codes, int(self.settings["bits"]), rows * columns)
         return self.valued(codes, rows, getattr(self, "scales", None)).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class CodebookFormat(WeightFormat):
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
         if columns % 8 or len(self.shape) == 1 or not columns:  # then a row may begin within a byte
             return super().rows(index)
-        codes = unpacked(self.codes.view(count, -1)[wanted].reshape(-1), bits, len(wanted) * columns)
+        codes = unpack_bits(self.codes.view(count, -1)[wanted].reshape(-1), bits, len(wanted) * columns)
         scales = self.scales[wanted] if int(self.settings["group"]) else None
         return self.valued(codes, len(wanted), scales).view(*index.shape, *self.shape[1:])
 

@@ -8,8 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
+from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
+from shoestring.numerics.block_quantization import grid_values
 
 
 class GridFormat(WeightFormat):
@@ -53,13 +54,17 @@ class GridFormat(WeightFormat):
         transposed: bool = False,
     ) -> Self:
         """Of codes (rows, columns), with scales and zeros (rows, groups)."""
-        stored = {"codes": packed(codes, bits), "scales": scales.to(torch.float16), "zeros": packed(zeros, bits)}
+        stored = {
+            "codes": pack_bits(codes.reshape(-1), bits),
+            "scales": scales.to(torch.float16),
+            "zeros": pack_bits(zeros.reshape(-1), bits),
+        }
         return cls(shape, dtype, {"bits": bits, "group": group} | ({"transposed": True} if transposed else {}), stored)
 
     def dense(self) -> Tensor:
         rows, columns = grid_shape(self.shape, self.settings)
         bits = int(self.settings["bits"])
-        codes = unpacked(self.codes, bits, rows * columns).view(rows, columns)
+        codes = unpack_bits(self.codes, bits, rows * columns).view(rows, columns)
         found = self.valued(codes, self.scales, self.zero_points())
         return (found.T.contiguous() if self.settings.get("transposed") else found).view(self.shape)
 
@@ -68,24 +73,17 @@ class GridFormat(WeightFormat):
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
         if columns % 8 or self.settings.get("transposed"):  # then a row may begin within a byte
             return super().rows(index)
-        codes = unpacked(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(
+        codes = unpack_bits(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(
             len(wanted), columns
         )
         return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
 
     def zero_points(self) -> Tensor:
-        return unpacked(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
+        return unpack_bits(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
 
     def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """scale (code - zero), group by group, in the weight's own type."""
-        columns = codes.shape[1]
-        group = min(int(self.settings["group"]), max(columns, 1))  # a group may be longer than a row
-        scales, zeros = scales.to(self.dtype), zeros.to(self.dtype)
-        if columns % group == 0:
-            parts = codes.view(len(codes), -1, group).to(self.dtype)
-            return parts.sub_(zeros[..., None]).mul_(scales[..., None]).view(len(codes), columns)
-        wide = scales.repeat_interleave(group, 1)[:, :columns], zeros.repeat_interleave(group, 1)[:, :columns]
-        return (codes.to(self.dtype) - wide[1]).mul_(wide[0])
+        return grid_values(codes, scales.to(self.dtype), zeros.to(self.dtype), int(self.settings["group"]))
 
 
 def grid_shape(shape: Shape, settings: Settings) -> tuple[int, int]:

@@ -7,9 +7,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from shoestring.compression.formats.bits import EIGHT, packed, packed_bytes, unpacked
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
 from shoestring.compression.formats.grid import matrix_shape
+from shoestring.numerics.bit_packing import EIGHT, pack_bits, packed_bytes, unpack_bits
 
 MOST_BITS = 12
 
@@ -100,13 +100,13 @@ class ProductFormat(WeightFormat):
     ) -> Self:
         """Of codes (rows, places, stages) and tables (books, stages, 2^bits, length)."""
         bits = int(settings["bits"])
-        low = codes.to(torch.int64)
+        low = codes.reshape(-1).to(torch.int64)
         stored = {
-            "codes": packed(low & 255 if bits > EIGHT else low, min(bits, EIGHT)),
+            "codes": pack_bits(low & 255 if bits > EIGHT else low, min(bits, EIGHT)),
             "tables": tables.to(torch.float16),
         }
         if bits > EIGHT:
-            stored["high"] = packed(low >> EIGHT, bits - EIGHT)
+            stored["high"] = pack_bits(low >> EIGHT, bits - EIGHT)
         stored |= {} if rotation is None else {"rotation": rotation.to(torch.float16)}
         stored |= {} if scales is None else {"scales": scales.to(torch.float16)}
         return cls(shape, dtype, settings, stored)
@@ -120,18 +120,20 @@ class ProductFormat(WeightFormat):
         each = sizes.places * sizes.stages
         if each % EIGHT or len(self.shape) == 1 or not each:  # then a row may begin within a byte
             return super().rows(index)
-        codes = unpacked(
+        codes = unpack_bits(
             self.codes.view(sizes.rows, -1)[wanted].reshape(-1), min(sizes.bits, EIGHT), len(wanted) * each
         ).to(torch.int64)
         if sizes.bits > EIGHT:
-            high = unpacked(self.high.view(sizes.rows, -1)[wanted].reshape(-1), sizes.bits - EIGHT, len(wanted) * each)
+            high = unpack_bits(
+                self.high.view(sizes.rows, -1)[wanted].reshape(-1), sizes.bits - EIGHT, len(wanted) * each
+            )
             codes = codes | high.to(torch.int64) << EIGHT
         return self.valued(codes, sizes._replace(rows=len(wanted))).view(*index.shape, *self.shape[1:])
 
     def all_codes(self, sizes: ProductSizes) -> Tensor:
-        codes = unpacked(self.codes, min(sizes.bits, EIGHT), sizes.codes).to(torch.int64)
+        codes = unpack_bits(self.codes, min(sizes.bits, EIGHT), sizes.codes).to(torch.int64)
         return (
-            codes | unpacked(self.high, sizes.bits - EIGHT, sizes.codes).to(torch.int64) << EIGHT
+            codes | unpack_bits(self.high, sizes.bits - EIGHT, sizes.codes).to(torch.int64) << EIGHT
             if sizes.bits > EIGHT
             else codes
         )

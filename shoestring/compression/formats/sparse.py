@@ -11,10 +11,10 @@ from zlib import crc32
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
 from shoestring.compression.sparse.masks import lowest, seed_scores
 from shoestring.core.errors import Mistake
+from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
 INNER = "inner."  # before the names of the inner form's tensors
 
@@ -36,7 +36,7 @@ class SparseFormat(WeightFormat):
         self.described(shape, dtype, settings, tensors)
         if "mask" in tensors:
             self.register_buffer("mask", tensors["mask"])
-            ones = -1 if self.mask.is_meta else int(unpacked(self.mask, 1, prod(shape)).sum())
+            ones = -1 if self.mask.is_meta else int(unpack_bits(self.mask, 1, prod(shape)).sum())
             if ones not in (-1, int(settings["kept"])):
                 raise Mistake(
                     f"a bitmap that keeps {ones} of {prod(shape)} numbers, where {settings['kept']} are stored: it is damaged; "
@@ -60,7 +60,7 @@ class SparseFormat(WeightFormat):
     @classmethod
     def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
         inner = partial(inner_kind(settings).blank, dtype=dtype, settings=settings["inner_settings"])
-        parts = {} if "seed" in settings else {"mask": packed(torch.arange(prod(shape)) < int(settings["kept"]), 1)}
+        parts = {} if "seed" in settings else {"mask": pack_bits(torch.arange(prod(shape)) < int(settings["kept"]), 1)}
         inside = inner((int(settings["kept"]),)).tensors()
         return cls(shape, dtype, settings, parts | {INNER + name: tensor for name, tensor in inside.items()})
 
@@ -74,7 +74,7 @@ class SparseFormat(WeightFormat):
         (tensor([ 0.,  2.,  0., -1.]), 9)
         """
         where = (weight.detach() != 0 if mask is None else mask).reshape(-1).cpu()
-        return cls.with_mask(weight, inner, where, {}, {"mask": packed(where, 1)})
+        return cls.with_mask(weight, inner, where, {}, {"mask": pack_bits(where, 1)})
 
     @classmethod
     def of_seed(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], kept: int, seed: int) -> Self:
@@ -86,7 +86,7 @@ class SparseFormat(WeightFormat):
                 "would be lost; multiply it by the mask first, or store it with a bitmap"
             )
         return cls.with_mask(
-            weight, inner, where, {"seed": seed, "checksum": crc32(packed(where, 1).numpy().tobytes())}, {}
+            weight, inner, where, {"seed": seed, "checksum": crc32(pack_bits(where, 1).numpy().tobytes())}, {}
         )
 
     @classmethod
@@ -110,7 +110,7 @@ class SparseFormat(WeightFormat):
         empty = torch.zeros(count, dtype=self.dtype, device=bitmap.device)
         if not kept:
             return empty.view(self.shape)
-        where = unpacked(bitmap, 1, count).to(torch.bool)
+        where = unpack_bits(bitmap, 1, count).to(torch.bool)
         values = self.inner.dense()
         return empty.masked_scatter_(where.to(values.device), values).view(self.shape)
 
@@ -118,7 +118,7 @@ class SparseFormat(WeightFormat):
         """Of a mask that is a seed: drawn once, then kept beside the form (count / 8 bytes of memory, none on disk)."""
         if self.drawn is None:
             seed, kept = int(self.settings["seed"]), int(self.settings["kept"])
-            drawn = packed(seeded_mask(self.shape, kept, seed), 1)
+            drawn = pack_bits(seeded_mask(self.shape, kept, seed).reshape(-1), 1)
             if crc32(drawn.numpy().tobytes()) != int(self.settings["checksum"]):
                 raise Mistake(
                     f"the mask of seed {seed} that keeps {kept} is not the one that these weights were stored with: the settings "

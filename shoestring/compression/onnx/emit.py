@@ -18,11 +18,11 @@ import onnx
 import torch
 from onnx import TensorProto
 
-from shoestring.compression.formats.bits import unpacked
 from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
 from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, made, nibble_stream
+from shoestring.numerics.bit_packing import unpack_bits
 
 BLOCKS = (16, 32, 64, 128, 256)  # that onnxruntime's operators for blocks take
 
@@ -82,7 +82,7 @@ def wide(bits: int) -> int:
 
 def codes_of(form: GridFormat | CodebookFormat) -> Array:
     rows, columns = matrix_shape(form.shape)
-    return unpacked(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
+    return unpack_bits(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
 
 
 def stored_codes(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> str:

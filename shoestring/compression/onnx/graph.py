@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from shoestring.compression.formats.bits import packed_bytes
+from shoestring.numerics.bit_packing import packed_bytes
 
 Array = NDArray[Any]
 CONTRIB = "com.microsoft"  # operators that onnxruntime has beside those of ONNX

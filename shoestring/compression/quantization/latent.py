@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from shoestring.compression.formats.format import FormatTensor, PlainFormat, Settings, Shape, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, grid_shape, matrix_shape
-from shoestring.compression.quantization.rounding import LEAST_SCALE, spread
+from shoestring.compression.quantization.rounding import LEAST_SCALE
+from shoestring.numerics.block_quantization import per_number
 
 
 class Latent(WeightFormat):
@@ -44,7 +45,7 @@ class Latent(WeightFormat):
         raise AssertionError("what is trained is not stored")
 
     def wide(self, values: Tensor) -> Tensor:
-        return spread(values, int(self.settings["group"]), grid_shape(self.shape, self.settings)[1])
+        return per_number(values, int(self.settings["group"]), grid_shape(self.shape, self.settings)[1])
 
     @property
     def top(self) -> int:

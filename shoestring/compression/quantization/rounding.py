@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from shoestring.compression.calibration.moments import Factor, SecondMoment, spans
+from shoestring.numerics.block_quantization import in_blocks, per_number
 
 BLOCK = 32  # columns whose effects on later ones are added up before they are applied
 SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # of the range of a group that are tried for its grid
@@ -99,7 +100,7 @@ def rounded_rows(
         ]
     made = []
     for (scale, zero), setting in zip(found, settings, strict=True):
-        steps, points = (spread(one.float(), setting.group, weight.shape[1]) for one in (scale, zero))
+        steps, points = (per_number(one.float(), setting.group, weight.shape[1]) for one in (scale, zero))
         codes = coded(weight, steps, points, torch.tensor(float(2**setting.bits - 1)))
         codes = codes if mask is None else torch.where(mask, codes, points)
         off = (codes - points) * steps - weight
@@ -178,14 +179,11 @@ def fed_back(
 
 def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scale (float16) and zero of every group of every row: the range of its numbers, shrunk by what makes the error least."""
-    rows, columns = weight.shape
-    groups, top = -(-columns // setting.group), 2**setting.bits - 1
-    padded = torch.nn.functional.pad(weight, (0, groups * setting.group - columns)).view(rows, groups, setting.group)
+    top = 2**setting.bits - 1
+    padded = in_blocks(weight, setting.group, fill=0.0)  # (rows, groups, group)
     weights = None
     if importance is not None:
-        weights = torch.nn.functional.pad(importance, (0, groups * setting.group - columns)).view(
-            1, groups, setting.group
-        )
+        weights = in_blocks(importance[None], setting.group, fill=0.0)
     low, high = padded.amin(-1).clamp(max=0), padded.amax(-1).clamp(min=0)
     if float((high - low).max()) / top > LARGEST:
         raise ValueError(f"numbers up to {float((high - low).max()):.3g}, whose steps float16 does not have")
@@ -200,8 +198,3 @@ def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tup
         better = error < best[0]
         best = tuple(torch.where(better, new, old) for new, old in zip((error, scale, zero), best, strict=True))  # type: ignore[assignment]
     return best[1].half(), best[2]
-
-
-def spread(values: Tensor, group: int, columns: int) -> Tensor:
-    """A number a group, as a number a column."""
-    return values.repeat_interleave(group, 1)[:, :columns]

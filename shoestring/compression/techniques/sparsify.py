@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.formats.sparse import seeded_mask
 from shoestring.compression.technique import ZEROS, ModelCost
-from shoestring.compression.techniques.restructure import Restructure
+from shoestring.compression.techniques.restructure import DeriveModel
 from shoestring.core.errors import Mistake
-from shoestring.core.technique import text
 
 FASTER = 0.9  # share of zeros below which products of sparse matrices are slower on CPUs than dense ones
 WAYS = ("magnitude", "random")
 
 
 @dataclass(frozen=True)
-class Sparsify(Restructure):
+class Sparsify(DeriveModel):
     """A share of the numbers of every matrix is set to zero: those that matter least, |w_ij| sqrt(M_jj), with M_jj the mean square of
     the input that w_ij is multiplied with (Sun et al. 2024, "Wanda", arXiv 2306.11695; by |w_ij| alone where it is not known), or drawn
     from a seed. What is left is stored behind a bitmap of one bit a number; a mask that was drawn is stored as its seed.
@@ -57,32 +55,26 @@ class Sparsify(Restructure):
             )
         return super().refusal(cost)
 
-    def studied(self, study: Calibration) -> Calibration:
-        key = text(self)
-        if key not in study.derived:
-            model = copy.deepcopy(study.model)
-            values, masks = dict(model.named_parameters(remove_duplicate=False)), self.masks(study)
-            if not masks:
-                raise Mistake("the model has no weight with rows and columns: there is nothing to set to zero")
-            with torch.no_grad():
-                for name, mask in masks.items():
-                    values[name].mul_(mask)
-            study.derived[key] = Calibration(
-                model,
-                study.forward,
-                study.batches,
-                study.others,
-                study.measures,
-                study.sample,
-                masks=masks,
-                notes=study.notes,
-                seed=self.seed if self.by == "random" else None,
-                original=study.original if study.original is not None else study.model,
-            )
-        return study.derived[key]
-
-    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        raise AssertionError("the structure stays as it is")
+    def derive(self, study: Calibration) -> Calibration:
+        model = copy.deepcopy(study.model)
+        values, masks = dict(model.named_parameters(remove_duplicate=False)), self.masks(study)
+        if not masks:
+            raise Mistake("the model has no weight with rows and columns: there is nothing to set to zero")
+        with torch.no_grad():
+            for name, mask in masks.items():
+                values[name].mul_(mask)
+        return Calibration(
+            model,
+            study.forward,
+            study.batches,
+            study.others,
+            study.measures,
+            study.sample,
+            masks=masks,
+            notes=study.notes,
+            seed=self.seed if self.by == "random" else None,
+            original=study.original if study.original is not None else study.model,
+        )
 
     def masks(self, study: Calibration) -> dict[str, Tensor]:
         found = {}

@@ -40,7 +40,7 @@ from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.data_parallel.reducer import BUCKET
 from shoestring.training.data_parallel.server import ASK, AssignmentServer
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 KINDS = ("server", "hogwild")
 LONGEST = 1000  # largest delay: every staleness up to it is counted
@@ -85,6 +85,10 @@ class Asynchronous(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Asynchronous, ...]:
         return ()
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS} if self.kind == "hogwild" else ())
 
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger)

@@ -1,11 +1,7 @@
-"""Error feedback: what a message left out is kept back and added to the next gradient, so that nothing is lost, only late.
-
-    owed = gradient + kept        sent = codec(owed)        kept = owed - decoded(sent)
-    sum of all sent  +  kept  =  sum of all gradients
+"""What a worker keeps back of its gradients until the next message: error feedback (numerics/error_feedback.py).
 
 Without it, what is left out may be left out for ever (tests/training/data_parallel/test_gradient_codecs.py: top-k
 never arrives; with it, it does).
-Karimireddy, Rebjock, Stich, Jaggi: Error Feedback Fixes SignSGD, 2019, arXiv 1901.09847.
 Lin et al.: Deep Gradient Compression, 2018, arXiv 1712.01887 (its momentum correction is not here).
 """
 
@@ -18,8 +14,9 @@ from torch import Tensor
 
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import RunState
+from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.gradient_codecs import Codec
-from shoestring.training.links.process_link import mine_of, of_everybody, own_row
+from shoestring.training.links.process_link import mine_of, of_everybody
 
 
 class ErrorFeedback(RunState):
@@ -41,19 +38,11 @@ class ErrorFeedback(RunState):
 
     def encode(self, bucket: str, gradient: Tensor, codec: Codec, into: Tensor) -> None:
         """The message of what is owed."""
-        owed = self.owed(bucket, gradient)
-        codec.encode(owed, into)
-        codec.add(into, owed, times=-1.0)
+        encode_and_keep(codec, self.owed(bucket, gradient), into)
 
     def state_dict(self) -> dict[str, Any]:
         return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "kept" not in state:  # by an earlier version, which knew workers along one axis only
-            self.rest = {
-                bucket: own
-                for bucket, rows in state.items()
-                if (own := own_row(rows, self.mesh.along("data"))) is not None
-            }
-        elif state["mesh"] == self.mesh.sizes:
+        if state["mesh"] == self.mesh.sizes:
             self.rest = mine_of(state["kept"], self.mesh.link.rank)

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import ceil, inf, nan, sqrt
+from math import ceil, nan, sqrt
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
+from shoestring.numerics.block_quantization import largest, symmetric_codes, symmetric_values
+from shoestring.numerics.top_k import top_k_places
 
 
 class Codec(Protocol):
@@ -84,10 +86,9 @@ class Int8Codec:
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         for scales, codes, rows in self.parts(into, numbers):
-            scales.copy_(torch.linalg.vector_norm(rows, inf, dim=1, keepdim=True))
-            codes.copy_(
-                (rows / scales).mul_(127).round_()
-            )  # NaN may become any code: the scale is then zero or not finite, and decides
+            scales.copy_(largest(rows))
+            # NaN may become any code: the scale is then zero or not finite, and decides
+            codes.copy_(symmetric_codes(rows, scales))
         into[4 * ceil(numbers.numel() / self.block) + numbers.numel() :].zero_()
 
     def decode(self, message: Tensor, count: int) -> Tensor:
@@ -95,7 +96,7 @@ class Int8Codec:
 
     def add(self, message: Tensor, total: Tensor, times: float = 1.0) -> None:
         for scales, codes, rows in self.parts(message, total):
-            rows.add_((codes / 127).mul_(scales), alpha=times)
+            rows.add_(symmetric_values(codes, scales), alpha=times)
 
     def parts(self, message: Tensor, numbers: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Scales, codes and numbers, a block a row: first the whole blocks, then the shorter one at the end."""
@@ -147,7 +148,7 @@ class TopKCodec:
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         ends, values, inside = self.split(into, numbers.numel())
-        places = numbers.abs().topk(self.kept(numbers.numel()), sorted=False).indices.sort().values
+        places = top_k_places(numbers, self.kept(numbers.numel()))
         pages = torch.arange(1, len(ends) + 1, device=numbers.device) * PAGE
         ends.copy_(torch.searchsorted(places, pages))
         VALUES.encode(numbers[places], values)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from shoestring.core.batch import Batch
 from shoestring.core.link import Link
 from shoestring.core.run import Run, RunState, weighed
+from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
 from shoestring.training.data_parallel.gradient_codecs import Codec
 from shoestring.training.data_parallel.reducer import make_buckets
@@ -78,8 +79,7 @@ class LocalUpdates(RunState):
         for members, shared in zip(self.groups, self.shared, strict=True):
             own = flat_weights(members).float().sub_(shared)
             message = own.new_empty(self.codec.size(len(own)), dtype=torch.uint8)
-            self.codec.encode(own, message)
-            self.codec.add(message, own, times=-1.0)
+            encode_and_keep(self.codec, own, message)
             received = message.new_empty(len(message) * self.link.world)
             self.link.gather(message, received).wait()
             for update in received.split(len(message)):

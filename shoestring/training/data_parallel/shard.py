@@ -37,7 +37,7 @@ from shoestring.training.data_parallel.data_parallel import (
     with_traffic,
 )
 from shoestring.training.data_parallel.sharding import Sharding
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 STAGES = (1, 2, 3)
 
@@ -68,6 +68,10 @@ class Shard(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[Shard, ...]:
         return tuple(map(cls, STAGES))
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS, Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
         return data_parallel_refusal(ledger) or super().refusal(ledger)

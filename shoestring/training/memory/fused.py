@@ -19,7 +19,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.seams import changes_user
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer is timed
@@ -47,6 +47,10 @@ class FusedOptimizer(TrainingTechnique):
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
         return {"fused": fused_update(run)} if isinstance(run.optimizer, HAS_KERNEL) else {}
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("fused already"):

@@ -26,7 +26,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
 from shoestring.core.run import Run
 from shoestring.training.memory.adapters import Adapters
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 SQUARES = 12  # assumed square weights per block, as in a transformer; only ranks plans before they are rehearsed
 
@@ -73,6 +73,10 @@ class LowRank(TrainingTechnique):
     @property
     def scale(self) -> float:
         return (self.alpha or self.rank) / self.rank
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.TRAINED, Owned.GROUPS, Owned.STATE})
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.CHANGED

@@ -38,7 +38,7 @@ from shoestring.training.memory import eight_bits
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offloaded_optimizer import BUFFERS, CHUNK, offload_refusal
 from shoestring.training.memory.streaming import UNIT_BUFFERS, Streaming
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,10 @@ class OffloadModel(TrainingTechnique):
     @classmethod
     def choices(cls, ledger: Ledger) -> tuple[OffloadModel, ...]:
         return (cls(), cls(moments="8bit"))
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS})
 
     def refusal(self, ledger: Ledger) -> str:
         if reason := super().refusal(ledger):

@@ -94,15 +94,18 @@ class StagesHere:
 
     def weight_gradients(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for name, users in self.engines[0].users.items():
-            own = [grad for user in users if (grad := self.engines[user].by_name[name].grad) is not None]
+        for name, users in self.engines[0].weights.users.items():
+            own = [grad for user in users if (grad := self.engines[user].weights.by_name[name].grad) is not None]
             if own:
                 found[name] = sum(own[1:], own[0])
         return found
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: self.engines[users[0]].by_name[name].detach() for name, users in self.engines[0].users.items()}
+        return {
+            name: self.engines[users[0]].weights.by_name[name].detach()
+            for name, users in self.engines[0].weights.users.items()
+        }
 
     def buffers(self) -> dict[str, Tensor]:
         own = [dict(engine.run.model.named_buffers()) for engine in self.engines]
-        return {name: own[users[0]][name] for name, users in self.engines[0].buffer_users.items()}
+        return {name: own[users[0]][name] for name, users in self.engines[0].weights.buffer_users.items()}

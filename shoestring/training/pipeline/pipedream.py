@@ -111,18 +111,18 @@ class PipeDream(Stages):
         if run.clip:
             raise Mistake(CLIPS)
         super().__init__(run, link, bounds, lambda count: (), pieces)
-        if self.tied:
-            name, users = next(iter(sorted(self.tied.items())))
+        if self.weights.tied:
+            name, users = next(iter(sorted(self.weights.tied.items())))
             raise Mistake(
                 f"Pipeline(schedule='pipedream'): the weight {name} is used by the stages {', '.join(map(str, users))}, whose "
                 f"updates happen at different times, so their copies of it would go apart: use schedule='1f1b', which adds "
                 f"their gradients up, or do not tie weights"
             )
-        refuse_views(run.model, self.own_weights)
+        refuse_views(run.model, self.weights.own_weights)
         self.clock = StepClock(link.same_machine, drains=False)
         self.flush, self.vertical = flush, vertical
         self.lag = staleness(link.world, link.rank)
-        self.versions = Versions(self.own_weights)
+        self.versions = Versions(self.weights.own_weights)
         self.underway: deque[Underway] = deque()
         self.entered = self.drained_at = 0  # micro-batches so far; that number when the pipeline drained last
         self.step = 0
@@ -133,7 +133,7 @@ class PipeDream(Stages):
     # One step
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
-        device = next(iter(self.own_weights or self.by_name.values())).device
+        device = next(iter(self.weights.own_weights or self.weights.by_name.values())).device
         here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
         self.step += 1
         self.due = self.step % self.flush == 0 or self.step >= self.run.steps or len(here) < self.link.world
@@ -176,7 +176,7 @@ class PipeDream(Stages):
         if silent:  # no value here needs a gradient, but the loss must travel on
             self.send((), (), action, Kind.BACKWARD, action.chunk - 1)
         self.versions.move(lambda: self.run.update(now), min([needed, *(one.version for one in self.underway)]))
-        for one in self.own_weights:
+        for one in self.weights.own_weights:
             one.grad = None
         return loss
 

@@ -39,7 +39,7 @@ from shoestring.training.pipeline.schedule import SCHEDULES, Orders, check_sched
 from shoestring.training.pipeline.shared_norms import STATISTICS, playable
 from shoestring.training.pipeline.stages import Stages
 from shoestring.training.pipeline.walk import Chain
-from shoestring.training.technique import MIXED, TrainingTechnique
+from shoestring.training.technique import MIXED, Owned, TrainingTechnique
 
 FURTHER = 2.5  # upper bound per micro-batch: how many times farther than plain training pipedream's updates go
 
@@ -148,6 +148,10 @@ class Pipeline(TrainingTechnique):
     @classmethod
     def explained(cls, ledger: Ledger) -> tuple[Pipeline, ...]:
         return cls.choices(ledger) or (cls(),)
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS, Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.has("no block runs"):
@@ -272,9 +276,9 @@ class Pipeline(TrainingTechnique):
             together=together,
             evaluate=stages.evaluate,
             summed=summed,
-            share=lambda weight: run.share(weight) * stages.counted(weight),
-            elsewhere=run.elsewhere | stages.elsewhere,
-            shared={**run.shared, **stages.sums_of_tied},
+            share=lambda weight: run.share(weight) * stages.weights.counted(weight),
+            elsewhere=run.elsewhere | stages.weights.elsewhere,
+            shared={**run.shared, **stages.weights.sums_of_tied},
             parts=run.parts * self.pieces_wanted,
             state={**run.state, "stages": stages},
         )

@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from shoestring.core.link import Link
 from shoestring.core.private import number_of, resize_storage, without_modes
-from shoestring.core.run import AddUp, Run, RunState, StoredTensor
+from shoestring.core.run import AddUp, Run, StoredTensor
 
 CHUNK = 1 << 22  # bytes sent at once for a checkpoint
 
 
-class StagedState(RunState):
+class StageWeights:
+    """The weights, buffers and optimizer state that one worker of a pipeline has."""
+
     def __init__(
         self, run: Run, link: Link, weights: Mapping[str, tuple[int, ...]], buffers: Mapping[str, tuple[int, ...]]
     ) -> None:
@@ -45,6 +47,10 @@ class StagedState(RunState):
 
     def uses(self, name: str) -> bool:
         return self.link.rank in self.users[name]
+
+    def one_of_them(self) -> Tensor:
+        """A weight that this worker uses; any weight, if it uses none."""
+        return next((one for name, one in self.by_name.items() if self.uses(name)), next(iter(self.by_name.values())))
 
     def counted(self, parameter: Tensor) -> bool:
         """Whether this worker counts a weight where all workers sum something up."""
@@ -107,8 +113,8 @@ class StagedState(RunState):
 
     # Checkpoint state
 
-    @property
-    def kept(self) -> Mapping[str, StoredTensor]:
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """All weights and buffers that not every worker has, by name."""
         inside = {
             name: one for part in self.run.state.values() for name, one in part.kept.items()
         }  # if another technique divides them further

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,7 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run import Run, RunState, StoredTensor, add_up_shared, weighed
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
@@ -35,7 +35,7 @@ from shoestring.training.pipeline.chain import chain_of
 from shoestring.training.pipeline.schedule import Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.shared_norms import SharedNorms
 from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
-from shoestring.training.pipeline.stage_state import StagedState
+from shoestring.training.pipeline.stage_state import StageWeights
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, nothing, parts_of
 
@@ -59,7 +59,7 @@ class Flight:
     rest: Rest | None = None  # the weight gradients, when those of inputs are done
 
 
-class Stages(StagedState):
+class Stages(RunState):
     """One worker's part of a pipeline."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Stages(StagedState):
         self.ranges = bounds(chain)  # block calls of each chunk
         self.chunks = range(link.rank, len(self.ranges), link.world)
         homes = [number % link.world for number, calls in enumerate(self.ranges) for _ in calls]
-        super().__init__(run, link, users(chain.weights, homes), users(chain.buffers, homes))
+        self.weights = StageWeights(run, link, users(chain.weights, homes), users(chain.buffers, homes))
         self.blocks = {
             name: run.blocks[name]
             for number in self.chunks
@@ -95,7 +95,7 @@ class Stages(StagedState):
         self.unread = 1  # messages that may be in flight over one cut
         self.spans: list[ActionSpan] = []  # of the last step
         self.begun = 0.0
-        own = next((self.by_name[name] for name in self.users if self.uses(name)), next(iter(self.by_name.values())))
+        own = self.weights.one_of_them()
         self.like = own.new_empty(0)  # fake where weights are fake; the weight itself may belong to TensorParallel
         self.total: Tensor | None = None  # the sum of the losses that ended here, until it is taken
         self.clock = StepClock(link.same_machine)
@@ -142,7 +142,9 @@ class Stages(StagedState):
             (number for number, one in enumerate(order) if one.kind in (Kind.BACKWARD, Kind.WEIGHTS)), default=-1
         )
         total = torch.zeros((), device=device)
-        ended = not now.last or not self.own_weights  # True: nobody waits for a backward that makes no gradients
+        ended = (
+            not now.last or not self.weights.own_weights
+        )  # True: nobody waits for a backward that makes no gradients
         self.spans = []
         for number, action in enumerate(order):
             yield action
@@ -299,7 +301,7 @@ class Stages(StagedState):
         if action.kind is Kind.WEIGHTS and flight.inputs:
             reached = self.backward_weights(now, flight)
         elif action.kind is Kind.INPUTS and goes_in_halves(flight.root):
-            flight.rest, reached = to_inputs(flight.root, flight.inputs, self.own_weights), False
+            flight.rest, reached = to_inputs(flight.root, flight.inputs, self.weights.own_weights), False
         else:
             now.backward(now, flight.root)
             flight.root = None  # no second half is left
@@ -345,6 +347,18 @@ class Stages(StagedState):
             while way:
                 self.done(way)
 
+    # What survives a restart
+
+    @property
+    def kept(self) -> Mapping[str, StoredTensor]:
+        return self.weights.tensors()
+
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        return self.weights.whole_optimizer(own)
+
+    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any]:
+        return self.weights.own_optimizer(whole)
+
     # Outside of a step
 
     @property
@@ -359,18 +373,18 @@ class Stages(StagedState):
     @contextmanager
     def usable(self) -> Iterator[None]:
         """While inside, all weights are here."""
-        self.gather()
+        self.weights.gather()
         self.gathered = True
         try:
             with self.run.usable():  # techniques that divide weights further gather them now
                 yield
         finally:
             self.gathered = False
-            self.release()
+            self.weights.release()
 
     def guarding(self) -> AbstractContextManager[object]:
         empty = (
-            {storage_id_of(one): name for name, one in self.by_name.items() if not self.uses(name)}
+            {storage_id_of(one): name for name, one in self.weights.by_name.items() if not self.weights.uses(name)}
             if not self.gathered
             else {}
         )

@@ -30,7 +30,7 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.technique import Owned, TrainingTechnique
 from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_layers import TensorParts
 
@@ -82,6 +82,10 @@ class TensorParallel(TrainingTechnique):
         return frozenset(
             unsplit_trait(ways) + reason for ways in range(2, MOST + 1) if (reason := split_refusal(run, ways))
         )
+
+    @property
+    def owns(self) -> frozenset[Owned]:
+        return frozenset({Owned.WEIGHTS})
 
     def refusal(self, ledger: Ledger) -> str:
         if ledger.workers.world == 1:

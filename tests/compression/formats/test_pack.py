@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import shoestring
-from shoestring.compression.formats.bits import packed, packed_bytes, unpacked
 from shoestring.compression.formats.place import decoded, forms_of, memory_of
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import sealed, unsealed
@@ -173,11 +170,3 @@ def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: 
     with pytest.warns(UserWarning, match="is not as it was"):
         shoestring.load(tmp_path / "small", job=file)
     assert json.loads((tmp_path / "small" / "manifest.json").read_text())["job"]["file"] == str(file)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 8), st.lists(st.integers(0, 255), max_size=40))
-def test_numbers_come_out_of_bits_as_they_went_in(bits: int, numbers: list[int]) -> None:
-    codes = torch.tensor([one % 2**bits for one in numbers], dtype=torch.uint8)
-    stream = packed(codes, bits)
-    assert len(stream) == packed_bytes(len(codes), bits) and torch.equal(unpacked(stream, bits, len(codes)), codes)

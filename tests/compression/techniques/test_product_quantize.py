@@ -202,4 +202,4 @@ def test_a_technique_that_can_store_nothing_is_refused_and_what_it_leaves_is_tol
         planned(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
     outcome = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))
     left = [layer for layer in outcome.chosen.layers() if not layer["technique"] and len(layer["shape"]) > 1]
-    assert left and any("ProductQuantize left " + left[0]["name"] in note for note in outcome.chosen.cost.study.notes)
+    assert left and any("ProductQuantize left " + left[0]["name"] in note for note in outcome.chosen.cost.notes)

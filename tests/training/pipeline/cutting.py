@@ -99,8 +99,8 @@ def cut(job: Job, technique: Pipeline, count: int = 1, more: Sequence[Technique]
         stages = run.state["stages"]
         assert isinstance(stages, Stages)
         loss = last_loss(run, here, count)
-        own = {name for name, users in stages.users.items() if mesh.along("stage").rank == users[0]}
-        kept = {name for name, users in stages.buffer_users.items() if mesh.along("stage").rank == users[0]}
+        own = {name for name, users in stages.weights.users.items() if mesh.along("stage").rank == users[0]}
+        kept = {name for name, users in stages.weights.buffer_users.items() if mesh.along("stage").rank == users[0]}
         return (
             loss,
             {name: value for name, value in of_gradients(run.model).items() if name in own},

@@ -27,7 +27,7 @@ def test_weights_of_other_stages_are_let_go_of_though_they_wait_in_a_file_while_
         run = prepared(made, (Pipeline(2, 2), Shard(1)), model)
     stages, shards = run.state["stages"], run.state["shards"]
     assert isinstance(stages, Stages) and isinstance(shards, Sharding)
-    here = {name for name in expected if stages.uses(name)}
+    here = {name for name in expected if stages.weights.uses(name)}
     assert here and set(expected) - here
     for name, one in run.model.named_parameters():
         assert one.untyped_storage().nbytes() == 0 if name not in here else torch.equal(one, expected[name]), name

@@ -33,7 +33,7 @@ from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.pipeline.stage_state import StagedState
+from shoestring.training.pipeline.stages import Stages
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.layer_kinds import recognise_layers
@@ -139,7 +139,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
         half = job.pieces(batch, 2)[mesh.along("data").rank]
         list(steps(run, [half] * 6))
         stages = run.state.get("stages")
-        tied = stages.tied if isinstance(stages, StagedState) else {}
+        tied = stages.weights.tied if isinstance(stages, Stages) else {}
         own = {
             name: value.detach().clone()
             for name, value in run.model.named_parameters()

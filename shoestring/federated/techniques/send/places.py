@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shoestring.numerics.bit_packing import pack_bits, unpack_bits
+
 BLOCKS = {1: 255, 2: 65535}  # bytes of a place -> numbers of a block: as many as such a count can tell, too
 
 
@@ -36,11 +38,7 @@ def placed(kept: Tensor, count: int) -> Placed:
     rows, size = kept.shape
     width = shortest(count, size)[1]
     if not width:
-        padded = torch.nn.functional.pad(kept.to(torch.uint8), (0, -size % 8)).view(rows, -1, 8)
-        return Placed(
-            (padded << torch.arange(8, dtype=torch.uint8)).sum(2).to(torch.uint8),
-            torch.empty(rows, 0, dtype=torch.uint8),
-        )
+        return Placed(pack_bits(kept, 1), torch.empty(rows, 0, dtype=torch.uint8))
     block = BLOCKS[width]
     where = kept.nonzero()[:, 1].view(rows, count)
     counts = torch.zeros(rows, -(-size // block), dtype=torch.long).scatter_add_(
@@ -53,7 +51,7 @@ def marks(found: Placed, count: int, size: int) -> tuple[Tensor, Tensor]:
     """The marks (k, m), and of which rows (k) they make sense: `count` of them, each somewhere."""
     rows, width = len(found.places), shortest(count, size)[1]
     if not width:
-        bits = ((found.places[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten(1).bool()
+        bits = unpack_bits(found.places, 1, 8 * found.places.shape[1]).bool()
         kept, beyond = bits[:, :size], bits[:, size:].any(1)
     else:
         block, counts = BLOCKS[width], widened(found.counts, width)

@@ -23,16 +23,13 @@ from shoestring.federated.round import DeviceView, Order, Round, Sent, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
-from shoestring.federated.techniques.send.levels import (
-    SHIFTS,
-    expected_error,
-    levels,
-    levels_bytes,
-    packed,
-    ranges,
-    restored,
-    unpacked,
-    worst_error,
+from shoestring.federated.techniques.send.levels import WIDTHS, levels_bytes, pack_levels, unpack_levels
+from shoestring.numerics.block_quantization import (
+    affine_codes,
+    affine_error,
+    affine_ranges,
+    affine_values,
+    worst_affine_error,
 )
 
 LEVELS, NONE, LOW, STEP = (
@@ -77,7 +74,7 @@ class QuantizeUpdates(FederatedTechnique):
         saved = 4 * cost.values - levels_bytes(cost.values, self.bits, self.block)
         less = replace(cost, up=cost.up - saved)
         if cost.evidence is None:
-            return coded(less, worst_error(cost.values, self.bits, self.block) / max(cost.per_round, 1))
+            return coded(less, worst_affine_error(cost.values, self.bits, self.block) / max(cost.per_round, 1))
         variance = cost.evidence.variance(squared_errors(cost.evidence.values, self.bits, self.block), cost.per_round)
         return unlimited(recoded(less, cost.evidence, variance))
 
@@ -86,29 +83,29 @@ class QuantizeUpdates(FederatedTechnique):
             sent = subject.encode(order, devices, updates)
             payload = dict(sent.payload)
             values = payload.pop(VALUES)
-            low, step = ranges(values, self.bits, self.block)
+            low, step = affine_ranges(values, self.bits, self.block)
             drawn = torch.stack(
                 [
                     torch.rand(values.shape[1], generator=generator_of(order.seed, "quantize", order.round, name))
                     for name in sent.told.names
                 ]
             )
-            whole, none = packed(levels(values, low, step, self.bits, self.block, drawn), self.bits)
+            whole, none = pack_levels(affine_codes(values, low, step, self.bits, self.block, drawn), self.bits)
             return replace(sent, payload={**payload, LEVELS: whole, NONE: none, LOW: low, STEP: step})
 
         def decode(order: Order, sent: Sent) -> Updates:
             payload = dict(sent.payload)
-            found = unpacked(payload.pop(LEVELS), payload.pop(NONE), self.bits)
-            values = restored(found, payload.pop(LOW), payload.pop(STEP), self.block)
+            found = unpack_levels(payload.pop(LEVELS), payload.pop(NONE), self.bits)
+            values = affine_values(found, payload.pop(LOW), payload.pop(STEP), self.block)
             return subject.decode(order, replace(sent, payload={**payload, VALUES: values}))
 
         return subject.with_(encode=encode, decode=decode)
 
 
 def check(bits: int, block: int, name: str) -> None:
-    if bits not in SHIFTS:
+    if bits not in WIDTHS:
         raise Mistake(
-            f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, SHIFTS))}"
+            f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, WIDTHS))}"
         )
     if not isinstance(block, int) or block < 2:
         raise Mistake(f"block={block!r} in {name}: a block of one number has no range; give 2 or more")
@@ -118,5 +115,5 @@ def check(bits: int, block: int, name: str) -> None:
 def squared_errors(values: Tensor, bits: int, block: int) -> Tensor:
     """E|error|^2 of every row (m)."""
     return torch.tensor(
-        [expected_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64
+        [affine_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64
     )

@@ -24,7 +24,8 @@ import torch
 from shoestring.core.errors import Mistake
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, Sent, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.send.levels import levels, levels_bytes, packed, ranges, restored, unpacked
+from shoestring.federated.techniques.send.levels import levels_bytes, pack_levels, unpack_levels
+from shoestring.numerics.block_quantization import affine_codes, affine_ranges, affine_values
 
 NONE, LOW, STEP = "QuantizeDown.none", "QuantizeDown.low", "QuantizeDown.step"
 
@@ -68,8 +69,8 @@ class QuantizeDown(FederatedTechnique):
 
     def coded(self, order: Order) -> Order:
         weights = order.weights[None]
-        low, step = ranges(weights, self.bits, self.block)
-        whole, none = packed(levels(weights, low, step, self.bits, self.block, 0.5), self.bits)
+        low, step = affine_ranges(weights, self.bits, self.block)
+        whole, none = pack_levels(affine_codes(weights, low, step, self.bits, self.block, 0.5), self.bits)
         return replace(order, weights=whole[0], extras={**order.extras, NONE: none[0], LOW: low[0], STEP: step[0]})
 
     def decoded(self, order: Order) -> Order:
@@ -77,8 +78,8 @@ class QuantizeDown(FederatedTechnique):
         if LOW not in order.extras:
             return order
         extras = dict(order.extras)
-        found = unpacked(order.weights[None], extras.pop(NONE)[None], self.bits)
-        weights = restored(found, extras.pop(LOW)[None], extras.pop(STEP)[None], self.block)[0]
+        found = unpack_levels(order.weights[None], extras.pop(NONE)[None], self.bits)
+        weights = affine_values(found, extras.pop(LOW)[None], extras.pop(STEP)[None], self.block)[0]
         return replace(order, weights=weights, extras=extras)
 
     def apply(self, subject: Round, /) -> Round:

@@ -30,6 +30,7 @@ from shoestring.federated.round import DeviceView, Order, Round, Sent, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
+from shoestring.numerics.error_feedback import owed
 
 HEAVY = 3.0  # times |x| / sqrt(columns): what is read is larger
 DRAWS = 4  # tables of the update at hand, the worst of which is stated
@@ -116,7 +117,7 @@ class Sketch(FederatedTechnique):
             drawn, tables = self.drawn(order.seed, order.round, values.shape[1]), []
             for row, name in zip(values, sent.told.names, strict=True):
                 state = there[name].state
-                whole = row + state[LEFT] if LEFT in state and state[LEFT].shape == row.shape else row
+                whole = owed(row, state.get(LEFT))
                 tables.append(self.table(whole, *drawn))
                 if bool(whole.isfinite().all()):
                     state[LEFT] = whole - self.read(tables[-1], *drawn)

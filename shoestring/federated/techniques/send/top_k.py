@@ -2,10 +2,9 @@
 
     sent = top_k(update + left)          left <- update + left - sent
 
-Biased: what is left out is late, not lost (error feedback). By then others have moved the weights, and a device that never takes part
-again never sends it. |error|^2 = the squares of the smallest n - k numbers. Of equals, those that stand first are sent.
-Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599; Karimireddy, Rebjock, Stich, Jaggi 2019, Error Feedback Fixes
-SignSGD, arXiv 1901.09847.
+Biased: what is left out is late, not lost (numerics/error_feedback.py). By then others have moved the weights, and a device that
+never takes part again never sends it. |error|^2 = the squares of the smallest n - k numbers. Of equals, those that stand first are sent.
+Stich, Cordonnier, Jaggi 2018, Sparsified SGD with Memory, arXiv 1809.07599.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
 from shoestring.federated.techniques.send.levels import levels_bytes
 from shoestring.federated.techniques.send.places import Placed, marks, placed, shortest
+from shoestring.numerics.error_feedback import owed
+from shoestring.numerics.top_k import top_k_mask
 
 SHARES = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001)
 BITS, BLOCK = (8, 4, 2), 1024  # of QuantizeUpdates, that the chooser tries after it
@@ -99,9 +100,8 @@ class TopK(FederatedTechnique):
             count, there = self.count(rows.shape[1]), {device.name: device for device in devices}
             for row, chosen, name in zip(rows, kept, sent.told.names, strict=True):
                 state = there[name].state
-                if LEFT in state and state[LEFT].shape == row.shape:
-                    row += state[LEFT]
-                chosen.copy_(top(row, count))
+                row.copy_(owed(row, state.get(LEFT)))
+                chosen.copy_(top_k_mask(row, count))
                 if bool(row.isfinite().all()):
                     state[LEFT] = row.masked_fill(chosen, 0.0)
                 else:
@@ -139,19 +139,8 @@ def filling(cost: RoundCost, bits: int) -> float:
     return share if count else 0.0
 
 
-def top(row: Tensor, count: int) -> Tensor:
-    """Marks of the `count` largest magnitudes, the first ones of equals; of a row that is not finite the first ones."""
-    if not bool(row.isfinite().all()):
-        return torch.arange(len(row)) < count
-    sizes = row.abs()
-    least = sizes.topk(count).values[-1]
-    kept = sizes > least
-    kept[(sizes == least).nonzero().flatten()[: count - int(kept.sum())]] = True
-    return kept
-
-
 @remembered
 def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Rows (m, size) of which only the largest numbers are left, and those alone (m, count), in their order."""
-    kept = torch.stack([top(row, count) for row in rows])
+    kept = torch.stack([top_k_mask(row, count) for row in rows])
     return rows * kept, rows[kept].view(len(rows), count)

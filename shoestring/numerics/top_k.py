@@ -1,0 +1,30 @@
+"""The k numbers of a row that are largest by magnitude: by places, or as marks that are the same on every machine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def top_k_places(numbers: Tensor, count: int) -> Tensor:
+    """Places of the `count` largest magnitudes of (n), ascending. NaN counts as the largest; which of equals is taken is torch's choice.
+
+    >>> top_k_places(torch.tensor([1.0, -3.0, 2.0]), 2).tolist()
+    [1, 2]
+    """
+    return numbers.abs().topk(count, sorted=False).indices.sort().values
+
+
+def top_k_mask(row: Tensor, count: int) -> Tensor:
+    """Marks of the `count` largest magnitudes, the first ones of equals; of a row that is not finite the first ones.
+
+    >>> top_k_mask(torch.tensor([1.0, -3.0, 1.0]), 2).tolist()
+    [True, True, False]
+    """
+    if not bool(row.isfinite().all()):
+        return torch.arange(len(row)) < count
+    sizes = row.abs()
+    least = sizes.topk(count).values[-1]
+    kept = sizes > least
+    kept[(sizes == least).nonzero().flatten()[: count - int(kept.sum())]] = True
+    return kept

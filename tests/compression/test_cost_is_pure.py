@@ -1,0 +1,64 @@
+"""`cost` of a technique makes another cost: the one it was given, and what other plans see, stay as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from shoestring.compression.catalogue import CATALOGUE
+from shoestring.compression.room import planned
+from shoestring.compression.technique import ModelCost
+from shoestring.compression.techniques.restructure import DeriveModel
+from shoestring.core.technique import parsed
+from tests.compression.test_matrix import SETTINGS, studied
+
+REMEMBERED = {"ways", "damages", "derived"}  # of a calibration: what was asked of it is kept
+
+
+def contents(cost: ModelCost) -> dict[str, Any]:
+    """All that a cost holds, and what its calibration does beside its memory; figures that were computed from them are not."""
+    found = {field.name: getattr(cost, field.name) for field in fields(cost)}
+    study = {
+        f"study.{one.name}": getattr(cost.study, one.name) for one in fields(cost.study) if one.name not in REMEMBERED
+    }
+    return {key: dict(one) if isinstance(one, Mapping) else one for key, one in (found | study).items()}
+
+
+@pytest.mark.parametrize("written", [some[0] for some in SETTINGS.values()])
+@pytest.mark.parametrize("forced", [False, True])
+def test_cost_leaves_what_it_was_given_alone(written: str, forced: bool) -> None:
+    technique, cost = parsed(written, CATALOGUE), replace(studied("lstm")[2], forced=forced)
+    before, weights = contents(cost), {name: one.clone() for name, one in cost.study.values.items()}
+    first = technique.cost(cost)
+    assert contents(cost) == before and all(
+        bool((one == weights[name]).all()) for name, one in cost.study.values.items()
+    )
+    assert contents(technique.cost(cost)) == contents(first), "asked twice, it says the same"
+
+
+@pytest.mark.parametrize("written", ["Prune(layers=0.5)", "Factorize(share=0.6)", "Sparsify()"])
+def test_another_model_is_made_once(written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    technique, cost = parsed(written, CATALOGUE), studied("llama")[2]
+    assert isinstance(technique, DeriveModel) and not technique.refusal(cost)
+    monkeypatch.setattr(type(technique), "derive", lambda self, study: pytest.fail("made again"))
+    assert technique.cost(cost).study is technique.cost(cost).study is not cost.study
+
+
+def test_what_one_plan_leaves_alone_is_not_told_of_another() -> None:
+    source, given, cost = studied("mlp")
+    left = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",)).chosen.cost
+    other = planned(cost, source.model, given.checked, ("Half()",)).chosen.cost
+    assert any(note.startswith("ProductQuantize left") for note in left.told) and not other.told
+
+
+def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:
+    source, given, cost = studied("mlp")
+    chosen = planned(cost, source.model, given.checked, ("Quantize()",)).chosen.cost
+    assert chosen.choice is chosen.choice
+    for name, taken in chosen.allocation.items():
+        assert any(one.what is taken.what and one.damages == taken.damages for one in chosen.options[name])
+        if taken.damage and (name, taken.what.label) in chosen.study.damages:
+            assert taken.damages == chosen.study.damages[name, taken.what.label], "its damage was measured"
