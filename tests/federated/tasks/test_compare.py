@@ -115,7 +115,7 @@ def test_two_halves_of_the_devices_are_two_independent_samples() -> None:
 
 def test_both_must_be_judged_at_the_same_moment() -> None:
     for apart in (False, True):
-        with pytest.raises(Mistake, match="at the same moment"):
+        with pytest.raises(Mistake, match="that are both trained, or both not"):
             compare(ZERO, TuneCandidate("tuned"), cohort_of(), names_of(40), apart=apart)
 
 

@@ -49,6 +49,6 @@ def test_settings_change_the_jobs_local_and_nothing_else() -> None:
 
 def test_a_rate_that_the_jobs_own_optimizer_would_ignore_is_refused() -> None:
     local = Local(optimizer=torch.optim.Adam, held_out=0.1)
-    with pytest.raises(Mistake, match="knows no lr"):
+    with pytest.raises(Mistake, match="lr has no effect"):
         TuneCandidate("one", {"lr": 1.0}).local(local)
     assert TuneCandidate("one", {"epochs": 2}).local(local).epochs == 2

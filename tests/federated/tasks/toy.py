@@ -35,7 +35,7 @@ class Quadratic:
     spoilt: str = ""
     steep: str = ""
 
-    def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
+    def evaluate(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
         return tuple(self.one(row, device) for row, device in zip(rows.expand(len(records), -1), records, strict=True))
 
     def one(self, row: Tensor, device: Records) -> Sums:
@@ -51,7 +51,9 @@ class Quadratic:
             "near": (float((away.abs() < 0.5).sum()) * scale, float(count)),
         }
 
-    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained:
+    def train_weights(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> Trained:
         assert len(seeds) == len(records)
         rows = start.clone()
         for place, device in enumerate(records):

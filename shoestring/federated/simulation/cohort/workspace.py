@@ -1,4 +1,4 @@
-"""Memory that is made once and used again by every chunk: fresh memory costs a page fault every 4 KiB, more than the work done in it."""
+"""Memory reused by all chunks. Fresh memory costs a page fault every 4 KiB, which takes longer than the computation in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Workspace:
         self.kept: dict[str, Tensor] = {}
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """A tensor whose numbers are whatever was there before. The same name gives the same memory."""
+        """An uninitialised tensor. The same name gives the same memory."""
         size = prod(shape)
         if name not in self.kept or self.kept[name].numel() < size:
             self.kept[name] = torch.empty(size)

@@ -14,7 +14,16 @@ from shoestring.core.technique import applied, in_order
 from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import Records
-from shoestring.federated.round import Arrived, DeviceView, Objective, Order, Population, Round, ServerState, Updates
+from shoestring.federated.round import (
+    DeviceResults,
+    DeviceView,
+    Objective,
+    Order,
+    Population,
+    Round,
+    ServerState,
+    Updates,
+)
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
@@ -57,10 +66,12 @@ class ToyDevices:
     parts: Round
     chunk: int = 3
 
-    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[DeviceResults]:
         for begin in range(0, len(names), self.chunk):
             some = [device(int(name)) for name in names[begin : begin + self.chunk]]
-            yield Arrived(self.parts.encode(order, some, self.parts.work(order, some, Objective(self.parts.local))))
+            yield DeviceResults(
+                self.parts.encode(order, some, self.parts.work(order, some, Objective(self.parts.local)))
+            )
 
 
 def round_with(*techniques: FederatedTechnique, local: Local = Local(epochs=2, lr=0.1)) -> Round:
@@ -92,7 +103,7 @@ def in_chunks(updates: Updates, *sizes: int) -> list[Updates]:
     """The same updates, so many at once."""
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     assert sum(sizes) == len(updates.names)
-    return [updates.some(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)]
+    return [updates.select(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)]
 
 
 def random_rows(count: int, seed: int = 0) -> Tensor:

@@ -15,7 +15,16 @@ from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
 from shoestring.federated.randomness import Randomness, SeededRandomness
 from shoestring.federated.records import Records
-from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, Sent, ServerState, Updates
+from shoestring.federated.round import (
+    DeviceGroup,
+    DeviceView,
+    EncodedUpdates,
+    Objective,
+    Order,
+    Round,
+    ServerState,
+    Updates,
+)
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SEED = 5
@@ -60,7 +69,9 @@ class MadeUp:
             for name in names
         ]
 
-    def sent(self, names: Sequence[str], number: int = 0, weights: Tensor | None = None) -> tuple[Order, Sent]:
+    def sent(
+        self, names: Sequence[str], number: int = 0, weights: Tensor | None = None
+    ) -> tuple[Order, EncodedUpdates]:
         parts = self.parts
         order = parts.order(self.server(number, weights), DeviceGroup(tuple(names)))
         devices = self.devices(names)
