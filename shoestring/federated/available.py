@@ -1,11 +1,13 @@
-"""Which techniques a federation can use: those of the catalogue, of installed packages, and instances passed by a script.
+"""Which techniques a federation can use: those of the catalogue, of installed packages, and instances passed by a
+script.
 
 A package adds a technique by an entry point in the group `shoestring.federated`, named like the class:
 
     [project.entry-points."shoestring.federated"]
     MajorityVote = "my_package:MajorityVote"
 
-A saved plan names its techniques without saying where their code is, so reading a plan can only make techniques listed here.
+A saved plan names its techniques without saying where their code is, so reading a plan can only make techniques listed
+here.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ CONFLICTS: dict[frozenset[str], str] = {
     frozenset(
         {"FedPer", "Ditto"}
     ): "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
-    frozenset({"Ditto", "FineTune"}): "both say which personal weights a device is judged by: choose one of them",
+    frozenset({"Ditto", "FineTune"}): "both decide which personal weights are evaluated: choose one of them",
     frozenset({"Slow", "FedBuff"}): "FedBuff simulates device speeds itself: give it a spread instead",
     frozenset(
         {"Scaffold", "FedBuff"}

@@ -9,7 +9,8 @@ from shoestring.federated.layout import Layout, StatisticKind
 
 
 def mean_statistics(layout: Layout, rows: Tensor, counts: Tensor) -> Tensor:
-    """Mean over devices (s), weighted by samples, of rows (k, s). A mean of non-negative variances is not negative either."""
+    """Mean over devices (s), weighted by samples, of rows (k, s). A mean of non-negative variances is not negative
+    either."""
     found = (counts[:, None] * rows.double()).sum(0) / counts.sum()
     return round_counters(layout, found.to(rows.dtype))
 

@@ -4,8 +4,9 @@
     reported       its samples are no pairs          the message of a Mistake that our own code raised
     withheld       'Ada Lovelace, 36'                str(error) of anything else, and of the exceptions that caused it
 
-This applies wherever a federation calls functions of the job: in rounds, plans and tasks, private or not, and to --traceback, which shows
-lines of code without the message. To see a message, call the job's functions on records that you are allowed to see.
+This applies wherever a federation calls functions of the job: in rounds, plans and tasks, private or not, and to
+--traceback, which shows lines of code without the message. To see a message, call the job's functions on records that
+you are allowed to see.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def error_kind(error: BaseException) -> str:
 
 
 def raised_by_us(error: BaseException) -> bool:
-    """Whether our own code raised this error, so that its message is safe to show. An error raised while handling somebody else's is not
-    safe: it may quote that one's message."""
+    """Whether our own code raised this error, so that its message is safe to show. An error raised while handling
+    somebody else's is not safe: it may quote that one's message."""
     about = error.__cause__ or error.__context__
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     ours = bool(frames) and Path(frames[-1].f_code.co_filename).resolve().is_relative_to(ROOT)

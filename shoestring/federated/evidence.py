@@ -1,10 +1,11 @@
-"""Client updates measured in the first round, from which the planner estimates the error that compression and noise make.
+"""Client updates measured in the first round, from which the planner estimates the error that compression and noise
+make.
 
     y_i = u_i n_i / mean n          u_i: update of client i with n_i samples; the round's update is about the mean of k of the y_i
     E|mean of k|^2  =  |mu|^2 + V / k          mu, V: mean and total variance of the y_i, estimated from the measured ones
 
-Where clients agree, V is small, and errors average out or add up as the updates do. Where they disagree (one class each), updates cancel
-in the mean, and the same error per client is a larger share of what remains.
+Where clients agree, V is small, and errors average out or add up as the updates do. Where they disagree (one class
+each), updates cancel in the mean, and the same error per client is a larger share of what remains.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ CACHE_CLEARERS: list[Callable[[], None]] = []  # each empties the cache of one f
 
 
 def cache_by_identity(function: F) -> F:
-    """Cache a function by the identity of its tensors: the planner asks for the same ones in every combination of techniques."""
+    """Cache a function by the identity of its tensors: the planner asks for the same ones in every combination of
+    techniques."""
     cached = lru_cache(maxsize=16)(function)
     CACHE_CLEARERS.append(cached.cache_clear)
     return cast(F, cached)
@@ -86,8 +88,8 @@ class UpdateEvidence:
 
 @cache_by_identity
 def median_norm(rows: Tensor) -> float:
-    """Median norm of the rows, rounded to four digits. Clip uses the same rounded number; with another one, rounding would make noise look
-    a little smaller or larger and could decide which plan is chosen."""
+    """Median norm of the rows, rounded to four digits. Clip uses the same rounded number; with another one, rounding
+    would make noise look a little smaller or larger and could decide which plan is chosen."""
     return float(f"{float(norms(rows).median()):.4g}")
 
 

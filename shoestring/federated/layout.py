@@ -1,8 +1,10 @@
-"""A model flattened into one row of numbers. Devices receive, train and send rows; the rows of many devices are a matrix.
+"""A model flattened into one row of numbers. Devices receive, train and send rows; the rows of many devices are a
+matrix.
 
-A row has the trained weights first, then the statistics: floating-point buffers of the state_dict (a batch norm's running mean and
-variance) and the counters of norm layers. Techniques see only the weights; federated/statistics.py handles the rest. Frozen weights,
-other integer buffers and non-persistent buffers are the same on every device and are not sent.
+A row has the trained weights first, then the statistics: floating-point buffers of the state_dict (a batch norm's
+running mean and variance) and the counters of norm layers. Techniques see only the weights; federated/statistics.py
+handles the rest. Frozen weights, other integer buffers and non-persistent buffers are the same on every device and are
+not sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How devices follow the Job's optimizer, gradient clipping and learning-rate schedule: they use the Job's unless Local has its own.
+"""How devices follow the Job's optimizer, gradient clipping and learning-rate schedule: they use the Job's unless Local
+has its own.
 
-Optimizer moments and schedule begin anew for every device in every round. `device_step_warnings` lists the settings of a Job that have
-no meaning on a device.
+Optimizer moments and schedule begin anew for every device in every round. `device_step_warnings` lists the settings of
+a Job that have no meaning on a device.
 """
 
 from __future__ import annotations

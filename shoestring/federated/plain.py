@@ -2,8 +2,8 @@
 
     w  <-  w + sum_i n_i (w_i - w) / sum_i n_i
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
-1602.05629. Every technique is compared with it.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from
+Decentralized Data, arXiv 1602.05629. Every technique is compared with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ VALUES = "values"  # key of a payload's numbers that another codec may compress 
 
 
 def plain_round(layout: Layout, local: Local, work: Work) -> Round:
-    """FedAvg on this layout. `work` trains the devices; federated/simulation/cohort has methods that train many of them at once."""
+    """FedAvg on this layout. `work` trains the devices; federated/simulation/cohort has methods that train many of them
+    at once."""
     return Round(layout, local, choose, order, work, encode, decode, mean, advance)
 
 

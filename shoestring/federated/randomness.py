@@ -5,13 +5,14 @@
     SeededRandomness    follows from a seed, for tests. **Not private**: whoever knows the seed can subtract the noise. Reports of such
                         a run say so
 
-All other random choices of a federation (batches, held-out records, codecs, simulated behaviour) follow from the job's seed (`seeds`).
-That seed is no secret, and privacy does not depend on it.
+All other random choices of a federation (batches, held-out records, codecs, simulated behaviour) follow from the job's
+seed (`seeds`). That seed is no secret, and privacy does not depend on it.
 
-Gaussians are made by the Box-Muller method in 64 bits from 53-bit uniforms, so they end at 8.6 standard deviations (the missing tail has
-probability 5e-18). With floating-point numbers, the low bits of a noisy sum can reveal the exact sum (Mironov 2012, On Significance of
-the Least Significant Bits for Differential Privacy, CCS). Therefore `add_noise` adds in 64 bits and rounds to a grid of 2^-20 of the
-standard deviation: every sum lands on the same grid, and rounding after the noise costs no privacy.
+Gaussians are made by the Box-Muller method in 64 bits from 53-bit uniforms, so they end at 8.6 standard deviations (the
+missing tail has probability 5e-18). With floating-point numbers, the low bits of a noisy sum can reveal the exact sum
+(Mironov 2012, On Significance of the Least Significant Bits for Differential Privacy, CCS). Therefore `add_noise` adds
+in 64 bits and rounds to a grid of 2^-20 of the standard deviation: every sum lands on the same grid, and rounding after
+the noise costs no privacy.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ GRID = 20  # the grid's spacing is 2^-20 to 2^-21 of the noise's standard deviat
 
 
 class Randomness(Protocol):
-    """A source of uniform numbers. `words` say what they are for; seeded numbers follow from them, as in `seeds.generator_of`."""
+    """A source of uniform numbers. `words` say what they are for; seeded numbers follow from them, as in
+    `seeds.generator_of`."""
 
     secret: ClassVar[bool]
 
@@ -84,7 +86,8 @@ def normals(source: Randomness, count: int, *words: object) -> Tensor:
 
 
 def add_noise(values: Tensor, deviation: float, source: Randomness, *words: object) -> Tensor:
-    """`values` plus Gaussian noise, in 64 bits, rounded to the deviation's grid. With deviation 0 they stay as they are."""
+    """`values` plus Gaussian noise, in 64 bits, rounded to the deviation's grid. With deviation 0 they stay as they
+    are."""
     if not deviation:
         return values.double()
     noise = normals(source, values.numel(), *words).view(values.shape).mul_(deviation)

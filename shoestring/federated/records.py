@@ -35,8 +35,9 @@ class Records:
 
     @cached_property
     def whole(self) -> Batch | None:
-        """All samples stacked into one batch, a row per sample. None if they can't be stacked (lengths vary), if the job has its own
-        collate (it may pad each batch to its longest sample), or if samples change with every access (augmentation)."""
+        """All samples stacked into one batch, a row per sample. None if they can't be stacked (lengths vary), if the
+        job has its own collate (it may pad each batch to its longest sample), or if samples change with every access
+        (augmentation)."""
         if self.collate is not None:
             return None
         if (found := stacked_tensors(self.data)) is not None:
@@ -87,7 +88,8 @@ def stacked_tensors(data: Any) -> Batch | None:
 
 
 def records_of(job: Job, name: str, data: Any, seed: int) -> Records:
-    """Split a device's data into training and held-out samples. The split follows from the seed and the device's name alone."""
+    """Split a device's data into training and held-out samples. The split follows from the seed and the device's name
+    alone."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise UnusableRecords(
             name,

@@ -189,7 +189,7 @@ def chosen_plan(
     if use is None:
         choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
         return FederatedOutcome(choice.chosen, plain, choice, given)
-    techniques = in_order(map(offers.written, use))
+    techniques = in_order(map(offers.parse, use))
     if reason := conflict(room, techniques):
         raise Mistake(f"{named(techniques)} can't be combined: {reason}")
     if reason := incomplete_reason(techniques):

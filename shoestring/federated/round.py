@@ -1,5 +1,5 @@
-"""A federated round: choose, order, work, encode, decode, combine, advance. Techniques replace these parts; the loop `play` does not
-know them.
+"""A federated round: choose, order, work, encode, decode, combine, advance. Techniques replace these parts; the loop
+`play` does not know them.
 
     server                                   devices (simulated or real: two implementations of `Devices`)
     choose   the cohort
@@ -9,8 +9,9 @@ know them.
     combine  aggregation: one update from all
     advance  server optimizer: the next weights
 
-Devices work in groups, a row of a matrix each, so a thousand simulated devices need a few matrix products. A real device works on a
-single row. State that must survive a restart is in `ServerState.state`, or in `DeviceView.state` on a device.
+Devices work in groups, a row of a matrix each, so a thousand simulated devices need a few matrix products. A real
+device works on a single row. State that must survive a restart is in `ServerState.state`, or in `DeviceView.state` on a
+device.
 """
 
 from __future__ import annotations
@@ -290,7 +291,8 @@ def play(
     """Play one round.
 
     `strict`: raise a Mistake if no device's update can be used; otherwise the weights then stay as they are.
-    `on_answer` is called as devices answer, with the number of answers so far and the number of devices that were given an order.
+    `on_answer` is called as devices answer, with the number of answers so far and the number of devices that were given
+    an order.
     """
     totals, server = RoundTotals(parts.statistics), parts.begin(server, population)
     state = server.state

@@ -1,4 +1,5 @@
-"""Seeds derived from the purpose of a draw instead of a shared generator's state, so the order of draws does not matter."""
+"""Seeds derived from the purpose of a draw instead of a shared generator's state, so the order of draws does not
+matter."""
 
 from __future__ import annotations
 

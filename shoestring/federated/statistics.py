@@ -1,14 +1,15 @@
-"""Norm-layer statistics (a batch norm's running mean and variance), which no gradient trains: averaged, local or frozen.
+"""Norm-layer statistics (a batch norm's running mean and variance), which no gradient trains: averaged, local or
+frozen.
 
     averaged   devices receive the server's statistics and send theirs back; the server takes the mean, weighted by samples
     local      every device keeps its own, and nothing is sent; the server keeps the model's initial ones
     frozen     nobody changes them: training and evaluation normalise by the model's initial statistics
 
-Techniques don't see statistics: codecs, clipping, robust rules, noise and the server optimizer act on trained weights only. Statistics
-are sent uncompressed, 4 bytes a number. Under a robust rule the server takes their median, number by number, because one malicious device
-can move a mean anywhere. With an epsilon they are never sent, because no noise covers them. `local` together with personal norm weights,
-FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou 2021, FedBN: Federated Learning on Non-IID Features via Local Batch
-Normalization, arXiv 2102.07623.
+Techniques don't see statistics: codecs, clipping, robust rules, noise and the server optimizer act on trained weights
+only. Statistics are sent uncompressed, 4 bytes a number. Under a robust rule the server takes their median, number by
+number, because one malicious device can move a mean anywhere. With an epsilon they are never sent, because no noise
+covers them. `local` together with personal norm weights, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou
+2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def statistics_rule(asked: str, private: bool) -> StatisticsRule:
 def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initial: Tensor) -> Round:
     """Hide statistics from techniques: they see rounds of trained weights only, while `subject.work` trains whole rows.
 
-    `layout` and `initial` describe the whole row. Every device can make its initial numbers itself, from the job and its seed.
+    `layout` and `initial` describe the whole row. Every device can make its initial numbers itself, from the job and
+    its seed.
     """
     trained, own = layout.trained, initial[layout.trained :]
     parts = subject.with_(layout=layout.weights, initial_weights=initial[:trained])

@@ -59,9 +59,8 @@ class RoundCost:
 class FederatedTechnique(Technique[Round, RoundCost], ABC):
     """What a federated technique says of itself beside `cost` and `apply`.
 
-    `seam`: which part of a round it changes, for the documentation: work, send, combine, advance, private or devices; empty for
-    techniques from other packages.
-    `slot`: a round can have one technique of each slot; empty: no such limit.
+    `seam`: which part of a round it changes, for the documentation: work, send, combine, advance, private or devices;
+    empty for techniques from other packages. `slot`: a round can have one technique of each slot; empty: no such limit.
     `needs`: the technique is of use only together with one of these; empty: it is of use alone.
     """
 

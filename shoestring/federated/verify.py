@@ -144,11 +144,11 @@ def play_rounds(given: Prepared, techniques: Sequence[FederatedTechnique], round
 
 
 def verdict(what: str, stated: Exactness, expected: Tensor, found: Tensor, begin: Tensor) -> Verdict:
-    way = float((expected - begin).abs().max()) or 1.0
-    difference = float((expected - found).abs().max()) / way
+    moved = float((expected - begin).abs().max()) or 1.0
+    difference = float((expected - found).abs().max()) / moved
     same = torch.equal(expected, found)
     rounded = (
-        ROUNDED + torch.finfo(torch.float32).eps * float(begin.abs().max()) / way
-    )  # of weights that hardly move, rounding is all
+        ROUNDED + torch.finfo(torch.float32).eps * float(begin.abs().max()) / moved
+    )  # if weights hardly move, rounding dominates
     kept = {Exactness.BITS: same, Exactness.ROUNDING: difference <= rounded}.get(stated)
     return Verdict(what, stated, difference, kept)

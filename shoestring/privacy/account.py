@@ -1,12 +1,14 @@
-"""Privacy accounting: epsilon of many rounds of the subsampled Gaussian mechanism, by dp-accounting's privacy loss distributions.
+"""Privacy accounting: epsilon of many rounds of the subsampled Gaussian mechanism, by dp-accounting's privacy loss
+distributions.
 
     a round: every device takes part with probability q (Poisson sampling); it releases the sum of updates of norm C or less + N(0, (z C)^2)
     P[out | with her]  <=  e^epsilon P[out | without her] + delta, for all rounds together          z: noise multiplier
 
-Google's dp-accounting computes the distribution of the log of that ratio on a grid, always rounding against us, and convolves it with
-itself for every round: Koskela, Jälkö, Honkela 2020, Computing Tight Differential Privacy Guarantees Using FFT, arXiv 1906.03049;
-Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the Dots, arXiv 2207.04380. `EXACT` is dp-accounting's own grid: 0.2 to 1 s for
-the first epsilon of a multiplier. `QUICK` is ten times coarser and faster; its epsilon is never smaller, and larger by about 1e-5 of it.
+Google's dp-accounting computes the distribution of the log of that ratio on a grid, always rounding against us, and
+convolves it with itself for every round: Koskela, Jälkö, Honkela 2020, Computing Tight Differential Privacy Guarantees
+Using FFT, arXiv 1906.03049; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the Dots, arXiv 2207.04380.
+`EXACT` is dp-accounting's own grid: 0.2 to 1 s for the first epsilon of a multiplier. `QUICK` is ten times coarser and
+faster; its epsilon is never smaller, and larger by about 1e-5 of it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Events = tuple[tuple[SampledGaussian, int], ...]  # kinds of rounds, and how man
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise Mistake(
-            f"delta={delta}: it is the chance that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
+            f"delta={delta}: it is the probability that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
             f"such as --delta 1e-6"
         )
 
@@ -97,7 +99,8 @@ def accounting_library() -> Any:
 def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     """The smallest noise multiplier, with four digits, that keeps so many rounds within epsilon.
 
-    A coarse grid finds it quickly. The coarse grid's error at that point then corrects the target, and the exact grid checks the result.
+    A coarse grid finds it quickly. The coarse grid's error at that point then corrects the target, and the exact grid
+    checks the result.
     """
     check_delta(delta)
     if not 0 < epsilon < inf:
@@ -121,7 +124,7 @@ def least_noise(epsilon: float, rate: float, rounds: int, delta: float, interval
 
     if not is_enough(MOST):
         raise Mistake(
-            f"epsilon {epsilon:g} for {rounds} rounds, in which a device takes part with the chance {rate:g}: not even noise "
+            f"epsilon {epsilon:g} for {rounds} rounds, with the sampling rate {rate:g}: not even noise "
             f"{MOST:g} times as large as an update is enough; allow a larger epsilon, or fewer rounds"
         )
     low, high = 1.0, 1.0  # start high: epsilon takes longer to compute with less noise

@@ -1,12 +1,14 @@
 """The privacy ledger of a population: every round that any run released about it, written to disk before the release.
 
-Each released round is one line, with a digest of what was released. Lines are never merged: noise is never drawn twice, so a round that is
-played again is another release and counts again. Several runs may share a ledger; each locks the file while it adds up and writes.
+Each released round is one line, with a digest of what was released. Lines are never merged: noise is never drawn twice,
+so a round that is played again is another release and counts again. Several runs may share a ledger; each locks the
+file while it adds up and writes.
 
-Damage never lowers the epsilon spent. All lines have the same length, a line number and a checksum, so a damaged, truncated or missing
-line is noticed. It counts as the most expensive kind of round in the ledger; if no line is readable, epsilon is infinite. `done` and
-`lines` are what a run's checkpoint knows of the run and the ledger. Rounds and lines that the ledger lacks (somebody restored an older
-copy) count in the same way. There is no protection against somebody who forges both the ledger and the checkpoints: no key signs them.
+Damage never lowers the epsilon spent. All lines have the same length, a line number and a checksum, so a damaged,
+truncated or missing line is noticed. It counts as the most expensive kind of round in the ledger; if no line is
+readable, epsilon is infinite. `done` and `lines` are what a run's checkpoint knows of the run and the ledger. Rounds
+and lines that the ledger lacks (somebody restored an older copy) count in the same way. There is no protection against
+somebody who forges both the ledger and the checkpoints: no key signs them.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class ReleasedRound:
 
 
 class PrivacyLedger:
-    """The ledger as one run sees it. `done`: rounds that the run's checkpoint has; `lines`: lines that the ledger had by then."""
+    """The ledger as one run sees it. `done`: rounds that the run's checkpoint has; `lines`: lines that the ledger had
+    by then."""
 
     def __init__(self, path: Path, run: str = "", done: int = 0, lines: int = 0) -> None:
         self.path, self.run, self.done, self.known = path, run, done, lines
@@ -98,16 +101,16 @@ class PrivacyLedger:
 
     @property
     def lost(self) -> int:
-        """Rounds that are spent but unreadable: damaged lines, missing lines, and rounds of this run without a line. A missing round may be
-        one of the damaged lines or not; nobody knows, so both count."""
+        """Rounds that are spent but unreadable: damaged lines, missing lines, and rounds of this run without a line. A
+        missing round may be one of the damaged lines or not; nobody knows, so both count."""
         rounds = {one.round for one in self.own}
         return self.damaged + max(self.known - self.lines, 0) + sum(number not in rounds for number in range(self.done))
 
     def spend(self, entry: ReleasedRound, budget: float = inf) -> bool:
         """Write a round to the ledger; it is on disk when this returns True.
 
-        Returns False, and writes nothing, if the round would exceed the run's budget or the population's limit (others may have spent
-        meanwhile). Then nothing of the round may be released.
+        Returns False, and writes nothing, if the round would exceed the run's budget or the population's limit (others
+        may have spent meanwhile). Then nothing of the round may be released.
         """
         with held_to_append(self.path) as file:
             self.read()
@@ -123,7 +126,8 @@ class PrivacyLedger:
         return True
 
     def check(self, entry: ReleasedRound) -> None:
-        """Refuse a round that does not fit this ledger: another delta, seeded noise beside secret noise, or a raised limit."""
+        """Refuse a round that does not fit this ledger: another delta, seeded noise beside secret noise, or a raised
+        limit."""
         check_delta(entry.delta)
         if self.delta not in (None, entry.delta):
             raise Mistake(
@@ -142,7 +146,8 @@ class PrivacyLedger:
             )
 
     def epsilon(self, delta: float | None = None, exactly: bool = False) -> float:
-        """Epsilon spent by all runs. By default on the quick grid: never less than `exactly`, and more by about 1e-5 of it."""
+        """Epsilon spent by all runs. By default on the quick grid: never less than `exactly`, and more by about 1e-5 of
+        it."""
         return self.epsilon_of(self.entries, delta, exactly)
 
     def own_epsilon(self, delta: float | None = None, exactly: bool = False) -> float:
@@ -179,8 +184,8 @@ class PrivacyLedger:
         if not self.entries or self.lost > MOST_LINES:
             return inf
         kinds = {one.kind for one in self.entries}
-        ways: list[Events] = [tuple((counts + Counter({kind: self.lost})).items()) for kind in kinds]
-        return max(epsilon_spent(way, delta, interval) for way in ways)
+        cases: list[Events] = [tuple((counts + Counter({kind: self.lost})).items()) for kind in kinds]
+        return max(epsilon_spent(case, delta, interval) for case in cases)
 
 
 def line_of(number: int, entry: ReleasedRound) -> bytes:
@@ -201,18 +206,19 @@ def entry_of(line: bytes) -> tuple[int | None, ReleasedRound] | None:
     if len(line) != WIDTH or line[-CRC - 1 :] != b',"crc":"%08x"}\n' % crc32(head):
         return None
     try:
-        told = json.loads(head + b"}")
-        if set(told) == BEFORE:
-            told = {"run": "", "release": told.pop("digest"), "seeded": True, **told}
-        number = told.pop("line", None)
-        found = ReleasedRound(**told)
+        values = json.loads(head + b"}")
+        if set(values) == BEFORE:
+            values = {"run": "", "release": values.pop("digest"), "seeded": True, **values}
+        number = values.pop("line", None)
+        found = ReleasedRound(**values)
         return (number, found) if is_usable(number, found) else None
     except (TypeError, ValueError):
         return None
 
 
 def is_usable(number: object, entry: ReleasedRound) -> bool:
-    """Whether the values of a line with a good checksum are ones that we could have written. It checks ranges only, which is quick."""
+    """Whether the values of a line with a good checksum are ones that we could have written. It checks ranges only,
+    which is quick."""
     check_delta(entry.delta)
     return (
         LEAST <= entry.kind.multiplier <= MOST_NOISE

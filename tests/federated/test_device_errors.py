@@ -1,4 +1,4 @@
-"""What an error says on a device is in no file and on no screen: a KeyError has a record in it."""
+"""Error messages of devices reach no file and no screen: a KeyError may contain a record."""
 
 from __future__ import annotations
 

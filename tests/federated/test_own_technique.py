@@ -1,4 +1,4 @@
-"""Techniques of somebody else's package work wherever ours do; the example of the guide is the one that is run."""
+"""Techniques from other packages work wherever ours do. The example is the one in docs/own_technique.md."""
 
 from __future__ import annotations
 

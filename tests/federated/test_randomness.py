@@ -1,4 +1,4 @@
-"""Numbers that nobody can draw again, and that are as normal as they should be."""
+"""Randomness for privacy: numbers can't be drawn again, and Gaussians are normally distributed."""
 
 from __future__ import annotations
 

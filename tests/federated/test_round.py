@@ -1,4 +1,4 @@
-"""The round itself: what is counted, what is refused, what a row is."""
+"""A single round: what is counted, what is rejected, and what a row contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federation that runs: what is told of it while it does, and what comes out."""
+"""A running federation: its events, and its report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running statistics of norm layers are a part of their own: no technique for weights sees them, and each rule does what it says."""
+"""Norm-layer statistics: techniques for weights don't see them, and each rule does what it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying walks past the point from which on recordings are played, and sees what goes wrong there."""
+"""`--verify` plays enough rounds to replay recordings, and notices when those are wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small federated job for tests: classes that lie in different corners, devices of unequal size."""
+"""A small federated job for tests: well separated classes, devices of unequal size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Worker processes for simulated devices. They are forked from the main process, so they share its job and records without a copy.
+"""Worker processes for simulated devices. They are forked from the main process, so they share its job and records
+without a copy.
 
 A process that dies is replaced and its chunks are done again: their result follows from the order and the names alone.
 """
@@ -73,7 +74,8 @@ class Pool:
     def run_chunks(
         self, order: Order, chunks: Sequence[tuple[str, ...]], states: States
     ) -> Generator[ChunkResult, None, None]:
-        """Yield the results of chunks in their order. The main process works on some chunks, too, while it waits for others."""
+        """Yield the results of chunks in their order. The main process works on some chunks, too, while it waits for
+        others."""
         order_bytes = self.board.pack(order)
         world = len(self.processes) + 1
         ranks = [rank_of(number, world) for number in range(len(chunks))]
@@ -169,7 +171,8 @@ def rank_of(number: int, world: int) -> int:
 
 
 def copy_from_shared_memory(found: ChunkResult, copied: bool) -> ChunkResult:
-    """Copy a result out of shared memory: the devices' state always, the updates if their slot is used again in this round (`copied`)."""
+    """Copy a result out of shared memory: the devices' state always, the updates if their slot is used again in this
+    round (`copied`)."""
     states = {name: {key: value.clone() for key, value in state.items()} for name, state in found.states.items()}
     if not copied:
         return replace(found, states=states)

@@ -1,7 +1,7 @@
 """Simulated devices: they train in chunks of a few at once, in as many processes as there are cores.
 
-The chunks follow from the devices' names and record counts alone, and results are used in a fixed order, so the result is the same bits
-with any number of processes.
+The chunks follow from the devices' names and record counts alone, and results are used in a fixed order, so the result
+is the same bits with any number of processes.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class DeviceWorker:
     def train_and_encode(self, order: Order, devices: Sequence[DeviceView], restored: list[str]) -> EncodedUpdates:
         """Train devices and encode their updates.
 
-        A device whose update or new state is not finite gets its old state back and is added to `restored`; otherwise all of its later
-        rounds would fail, too.
+        A device whose update or new state is not finite gets its old state back and is added to `restored`; otherwise
+        all of its later rounds would fail, too.
         """
         before = [dict(device.state) for device in devices]
         updates = self.parts.work(order, devices, Objective(self.parts.local))
@@ -121,7 +121,8 @@ def has_finite_state(device: DeviceView) -> bool:
 
 
 def records_bytes(records: Records) -> int:
-    """Estimated bytes of a device's records as tensors, plus tensors derived from them: at most products of all pairs of samples."""
+    """Estimated bytes of a device's records as tensors, plus tensors derived from them: at most products of all pairs
+    of samples."""
     if records.whole is None:
         return 1024
     return (
@@ -130,7 +131,8 @@ def records_bytes(records: Records) -> int:
 
 
 class SimulatedDevices:
-    """Devices whose records are on this machine. `states` is updated in place; the caller saves it with the server's state."""
+    """Devices whose records are on this machine. `states` is updated in place; the caller saves it with the server's
+    state."""
 
     def __init__(self, worker: DeviceWorker, chunk: int, processes: int = 1, states: States | None = None) -> None:
         from shoestring.federated.simulation.pool import Pool

@@ -1,8 +1,9 @@
-"""Simulates a federation's rounds by a fast method, and falls back to the plain loop if the method turns out to be wrong.
+"""Simulates a federation's rounds by a fast method, and falls back to the plain loop if the method turns out to be
+wrong.
 
-The method was tried on a few devices before the first round. A trial can't show everything, so some rounds compare devices with the plain
-loop (cohort/). If something differs, the plain loop plays the whole round again, and all later rounds. So the result does not depend on
-which chunk or process noticed the difference.
+The method was tried on a few devices before the first round. A trial can't show everything, so some rounds compare
+devices with the plain loop (cohort/). If something differs, the plain loop plays the whole round again, and all later
+rounds. So the result does not depend on which chunk or process noticed the difference.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Federated tasks beside training: evaluate, tune, compare. Configurations are sent out, sums come back, records stay on devices.
+"""Federated tasks beside training: evaluate, tune, compare. Configurations are sent out, sums come back, records stay
+on devices.
 
     task                      what devices receive: a configuration and attachments
     from_options              a task made from command-line options
@@ -11,6 +12,6 @@
     estimates, student        means, standard errors, intervals of a difference
     evaluate, tune, compare   the three tasks and their results; `perform` runs a task; tables and text print results
 
-Paulik, Seigel, Mason et al. 2021, Federated Evaluation and Tuning for On-Device Personalization: System Design & Applications, arXiv
-2102.08503.
+Paulik, Seigel, Mason et al. 2021, Federated Evaluation and Tuning for On-Device Personalization: System Design &
+Applications, arXiv 2102.08503.
 """

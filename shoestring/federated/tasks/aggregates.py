@@ -1,11 +1,13 @@
 """What devices send: sums, and counts in bins that were declared before. They add up in any order, except for rounding.
 
-For k columns (candidates, or one candidate and its difference to another), with the sum s_j over the w samples of a device, it sends
+For k columns (candidates, or one candidate and its difference to another), with the sum s_j over the w samples of a
+device, it sends
 
     1    w  w^2  w^3    s_j / w    s_i s_j / w^2    s_j    w s_j    s_i s_j          i <= j
 
-and nothing else. The sums of these numbers over devices suffice for means over devices and over samples, and for the standard errors of
-means, differences and ratios (`estimates`). They are 64-bit numbers, so a spread below 1e-7 of the mean is lost in rounding.
+and nothing else. The sums of these numbers over devices suffice for means over devices and over samples, and for the
+standard errors of means, differences and ratios (`estimates`). They are 64-bit numbers, so a spread below 1e-7 of the
+mean is lost in rounding.
 """
 
 from __future__ import annotations

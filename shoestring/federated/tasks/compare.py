@@ -1,10 +1,10 @@
 """The A/B report: the difference of B to A in percent, for every metric, overall and per group, with its significance.
 
-In a paired design the same devices measure both, and each sends its own difference, so differences between devices cancel. In an
-independent design two samples of devices measure A and B (Welch). Intervals are Fieller's (`estimates`), each at 95 % by itself: one
-group in twenty is expected to be outside by chance. So the verdict on a group uses Holm's p value, which holds for all groups of a metric
-together (Holm 1979, A simple sequentially rejective multiple test procedure, Scandinavian J. Statistics 6). A difference that is
-significant only by itself is reported as `perhaps`.
+In a paired design the same devices measure both, and each sends its own difference, so differences between devices
+cancel. In an independent design two samples of devices measure A and B (Welch). Intervals are Fieller's (`estimates`),
+each at 95 % by itself: one group in twenty is expected to be outside by chance. So the verdict on a group uses Holm's p
+value, which holds for all groups of a metric together (Holm 1979, A simple sequentially rejective multiple test
+procedure, Scandinavian J. Statistics 6). A difference that is significant only by itself is reported as `perhaps`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def compare(
     least: int = LEAST,
     apart: bool = False,
 ) -> Comparison:
-    """Compare B with A, both measured on each of these devices, or, if `apart`, A on one half of them and B on the other."""
+    """Compare B with A, both measured on each of these devices, or, if `apart`, A on one half of them and B on the
+    other."""
     if apart:
         for_a, for_b = halves(names, cohort.seed)
         first, second = evaluate([a], cohort, for_a, least), evaluate([b], cohort, for_b, least)
@@ -182,8 +183,8 @@ def means(entry: MetricSums, by: str) -> Means:
 
 def change_of(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Change | None:
     """The change of one metric in one group; None if it is withheld."""
-    told = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
-    mean, other, delta, error = told["a"], told["b"], told["delta"], told["error"]
+    known = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
+    mean, other, delta, error = known["a"], known["b"], known["delta"], known["error"]
     if mean is None or other is None or delta is None or error is None:
         return None
     p = float(found.p) if isfinite(found.p) else 1.0
@@ -195,9 +196,9 @@ def change_of(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Ch
         other,
         delta,
         error,
-        told["percent"],
-        told["low"],
-        told["high"],
+        known["percent"],
+        known["low"],
+        known["high"],
         p,
         p,
         SAME,
@@ -239,8 +240,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def verdict(change: Change, goal: str, chance: float, failures_of_b: int) -> str:
-    """The verdict in a word. `failures_of_b`: devices on which B diverged minus those on which A did. Leaving out failed devices improves a
-    candidate's mean, so a verdict in favour of the one that failed more often is only a `perhaps`."""
+    """The verdict in a word. `failures_of_b`: devices on which B diverged minus those on which A did. Leaving out
+    failed devices improves a candidate's mean, so a verdict in favour of the one that failed more often is only a
+    `perhaps`."""
     if change.p >= chance:
         return SAME
     wanted = target(goal)

@@ -105,8 +105,8 @@ def ask_devices(
 def device_report(question: Question, found: Sequence[CandidateMetrics], telemetry: Telemetry) -> DeviceTotals:
     """Everything that leaves a device: for every metric the sums of `aggregates`.
 
-    A candidate with a non-finite metric (its training diverged) is counted in `failed` and left out of all sums. A device on which all
-    candidates diverged reports an error and nothing else.
+    A candidate with a non-finite metric (its training diverged) is counted in `failed` and left out of all sums. A
+    device on which all candidates diverged reports an error and nothing else.
     """
     if not any(one.before for one in found):
         return failed_device(NOTHING_HELD_OUT, telemetry)
@@ -169,7 +169,8 @@ def single_entries(question: Question, found: Sequence[CandidateMetrics]) -> lis
 def paired_entries(found: Sequence[CandidateMetrics]) -> list[MetricSums]:
     """Sums of the first candidate and of the second one's difference to it, per metric.
 
-    Both are evaluated on the same records. A metric with different weights for the two can't be compared and is left out.
+    Both are evaluated on the same records. A metric with different weights for the two can't be compared and is left
+    out.
     """
     first, second = found
     entries = []

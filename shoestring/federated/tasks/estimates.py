@@ -1,22 +1,26 @@
-"""Means over devices and over samples, their standard errors, and the interval of a difference in percent, computed from sums alone.
+"""Means over devices and over samples, their standard errors, and the interval of a difference in percent, computed
+from sums alone.
 
-Devices were drawn at random and samples within a device are not independent, so both means have a standard error between devices.
+Devices were drawn at random and samples within a device are not independent, so both means have a standard error
+between devices.
 
     over devices    m = sum v_i / n           var = sum (v_i - m)^2 / (n (n - 1))                      n - 1 degrees of freedom
     over samples    r = sum s_i / sum w_i     var = sum (s_i - r w_i)^2 / ((sum w_i)^2 f)              (sum w)^2 / sum w^2 - 1
                     f = 1 + sum w^2 / (sum w)^2 - 2 sum w^3 / (sum w sum w^2)      large devices pull r to themselves; equal ones: 1 - 1/n
 
-f corrects the bias of sum (s_i - r w_i)^2 if the variance is the same on all devices. The degrees of freedom are those of the effective
-number of devices (Bell, McCaffrey 2002, Bias reduction in standard errors for linear regression with multi-stage samples, Survey
-Methodology 28; Kish 1965, Survey Sampling, section 8.2).
+f corrects the bias of sum (s_i - r w_i)^2 if the variance is the same on all devices. The degrees of freedom are those
+of the effective number of devices (Bell, McCaffrey 2002, Bias reduction in standard errors for linear regression with
+multi-stage samples, Survey Methodology 28; Kish 1965, Survey Sampling, section 8.2).
 
-The difference in percent is a ratio, d / a, with Fieller's interval: all delta for which the mean of d - delta a may be 0,
+The difference in percent is a ratio, d / a, with Fieller's interval: all delta for which the mean of d - delta a may be
+0,
 
     (d - delta a)^2  <=  t^2 (var d - 2 delta cov(a, d) + delta^2 var a)
 
-It keeps its level even if a is uncertain (Fieller 1954, Some problems in interval estimation, J. Royal Statistical Society B 16). If a is
-not significantly different from 0, there is no interval. Two independent samples use d = b - a and the degrees of freedom of Welch (1947,
-The generalization of Student's problem when several different population variances are involved, Biometrika 34).
+It keeps its level even if a is uncertain (Fieller 1954, Some problems in interval estimation, J. Royal Statistical
+Society B 16). If a is not significantly different from 0, there is no interval. Two independent samples use d = b - a
+and the degrees of freedom of Welch (1947, The generalization of Student's problem when several different population
+variances are involved, Biometrika 34).
 
 All functions take one set of sums or an array of many.
 """

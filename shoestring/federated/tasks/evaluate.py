@@ -1,7 +1,9 @@
-"""Federated evaluation: how good candidates are on devices' held-out records, before and after each device trained them.
+"""Federated evaluation: how good candidates are on devices' held-out records, before and after each device trained
+them.
 
-Every device evaluates all candidates and sends sums (`device`). For every candidate and metric, the developer sees the mean over samples
-and over devices, their standard errors, and a histogram of the devices' values, overall and for each group that the job declares.
+Every device evaluates all candidates and sends sums (`device`). For every candidate and metric, the developer sees the
+mean over samples and over devices, their standard errors, and a histogram of the devices' values, overall and for each
+group that the job declares.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class GatheredTotals:
 def ask_and_release(
     question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None
 ) -> ReleasedTotals:
-    """Ask devices and release what the developer may see. Every result comes from here, and is in the registry before it is returned.
+    """Ask devices and release what the developer may see. Every result comes from here, and is in the registry before
+    it is returned.
 
     `whole`: a group for all devices together; None: the groups that they belong to.
     """
@@ -85,10 +86,10 @@ def gather_totals(question: Question, cohort: Cohort, names: Sequence[str]) -> G
     answered: dict[str, list[str]] = {}
     last: Exception | None = None
     for begin in range(0, len(names), cohort.chunk):
-        for name, told, error in ask_chunk(question, cohort, names[begin : begin + cohort.chunk]):
+        for name, answer, error in ask_chunk(question, cohort, names[begin : begin + cohort.chunk]):
             group = cohort.group(name)
-            found[group] = found.get(group, DeviceTotals()).plus(told)
-            answered.setdefault(group, []).extend([name] * told.telemetry.devices)
+            found[group] = found.get(group, DeviceTotals()).plus(answer)
+            answered.setdefault(group, []).extend([name] * answer.telemetry.devices)
             last = error or last
     whole = sum_totals(found.values()).telemetry
     if last is not None and not whole.devices:
@@ -102,12 +103,13 @@ def gather_totals(question: Question, cohort: Cohort, names: Sequence[str]) -> G
 def ask_chunk(
     question: Question, cohort: Cohort, names: Sequence[str]
 ) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
-    """The answers of some devices at once. If that fails, each device is asked alone. Only an error's class leaves a device."""
+    """The answers of some devices at once. If that fails, each device is asked alone. Only an error's class leaves a
+    device."""
     used = {one.model for one in question.candidates}
     models = {name: row for name, row in cohort.models.items() if name in used}
     try:
         records = [cohort.records(name) for name in names]
-        told = ask_devices(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
+        answers = ask_devices(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
     except Exception as error:
         if len(names) > 1:
             for name in names:
@@ -115,7 +117,7 @@ def ask_chunk(
         else:
             yield names[0], failed_device(error_class(error), Telemetry(asked=1)), error
         return
-    yield from ((name, one, None) for name, one in zip(names, told, strict=True))
+    yield from ((name, one, None) for name, one in zip(names, answers, strict=True))
 
 
 def check_question(question: Question, cohort: Cohort, names: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
-"""Records which devices earlier results were about, and refuses results whose devices differ from those by a few: the difference of the two
-results would be about those few.
+"""Records which devices earlier results were about, and refuses results whose devices differ from those by a few: the
+difference of the two results would be about those few.
 
-There is one file per population and one line per release, with digests of the names of all devices asked, and of the devices behind every
-number (all that answered, and each group). A line is on disk before its result is released. Every task goes through
-`gather.ask_and_release`, which holds the file's lock while it checks and writes.
+There is one file per population and one line per release, with digests of the names of all devices asked, and of the
+devices behind every number (all that answered, and each group). A line is on disk before its result is released. Every
+task goes through `gather.ask_and_release`, which holds the file's lock while it checks and writes.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@
     a bin           of fewer devices is merged with the next one
     over samples    means over samples are withheld if one device may have more than half of the samples (sqrt(sum w^2) > sum w / 2)
 
-Protected: every number is about `least` devices or more, and so is the difference of any two numbers of one release. The rungs of a tuning
-ask different devices, so this holds between rungs, too. A result whose devices differ from those of an earlier result by a few is refused
-(`registry`), because the difference of both results would be about those few.
-Not protected: combinations of three or more releases about overlapping devices; two releases about the same devices if one device changed
-its records in between; anything against a developer who has the records of all devices but one; and how many devices diverged or had which
-kind of error. These need noise: sums by themselves are not differentially private.
+Protected: every number is about `least` devices or more, and so is the difference of any two numbers of one release.
+The rungs of a tuning ask different devices, so this holds between rungs, too. A result whose devices differ from those
+of an earlier result by a few is refused (`registry`), because the difference of both results would be about those few.
+Not protected: combinations of three or more releases about overlapping devices; two releases about the same devices if
+one device changed its records in between; anything against a developer who has the records of all devices but one; and
+how many devices diverged or had which kind of error. These need noise: sums by themselves are not differentially
+private.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ def uneven_metrics(totals: DeviceTotals) -> set[str]:
 
 
 def coarsen(totals: DeviceTotals, least: int, uneven: Collection[Key]) -> DeviceTotals:
-    """Merge histogram bins, and drop sums over samples of the `uneven` metrics. The caller drops a metric in all groups: otherwise the
-    other groups would reveal it."""
+    """Merge histogram bins, and drop sums over samples of the `uneven` metrics. The caller drops a metric in all
+    groups: otherwise the other groups would reveal it."""
     return replace(
         totals,
         entries=tuple(

@@ -2,8 +2,8 @@
 
     P(|T| > t)  =  I_x(df / 2, 1 / 2),    x = df / (df + t^2)
 
-I is the regularised incomplete beta function, here by its continued fraction (Press, Teukolsky, Vetterling, Flannery 2007, Numerical
-Recipes, section 6.4).
+I is the regularised incomplete beta function, here by its continued fraction (Press, Teukolsky, Vetterling, Flannery
+2007, Numerical Recipes, section 6.4).
 """
 
 from __future__ import annotations

@@ -35,15 +35,15 @@ def group_text(group: str) -> str:
     return "all" if group == ALL else group
 
 
-def telemetry_text(told: Telemetry) -> str:
+def telemetry_text(telemetry: Telemetry) -> str:
     """
     >>> telemetry_text(Telemetry(12, 10, 20, 3.0, 1000, 20000, (("RuntimeError", 2),)))
     '10 of 12 devices answered, 20 trainings, 19.5 KiB down, 1,000 B up; errors: 2 RuntimeError'
     """
-    errors = "; errors: " + ", ".join(f"{count} {kind}" for kind, count in told.errors) if told.errors else ""
+    errors = "; errors: " + ", ".join(f"{count} {kind}" for kind, count in telemetry.errors) if telemetry.errors else ""
     return (
-        f"{told.devices:,} of {told.asked:,} devices answered, {told.trainings:,} trainings, {bytes_text(told.down)} down, "
-        f"{bytes_text(told.up)} up{errors}"
+        f"{telemetry.devices:,} of {telemetry.asked:,} devices answered, {telemetry.trainings:,} trainings, "
+        f"{bytes_text(telemetry.down)} down, {bytes_text(telemetry.up)} up{errors}"
     )
 
 
@@ -163,7 +163,9 @@ def comparison_tables(result: Comparison) -> tuple[ReportTable, ...]:
             "`perhaps` means significant for that group alone only"
         )
     if any(one.percent is None or one.low is None for one in result.changes):
-        said.append("without an interval: A's mean can't be told from 0, and a percentage of it means nothing")
+        said.append(
+            "without an interval: A's mean is not significantly different from 0, and a percentage of it means nothing"
+        )
     return (*tables, notes_table(result, *said))
 
 

@@ -1,15 +1,17 @@
 """Federated tuning: choose the settings of local training that give the best personal models.
 
-Every device trains with all settings from the same weights, evaluates each result on its held-out records, and sends sums, including
-products of any two settings. So settings are compared on the same devices, and differences between devices cancel.
+Every device trains with all settings from the same weights, evaluates each result on its held-out records, and sends
+sums, including products of any two settings. So settings are compared on the same devices, and differences between
+devices cancel.
 
-Successive halving makes many settings cheap: all of them on few devices, the better half on twice as many other devices, and so on.
+Successive halving makes many settings cheap: all of them on few devices, the better half on twice as many other
+devices, and so on.
 
     rung r of R:    C / 2^r settings on N 2^r / (2^R - 1) devices         each rung is about as much work
 
-Every rung asks new devices, so an estimate is independent of the selections before it; only the final choice is selected by its own
-estimate. Karnin, Koren, Somekh 2013, Almost Optimal Exploration in Multi-Armed Bandits, ICML; Jamieson, Talwalkar 2016, Non-stochastic
-Best Arm Identification and Hyperparameter Optimization, arXiv 1502.07943.
+Every rung asks new devices, so an estimate is independent of the selections before it; only the final choice is
+selected by its own estimate. Karnin, Koren, Somekh 2013, Almost Optimal Exploration in Multi-Armed Bandits, ICML;
+Jamieson, Talwalkar 2016, Non-stochastic Best Arm Identification and Hyperparameter Optimization, arXiv 1502.07943.
 
 A setting that diverged on some device is chosen only if all did: a mean without that device would be too good.
 """
@@ -133,6 +135,18 @@ def rung_sizes(settings: int, devices: int, least: int) -> list[int]:
     return [*sizes[:-1], devices - sum(sizes[:-1])]
 
 
+@dataclass(frozen=True)
+class RungEstimates:
+    """What the candidates of one rung are compared by."""
+
+    number: int  # from 0
+    devices: int
+    means: Means
+    best: int  # place of the best candidate
+    compared: int  # candidates that did not fail
+    most: bool  # whether larger is better
+
+
 def rank_rung(
     candidates: Sequence[TuneCandidate], seen: ReleasedTotals, most: bool, by: str, rung: int
 ) -> list[TriedSetting]:
@@ -152,10 +166,8 @@ def rank_rung(
             f"{entry.moments.devices}: try smaller learning rates, or fewer epochs"
         )
     good.sort(key=lambda place: -means.mean[place] if most else means.mean[place])
-    found = [
-        tried_setting(candidates[place], place, good[0], means, len(good), most, rung, entry.moments.devices)
-        for place in good
-    ]
+    estimates = RungEstimates(rung, entry.moments.devices, means, good[0], len(good), most)
+    found = [tried_setting(candidates[place], place, estimates) for place in good]
     bad = sorted((place for place in range(len(candidates)) if fails[place]), key=lambda place: fails[place])
     return found + [
         TriedSetting(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False)
@@ -163,13 +175,13 @@ def rank_rung(
     ]
 
 
-def tried_setting(
-    candidate: TuneCandidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int
-) -> TriedSetting:
-    """A candidate compared with the best of its rung. The standard error is at least what rounding of the sums can hide."""
-    behind = float((means.mean[best] - means.mean[place]) * (1 if most else -1))
+def tried_setting(candidate: TuneCandidate, place: int, rung: RungEstimates) -> TriedSetting:
+    """A candidate compared with the best of its rung. The standard error is at least what rounding of the sums can
+    hide."""
+    means, best = rung.means, rung.best
+    behind = float((means.mean[best] - means.mean[place]) * (1 if rung.most else -1))
     variance = means.cov[place, place] + means.cov[best, best] - 2 * means.cov[place, best]
     error = float(np.sqrt(max(variance, means.rounding[place] + means.rounding[best]))) if place != best else 0.0
-    p = min(tails(behind / error, float(means.df)) * max(compared - 1, 1), 1.0) if error else 1.0
+    p = min(tails(behind / error, float(means.df)) * max(rung.compared - 1, 1), 1.0) if error else 1.0
     mean, own = float(means.mean[place]), float(np.sqrt(means.cov[place, place]))
-    return TriedSetting(candidate, rung, devices, mean, own, behind, error, p, p >= 1 - LEVEL)
+    return TriedSetting(candidate, rung.number, rung.devices, mean, own, behind, error, p, p >= 1 - LEVEL)

@@ -1,4 +1,4 @@
-"""Simulated devices: whoever does the work, and however often somebody dies meanwhile, the result is the same."""
+"""Simulated devices: the result is the same with any number of processes, even if some of them die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No two results differ by a few devices, whoever asks, and whichever devices answer."""
+"""The registry: no two results differ by a few devices, whoever asks and whichever devices answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices whose loss is h (w - x)^2 / 2 for their own samples x: one step of the rate 1 / h takes them to the mean of theirs."""
+"""Devices with the loss h (w - x)^2 / 2 for their samples x: one step with learning rate 1 / h leads to the mean of x."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Local training of many simulated devices at once in one process, by one of three methods: fused, stacked or sequential."""
+"""Local training of many simulated devices at once in one process, by one of three methods: fused, stacked or
+sequential."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Tests whether a simulation method gives the same updates as the plain loop, by running both on a few real devices.
 
-The devices are cut to unequal sizes, where methods are most likely to differ: full batches, short ones, and a single sample. Some rounds
-repeat the comparison with their real shapes and records (gradient_comparison.py, update_comparison.py).
+The devices are cut to unequal sizes, where methods are most likely to differ: full batches, short ones, and a single
+sample. Some rounds repeat the comparison with their real shapes and records (gradient_comparison.py,
+update_comparison.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True)
 class AgreementTrial:
-    """Devices of unequal size and the plain loop's updates for them. Dropout is off during a trial, because methods draw other numbers."""
+    """Devices of unequal size and the plain loop's updates for them. Dropout is off during a trial, because methods
+    draw other numbers."""
 
     plain: SequentialMethod
     devices: tuple[Records, ...]
@@ -79,11 +81,11 @@ class AgreementTrial:
         with NoDropout() if self.verdict.draws else nullcontext():
             return [self.train_few_steps(self.plain, attempt) for attempt in range(ATTEMPTS)]
 
-    def train_few_steps(self, way: CohortMethod, attempt: int) -> CohortUpdates:
+    def train_few_steps(self, method: CohortMethod, attempt: int) -> CohortUpdates:
         """Train a few steps from weights that follow from the attempt's number."""
         row, local = fresh_row(self.plain, attempt), self.plain.job.local
         some = replace(local, steps=min(local.steps or STEPS, STEPS))
-        return way.train(
+        return method.train(
             row.expand(len(self.devices), -1),
             self.devices,
             Objective(some),
@@ -91,7 +93,7 @@ class AgreementTrial:
         )
 
 
-def agreement(way: CohortMethod, trial: AgreementTrial) -> Agreement:
+def agreement(method: CohortMethod, trial: AgreementTrial) -> Agreement:
     if trial.verdict.reason:
         return trial.verdict
     right, apart = trial.plain_updates, float("inf")
@@ -99,7 +101,7 @@ def agreement(way: CohortMethod, trial: AgreementTrial) -> Agreement:
         try:
             for attempt, one in enumerate(right):
                 if not apart <= CLOSE:
-                    apart = distance(trial.train_few_steps(way, attempt), one, fresh_row(trial.plain, attempt))
+                    apart = distance(trial.train_few_steps(method, attempt), one, fresh_row(trial.plain, attempt))
         except Unsuitable as why:
             return Agreement(str(why))
         except Exception as error:  # anything in a model that can't be done for several devices at once
@@ -110,7 +112,8 @@ def agreement(way: CohortMethod, trial: AgreementTrial) -> Agreement:
 
 
 def make_trial(plain: SequentialMethod, devices: Sequence[Records]) -> AgreementTrial:
-    """A trial on those devices that the plain loop can train (a batch norm, for example, can't train on a single sample)."""
+    """A trial on those devices that the plain loop can train (a batch norm, for example, can't train on a single
+    sample)."""
     found, failed = [], None
     for one in cut_to_unequal_sizes(devices, plain.job.local.batch):
         try:
@@ -156,7 +159,8 @@ def prepare_model(plain: SequentialMethod) -> None:
 
 
 def leftover_state(plain: SequentialMethod, records: Records) -> str:
-    """Why the model can't be trained for many devices at once: its steps change hidden state, or put hooks on tensors. Empty if neither."""
+    """Why the model can't be trained for many devices at once: its steps change hidden state, or put hooks on tensors.
+    Empty if neither."""
     with random_state.kept():
         prepare_model(plain)
         with HooksSeen() as hooks:
@@ -188,7 +192,8 @@ def draws_random_numbers(plain: SequentialMethod, records: Records) -> bool:
 def distance(found: CohortUpdates, right: CohortUpdates, start: Tensor) -> float:
     """The largest |difference| / |update| over devices, after subtracting the plain loop's own rounding.
 
-    The plain loop rounds every weight in every step by up to EPS / 2. If updates are small compared to weights, rounding dominates.
+    The plain loop rounds every weight in every step by up to EPS / 2. If updates are small compared to weights,
+    rounding dominates.
     """
     apart, size = (found.rows - right.rows).norm(dim=1), right.rows.norm(dim=1)
     rounded = EPS * start.norm() * right.steps

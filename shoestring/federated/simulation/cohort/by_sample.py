@@ -7,8 +7,8 @@ it began,
     z_t  =  (X W^T + b)[t]  -  (X X^T + 1)[t] D          [t]: the rows of the step's samples
     W    <-  W - D^T X                                   once, at the end
 
-The large products are computed once, however many epochs there are, and X X^T is kept between rounds. first_layer.py has the form that is
-faster for many samples.
+The large products are computed once, however many epochs there are, and X X^T is kept between rounds. first_layer.py
+has the form that is faster for many samples.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Layout
 from shoestring.federated.simulation.cohort.dense import Dense
-from shoestring.federated.simulation.cohort.step_table import StepTable
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.workspace import FusedChunk
 
 
 class DeviceSamples(NamedTuple):
@@ -43,23 +41,20 @@ def device_samples(inputs: Tensor, targets: Tensor, biased: bool) -> DeviceSampl
 
 
 class FirstLayerBySample:
-    """Stacked tensors have their rows in the order of `table`; `start` and `rows` are in the order of the devices."""
+    """The first layer of a chunk's models, in the dual form per sample."""
 
     steps = 1  # per block: steps are prepared one by one
 
-    def __init__(
-        self,
-        dense: Dense,
-        layout: Layout,
-        start: Tensor,
-        rows: Tensor,
-        table: StepTable,
-        samples: Sequence[DeviceSamples],
-        workspace: Workspace,
-    ) -> None:
-        self.dense, self.layout, self.table, self.rows = dense, layout, table, rows
+    def __init__(self, dense: Dense, chunk: FusedChunk, samples: Sequence[DeviceSamples]) -> None:
+        layout, table = chunk.layout, chunk.table
+        self.dense, self.layout, self.table, self.rows = dense, layout, table, chunk.rows
         self.inputs = [one.inputs for one in samples]
-        count, most, make, before = len(samples), max(map(len, self.inputs)), workspace.tensor, layout.views(start)
+        count, most, make, before = (
+            len(samples),
+            max(map(len, self.inputs)),
+            chunk.workspace.tensor,
+            layout.views(chunk.start),
+        )
         self.outside = make("outside", count, most, dense.width)  # X W^T + b
         self.products = make("products", count, most, most)  # X X^T + 1; 0 beside it
         self.d = make("d", count, most, dense.width).zero_()

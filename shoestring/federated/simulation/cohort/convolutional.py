@@ -1,8 +1,8 @@
 """Runs convolutional models of many devices in one forward, by grouped convolutions in channels-last memory format.
 
-The channels of k devices are concatenated, (batch, k x channels, height, width), and each device is a group. Channels last lets pooling and
-activations read memory contiguously: pooling alone was a third of the plain loop's time. Grouped convolutions are a quarter faster than one
-after the other (measured on an EPYC, 8 devices, 5x5, 16 and 32 channels).
+The channels of k devices are concatenated, (batch, k x channels, height, width), and each device is a group. Channels
+last lets pooling and activations read memory contiguously: pooling alone was a third of the plain loop's time. Grouped
+convolutions are a quarter faster than one after the other (measured on an EPYC, 8 devices, 5x5, 16 and 32 channels).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)  # per channel
 
 
 def convolutional_outputs(job: Job, model: nn.Module) -> Outputs:
-    """The stacked forward of a Sequential of convolutions, pools, activations and linear layers; Unsuitable for anything else."""
+    """The stacked forward of a Sequential of convolutions, pools, activations and linear layers; Unsuitable for
+    anything else."""
     if job.forward is not default_forward:
         raise Unsuitable("the job has its own forward")
     modules = pool_before_relu(list(convolutional_modules("", model)))
@@ -54,7 +55,8 @@ def pool_before_relu(modules: list[tuple[str, nn.Module]]) -> list[tuple[str, nn
 
 
 def grouped_outputs(modules: list[tuple[str, nn.Module]], weights: Weights, x: Tensor) -> Tensor:
-    """Outputs (k, batch, classes). If a max-pool follows a convolution, the bias is added after it: max(x) + b = max(x + b)."""
+    """Outputs (k, batch, classes). If a max-pool follows a convolution, the bias is added after it: max(x) + b = max(x
+    + b)."""
     count, grid, late = len(x), True, None
     x = devices_into_channels(x)
     for (name, module), (_, following) in zip(modules, [*modules[1:], ("", None)], strict=True):

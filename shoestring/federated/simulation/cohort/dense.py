@@ -1,4 +1,5 @@
-"""Recognises the models that the fused method can train: a Sequential of linear layers with elementwise activations between them."""
+"""Recognises the models that the fused method can train: a Sequential of linear layers with elementwise activations
+between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The terms of an objective beside the loss (FedProx's pull, SCAFFOLD's correction), as a move of the weights before an SGD step:
+"""The terms of an objective beside the loss (FedProx's pull, SCAFFOLD's correction), as a move of the weights before an
+SGD step:
 
 w  <-  w - rate (gradient + pull (w - anchor) + correction)   =   (w - rate (pull (w - anchor) + correction))  -  rate gradient
 """

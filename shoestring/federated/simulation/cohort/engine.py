@@ -1,4 +1,5 @@
-"""The engine trains and evaluates the devices of a chunk at once, in one process, by the method that was chosen for the job."""
+"""The engine trains and evaluates the devices of a chunk at once, in one process, by the method that was chosen for the
+job."""
 
 from __future__ import annotations
 
@@ -38,13 +39,13 @@ class Engine:
         self.job, self.layout, self.how = job, layout, how
         self.model = make_model(job)
         self.plain = sequential_method(job, layout, self.model)
-        self.way: CohortMethod = method_of(how, self.plain)
+        self.method: CohortMethod = method_of(how, self.plain)
         self.differs = ""  # why the plain loop replaced the chosen method; empty if it did not
 
     @cached_property
     def whole_comparison(self) -> UpdateComparison:
-        assert isinstance(self.way, FusedMethod), "asked for only then"
-        return UpdateComparison(self.plain, self.way)
+        assert isinstance(self.method, FusedMethod), "asked for only then"
+        return UpdateComparison(self.plain, self.method)
 
     def train_updates(
         self,
@@ -56,7 +57,8 @@ class Engine:
     ) -> CohortUpdates:
         """Train k devices in chunks and return their updates. `start` (k, size): where each begins.
 
-        `checks`: compare some of the work with the plain loop. If it differs, the plain loop is used from then on, and `differs` says why.
+        `checks`: compare some of the work with the plain loop. If it differs, the plain loop is used from then on, and
+        `differs` says why.
         """
         parts = []
         for begin in range(0, len(records), self.how.chunk):
@@ -67,18 +69,19 @@ class Engine:
     def chunk(
         self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int], checks: bool
     ) -> CohortUpdates:
-        """Train one chunk. If the method fails on it, train each device alone, and use the plain loop where the method still fails."""
+        """Train one chunk. If the method fails on it, train each device alone, and use the plain loop where the method
+        still fails."""
         try:
-            if checks and isinstance(self.way, FusedMethod):
+            if checks and isinstance(self.method, FusedMethod):
                 self.whole_comparison.check(start, records, objective, seeds)
-            if isinstance(self.way, StackedMethod):
-                return self.way.train(start, records, objective, seeds, checks)
-            return self.way.train(start, records, objective, seeds)
+            if isinstance(self.method, StackedMethod):
+                return self.method.train(start, records, objective, seeds, checks)
+            return self.method.train(start, records, objective, seeds)
         except MethodDiffers as why:
-            self.differs, self.way = str(why), self.plain
+            self.differs, self.method = str(why), self.plain
             return self.plain.train(start, records, objective, seeds)
         except Exception:  # anything that a faster method can't do: the plain loop can, or reports the error
-            if self.way is self.plain:
+            if self.method is self.plain:
                 raise
             if len(records) == 1:
                 return self.plain.train(start, records, objective, seeds)
@@ -111,8 +114,8 @@ def objective_slice(objective: Objective, some: slice) -> Objective:
 def engine_work(engine: Engine) -> Work:
     """The `work` of a plain round.
 
-    It raises MethodDiffers if the fast method turns out to be wrong. The caller must then play the whole round again by the plain loop, so
-    that the result does not depend on which chunk noticed.
+    It raises MethodDiffers if the fast method turns out to be wrong. The caller must then play the whole round again by
+    the plain loop, so that the result does not depend on which chunk noticed.
     """
 
     def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:

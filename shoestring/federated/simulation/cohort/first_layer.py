@@ -7,7 +7,8 @@ enough to be fast. Until then, with D the rows  rate x gradient  of the block's 
     z_t  =  x_t W^T + b  -  (x_t X^T + 1) D          the outputs of the updated weights, without computing those
     W    <-  W - D^T X                               at the end of the block
 
-X W^T and the products of samples with each other are computed once per block. It is the same sum in another order: equal to rounding.
+X W^T and the products of samples with each other are computed once per block. It is the same sum in another order:
+equal to rounding.
 The dual form of gradient descent on a linear layer is from Aizerman, Braverman, Rozonoer 1964.
 """
 
@@ -18,38 +19,27 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Layout
 from shoestring.federated.simulation.cohort.dense import Dense
 from shoestring.federated.simulation.cohort.drift import Drift
-from shoestring.federated.simulation.cohort.step_table import StepTable
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.workspace import FusedChunk
 
 # Samples per block at most. Measured: 40 to 130 are equally fast, 10 is a quarter slower. A device with a single block needs no copies
 BLOCK = 128
 
 
 class FirstLayerByBlock:
-    """Stacked tensors have their rows in the order of `table`; `start` and `rows` are in the order of the devices."""
+    """The first layer of a chunk's models, in the dual form per block of steps."""
 
-    def __init__(
-        self,
-        dense: Dense,
-        layout: Layout,
-        start: Tensor,
-        rows: Tensor,
-        table: StepTable,
-        inputs: Sequence[Tensor],
-        drift: Drift,
-        workspace: Workspace,
-    ) -> None:
-        self.dense, self.table, self.inputs, self.drift, self.workspace = dense, table, inputs, drift, workspace
-        before, after = layout.views(start), layout.views(rows)
+    def __init__(self, dense: Dense, chunk: FusedChunk, inputs: Sequence[Tensor], drift: Drift) -> None:
+        table = chunk.table
+        self.dense, self.table, self.inputs, self.drift, self.workspace = dense, table, inputs, drift, chunk.workspace
+        before, after = chunk.layout.views(chunk.start), chunk.layout.views(chunk.rows)
         self.begin, self.weights = (
             before[dense.weight],
             after[dense.weight],
         )  # (k, out, in): views of `start`, and of `rows`
         self.biases = None if dense.bias is None else after[dense.bias]
-        self.bias = torch.zeros(len(rows), dense.width) if dense.bias is None else before[dense.bias][table.index]
+        self.bias = torch.zeros(len(chunk.rows), dense.width) if dense.bias is None else before[dense.bias][table.index]
         self.first_bias = self.bias.clone()
         # A drift changes the weights in every step, so updates can't be postponed
         self.steps = 1 if drift.active else max(BLOCK // table.batch, 1)  # per block

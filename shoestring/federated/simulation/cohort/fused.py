@@ -1,4 +1,5 @@
-"""The fused method: hand-written SGD steps for models of linear layers, as stacked matrix products for many devices, without autograd.
+"""The fused method: hand-written SGD steps for models of linear layers, as stacked matrix products for many devices,
+without autograd.
 
 A step with learning rate r on a layer  z = x W^T + b,  with g the gradient with respect to z:
 
@@ -25,7 +26,7 @@ from shoestring.federated.simulation.cohort.drift import Drift, drift_of
 from shoestring.federated.simulation.cohort.first_layer import BLOCK, FirstLayerByBlock
 from shoestring.federated.simulation.cohort.method import CohortUpdates, Unsuitable, refuse_unusual_steps
 from shoestring.federated.simulation.cohort.step_table import StepTable, step_table
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.workspace import FusedChunk, Workspace
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class FusedMethod:
             [one.targets[places] for one, places in zip(samples, table.places, strict=True)], dim=1
         ).unsqueeze(-1)
         rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
-        first = self.first_layer(start, rows, table, samples, drift)
+        first = self.first_layer(FusedChunk(self.layout, start, rows, table, self.workspace), samples, drift)
         steps = FusedSteps(table, first, stacked_layers(self, start, table), classes, drift)
         for begin in range(0, table.steps[0], first.steps):
             steps.block(begin, min(begin + first.steps, table.steps[0]))
@@ -58,22 +59,21 @@ class FusedMethod:
         return CohortUpdates(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
 
     def first_layer(
-        self, start: Tensor, rows: Tensor, table: StepTable, samples: Sequence[DeviceSamples], drift: Drift
+        self, chunk: FusedChunk, samples: Sequence[DeviceSamples], drift: Drift
     ) -> FirstLayerByBlock | FirstLayerBySample:
-        """Choose the form with fewer operations, for n samples, e epochs, d inputs, a width of w and blocks of m samples:
+        """Choose the form with fewer operations, for n samples, e epochs, d inputs, a width of w and blocks of m
+        samples:
 
         by sample      4 n d w        +  2 e n^2 w
         by block    e (4 n d w        +  n m (d + w))
         """
         dense, most = self.dense[0], max(len(one.inputs) for one in samples)
-        epochs, block = table.steps[0] * table.batch / most, min(most, BLOCK)
+        epochs, block = chunk.table.steps[0] * chunk.table.batch / most, min(most, BLOCK)
         by_sample = 4 * dense.inputs * dense.width + 2 * epochs * most * dense.width
         by_block = epochs * (4 * dense.inputs * dense.width + block * (dense.inputs + dense.width))
         if not drift.active and most <= MOST and by_sample < by_block:
-            return FirstLayerBySample(dense, self.layout, start, rows, table, samples, self.workspace)
-        return FirstLayerByBlock(
-            dense, self.layout, start, rows, table, [one.inputs for one in samples], drift, self.workspace
-        )
+            return FirstLayerBySample(dense, chunk, samples)
+        return FirstLayerByBlock(dense, chunk, [one.inputs for one in samples], drift)
 
 
 def cached_samples(records: Records, dense: Sequence[Dense]) -> DeviceSamples:
@@ -150,10 +150,10 @@ class FusedLayer:
             views[self.dense.bias][index] = self.bias.squeeze(1) - start[self.dense.bias][index]
 
 
-def stacked_layers(way: FusedMethod, start: Tensor, table: StepTable) -> list[FusedLayer]:
+def stacked_layers(method: FusedMethod, start: Tensor, table: StepTable) -> list[FusedLayer]:
     """All layers, with weights copied from the devices' rows and stacked in the order of `table`."""
-    views, count, make, layers = way.layout.views(start), len(table.order), way.workspace.tensor, []
-    for place, dense in enumerate(way.dense):
+    views, count, make, layers = method.layout.views(start), len(table.order), method.workspace.tensor, []
+    for place, dense in enumerate(method.dense):
         weight, bias = torch.empty(count, 0, 0), None
         if place:
             weight = make(f"weight {place}", count, dense.width, dense.inputs)
@@ -221,7 +221,8 @@ class FusedSteps:
         return (found * (self.table.shares > 0)).sum((1, 2), dtype=torch.float64) / self.table.samples
 
     def backward(self, layers: list[FusedLayer], into: Tensor) -> None:
-        """Update every layer's weights as soon as they are no longer needed; write the first layer's gradient to `into`."""
+        """Update every layer's weights as soon as they are no longer needed; write the first layer's gradient to
+        `into`."""
         for place in range(len(layers) - 1, 0, -1):
             before, layer = layers[place - 1], layers[place]
             torch.bmm(layer.gradient, layer.weight, out=before.gradient)

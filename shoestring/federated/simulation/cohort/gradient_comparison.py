@@ -1,7 +1,8 @@
 """Compares gradients of the stacked method with those of the plain loop during a run.
 
-For every new shape of a step, one device's gradient in the stack is compared with the gradient of the model alone, with the same weights
-and samples. It compares single gradients instead of whole updates, because rounding grows from step to step.
+For every new shape of a step, one device's gradient in the stack is compared with the gradient of the model alone, with
+the same weights and samples. It compares single gradients instead of whole updates, because rounding grows from step to
+step.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class GradientComparison:
         self.seen: set[tuple[object, ...]] = set()
 
     def check(self, weights: Weights, batch: Callable[[], Batch], shares: Tensor | None, counts: Tensor) -> None:
-        """If the step's shape is new, compare the device with the fewest samples. `batch` makes a new batch for every try, because a step
-        may change its batch in place."""
+        """If the step's shape is new, compare the device with the fewest samples. `batch` makes a new batch for every
+        try, because a step may change its batch in place."""
         shape = (shares is None, *counts.tolist())
         if shape in self.seen:
             return

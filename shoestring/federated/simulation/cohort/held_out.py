@@ -1,4 +1,5 @@
-"""Evaluates weights on the devices' held-out records, as sums that add up over devices to the metrics of all samples pooled."""
+"""Evaluates weights on the devices' held-out records, as sums that add up over devices to the metrics of all samples
+pooled."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ AT_ONCE = 256  # samples per forward
 def held_out_metrics(
     job: Job, layout: Layout, model: nn.Module, outside: StateOutsideRow, rows: Tensor, records: Sequence[Records]
 ) -> tuple[Sums, ...]:
-    """Every device's metrics. `rows`: one model for all devices, or one for each. Empty for a device without held-out records."""
+    """Every device's metrics. `rows`: one model for all devices, or one for each. Empty for a device without held-out
+    records."""
     found: list[Sums] = []
     with random_state.kept(), torch.no_grad():
         for place, one in enumerate(records):

@@ -1,7 +1,7 @@
 """Looks for hooks, replaced forwards and parameter subclasses, which fast simulation methods would silently ignore.
 
-The stacked method trains other tensors than the model's parameters, and the fused method calls no module, so neither would call a hook. A
-trial run might not notice: a hook that clips, for example, rarely changes anything.
+The stacked method trains other tensors than the model's parameters, and the fused method calls no module, so neither
+would call a hook. A trial run might not notice: a hook that clips, for example, rarely changes anything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def bypass_obstacle(model: nn.Module) -> str:
 
 
 class HooksSeen(TorchFunctionMode):
-    """Inside this mode, `some` becomes True if a forward registers a hook on a tensor. vmap would drop such hooks silently."""
+    """Inside this mode, `some` becomes True if a forward registers a hook on a tensor. vmap would drop such hooks
+    silently."""
 
     some = False
 

@@ -1,10 +1,13 @@
-"""Finds the state that a job's model, forward, loss and metrics keep between calls, so that it can be restored for every device.
+"""Finds the state that a job's model, forward, loss and metrics keep between calls, so that it can be restored for
+every device.
 
-A loss with a running mean, a counter in a closure or a memory bank of earlier outputs would leak from one simulated device to the next, and
-the result would depend on which process a device worked in. So all such state is restored before every device.
+A loss with a running mean, a counter in a closure or a memory bank of earlier outputs would leak from one simulated
+device to the next, and the result would depend on which process a device worked in. So all such state is restored
+before every device.
 
-For models see training/memory/block_state.py. For functions we follow closure variables, defaults, attributes, and the globals that their
-code reads or sets, except those of libraries. State elsewhere (class attributes, C++ memory) is not found; agreement.py tests for it.
+For models see training/memory/block_state.py. For functions we follow closure variables, defaults, attributes, and the
+globals that their code reads or sets, except those of libraries. State elsewhere (class attributes, C++ memory) is not
+found; agreement.py tests for it.
 """
 
 from __future__ import annotations

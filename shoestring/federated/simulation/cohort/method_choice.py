@@ -76,8 +76,8 @@ def sequential_choice(how: MethodChoice, why: str) -> MethodChoice:
 def chunk_size(kind: str, plain: SequentialMethod) -> int:
     """Devices at once, as a function of the model. Measured on an EPYC with 1 MiB of L2 and 32 MiB of L3 cache.
 
-    With more devices, the overhead of calling an operation is shared, which matters most for fused steps of small models. With fewer, their
-    tensors fit into the cache, which matters more for stacked models, once they are recorded.
+    With more devices, the overhead of calling an operation is shared, which matters most for fused steps of small
+    models. With fewer, their tensors fit into the cache, which matters more for stacked models, once they are recorded.
     """
     most = 8 if kind == STACKED else 32
     return max(min(most, ROWS // (4 * plain.layout.size)), 2)

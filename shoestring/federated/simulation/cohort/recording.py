@@ -1,12 +1,15 @@
-"""Records the operations of a stacked gradient once and replays them, without the overhead of autograd and torch.func.vmap.
+"""Records the operations of a stacked gradient once and replays them, without the overhead of autograd and
+torch.func.vmap.
 
-Autograd and vmap dispatch anew in every step, which for small models takes longer than the computation. So for a shape that occurs often,
-make_fx traces the operations once, idle ones are dropped, and TorchScript replays the rest without Python: the same kernels on the same
-numbers. The trace runs on copies of the tensors, and the model's state is restored before the real step is taken.
+Autograd and vmap dispatch anew in every step, which for small models takes longer than the computation. So for a shape
+that occurs often, make_fx traces the operations once, idle ones are dropped, and TorchScript replays the rest without
+Python: the same kernels on the same numbers. The trace runs on copies of the tensors, and the model's state is restored
+before the real step is taken.
 
-A recording is used only if it gives the same bits as the live computation, so results don't depend on when it was made. Not recorded are
-models with data-dependent control flow, models that keep state, and models that draw from Python's or NumPy's generators. Other hidden
-inputs (a clock, a counter elsewhere) are found by comparing a recording with the live computation after 1, 2, 4, 8, ... uses.
+A recording is used only if it gives the same bits as the live computation, so results don't depend on when it was made.
+Not recorded are models with data-dependent control flow, models that keep state, and models that draw from Python's or
+NumPy's generators. Other hidden inputs (a clock, a counter elsewhere) are found by comparing a recording with the live
+computation after 1, 2, 4, 8, ... uses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Which samples a device trains on in every step. All simulation methods follow it, so their results differ by rounding only.
+"""Which samples a device trains on in every step. All simulation methods follow it, so their results differ by rounding
+only.
 
 epoch e     a permutation of the device's samples, drawn from (seed, e)
 steps       `batch` samples each in that order; the last step of an epoch has the rest

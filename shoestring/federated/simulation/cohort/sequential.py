@@ -1,4 +1,5 @@
-"""The sequential method: one device after the other in plain PyTorch. It defines local training; other methods must agree with it.
+"""The sequential method: one device after the other in plain PyTorch. It defines local training; other methods must
+agree with it.
 
 w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (w - anchor)  +  correction)
 """
@@ -90,7 +91,8 @@ class SequentialMethod:
 
 
 def make_model(job: Job) -> nn.Module:
-    """The job's model, in training mode on the CPU. Frozen weights and other state outside of the row follow from the job and its seed."""
+    """The job's model, in training mode on the CPU. Frozen weights and other state outside of the row follow from the
+    job and its seed."""
     with random_state.kept():
         return fresh_model(job).cpu().train()
 

@@ -2,8 +2,8 @@
 
     w  <-  w - rate gradient
 
-Creating the first optimizer of torch.optim imports torch's compiler, which takes longer than everything else before the first round of a
-small federation.
+Creating the first optimizer of torch.optim imports torch's compiler, which takes longer than everything else before the
+first round of a small federation.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
-"""The stacked method: one forward and backward for many devices' models, with weights stacked to (k, ...) and an elementwise optimizer.
+"""The stacked method: one forward and backward for many devices' models, with weights stacked to (k, ...) and an
+elementwise optimizer.
 
 Devices' losses do not depend on each other's weights, so the gradient of their sum is every device's own:
 
     d (loss_1 + ... + loss_k) / d W_i  =  d loss_i / d W_i
 
-Autograd runs once for all of them. convolutional.py calls image models with stacked weights, vmapped.py all other models. If batch sizes
-differ within a step, devices with equal batch sizes are called together, which is right for every loss. If the loss is the cross entropy
-with one class per sample, and samples do not interact, short batches are padded with samples of weight 0 instead: a single call for all.
+Autograd runs once for all of them. convolutional.py calls image models with stacked weights, vmapped.py all other
+models. If batch sizes differ within a step, devices with equal batch sizes are called together, which is right for
+every loss. If the loss is the cross entropy with one class per sample, and samples do not interact, short batches are
+padded with samples of weight 0 instead: a single call for all.
 
-Some rounds compare one device of every new shape with the plain loop, because a trial before the first round can't know all shapes and
-records.
+Some rounds compare one device of every new shape with the plain loop, because a trial before the first round can't know
+all shapes and records.
 """
 
 from __future__ import annotations
@@ -127,16 +129,16 @@ class StackedSteps:
 
     def __init__(
         self,
-        way: StackedMethod,
+        method: StackedMethod,
         table: StepTable,
         start: Tensor,
         records: Sequence[Records],
         objective: Objective,
         checks: bool = False,
     ) -> None:
-        self.way, self.table, self.start, self.objective = way, table, start, objective
+        self.method, self.table, self.start, self.objective = method, table, start, objective
         self.layout, self.stacked, self.active = (
-            way.plain.layout,
+            method.plain.layout,
             len(records),
             len(records),
         )  # rows of the stack; rows still training
@@ -144,12 +146,12 @@ class StackedSteps:
         self.total = torch.zeros(len(records), dtype=torch.float64)
         self.data, self.places = concatenate_samples(records, table)
         self.sizes = (table.shares > 0).sum(2)  # (k, steps): batch sizes
-        classes = way.plain.job.loss is default_loss and has_class_targets(self.data)
-        self.gradients = way.gradients_of_classes if classes else way.gradients
-        self.masks = way.masks and classes
-        self.comparison = GradientComparison(way.plain, self.gradients, way.draws) if checks else None
+        classes = method.plain.job.loss is default_loss and has_class_targets(self.data)
+        self.gradients = method.gradients_of_classes if classes else method.gradients
+        self.masks = method.masks and classes
+        self.comparison = GradientComparison(method.plain, self.gradients, method.draws) if checks else None
         self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
-        self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
+        self.optimizer = stacked_optimizer(method.plain.job, objective, method.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))
         self.anchor = (
             {} if not objective.pull or objective.anchor is None else trained.views(objective.anchor[: trained.size])
@@ -205,7 +207,8 @@ class StackedSteps:
     def retire(self, active: int) -> None:
         """Save the updates of devices from this row on, which are done.
 
-        With padding they stay in the stack with weight 0 until they are half of it, so that there are few shapes, which are soon recorded.
+        With padding they stay in the stack with weight 0 until they are half of it, so that there are few shapes, which
+        are soon recorded.
         """
         devices, views, before = (
             self.table.index[active : self.active],

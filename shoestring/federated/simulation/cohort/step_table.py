@@ -1,7 +1,7 @@
 """The steps of a chunk of devices as rectangular tables, a row per device and a column per step.
 
-Devices are sorted by their number of steps, most first, so the devices that are still training are always the first rows. Short batches
-are padded with samples whose weight in the loss is 0.
+Devices are sorted by their number of steps, most first, so the devices that are still training are always the first
+rows. Short batches are padded with samples whose weight in the loss is 0.
 
     share   weight of a sample in the loss: 1 / samples of the step; 0 for padding
 """
@@ -44,7 +44,8 @@ class StepTable:
         return sum(steps > step for steps in self.steps)
 
     def used(self, begin: int, end: int) -> list[int]:
-        """For every row, how many of the samples of these steps are used: those behind the last one with a weight are padding."""
+        """For every row, how many of the samples of these steps are used: those behind the last one with a weight are
+        padding."""
         shares = self.shares[:, begin:end].flatten(1) > 0
         return (shares * torch.arange(1, shares.shape[1] + 1)).amax(1).tolist()
 

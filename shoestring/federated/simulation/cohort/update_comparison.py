@@ -1,7 +1,8 @@
 """Compares updates of the fused method with those of the plain loop during a run.
 
-Fused steps never produce a single gradient that could be compared. So, whenever the smallest and largest record counts of a chunk are a new
-pair, the first few steps of one device are compared as a whole: few steps, because rounding grows from step to step.
+Fused steps never produce a single gradient that could be compared. So, whenever the smallest and largest record counts
+of a chunk are a new pair, the first few steps of one device are compared as a whole: few steps, because rounding grows
+from step to step.
 """
 
 from __future__ import annotations

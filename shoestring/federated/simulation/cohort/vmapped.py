@@ -1,7 +1,8 @@
 """Runs any model with stacked weights by torch.func.vmap, with faster batching rules for the layers of transformers.
 
-vmap has no rule for attention, so it loops over devices; and it decomposes linear layers and norms into more passes through memory than
-they need. The functions below replace these operations while the model runs. Outside of vmap they compute the same.
+vmap has no rule for attention, so it loops over devices; and it decomposes linear layers and norms into more passes
+through memory than they need. The functions below replace these operations while the model runs. Outside of vmap they
+compute the same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ def vmapped_outputs(job: Job, model: nn.Module) -> Outputs:
 
 
 def vmapped_losses(job: Job, model: nn.Module) -> Callable[[Weights, Batch], Tensor]:
-    """Every device's loss (k). The loss is computed inside vmap, for models whose outputs are not only tensors (a cache, for example)."""
+    """Every device's loss (k). The loss is computed inside vmap, for models whose outputs are not only tensors (a
+    cache, for example)."""
     return over_devices(FunctionalModule(job, model, with_loss=True))
 
 
@@ -84,7 +86,8 @@ class LinearRule(VmapRule):
 
 
 class StackedLinear(torch.autograd.Function):
-    """(k, n, in) x (k, out, in), with a backward whose weight gradient has the weight's strides, so that autograd need not copy it."""
+    """(k, n, in) x (k, out, in), with a backward whose weight gradient has the weight's strides, so that autograd need
+    not copy it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@
     d: the combined update; m begins at 0, v at tau^2; as in the paper, there is no bias correction
 
 A round without any update leaves w, m and v unchanged.
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295, algorithm 2.
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295,
+algorithm 2.
 """
 
 from __future__ import annotations

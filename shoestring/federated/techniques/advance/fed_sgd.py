@@ -1,10 +1,11 @@
-"""FedSGD: every device takes one full-batch step of plain SGD, so a round is one SGD step on the records of the whole cohort.
+"""FedSGD: every device takes one full-batch step of plain SGD, so a round is one SGD step on the records of the whole
+cohort.
 
     w  <-  w - lr sum_i n_i g_i / sum_i n_i    g_i: gradient of the mean loss of device i, of n_i records; lr: of the job's Local
 
 Any server optimizer can follow: with FedAdam, the server takes a step of Adam.
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
-1602.05629.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from
+Decentralized Data, arXiv 1602.05629.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@
     w  <-  w + lr v            d: the combined update; v begins at 0
 
 momentum=0, lr=1 is plain averaging, bit for bit. A round without any update leaves w and v unchanged.
-Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv 1909.06335.
+Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv
+1909.06335.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Label flipping: a malicious device trains on flipped classes, y -> classes - 1 - y. Its held-out samples stay as they are."""
+"""Label flipping: a malicious device trains on flipped classes, y -> classes - 1 - y. Its held-out samples stay as they
+are."""
 
 from __future__ import annotations
 

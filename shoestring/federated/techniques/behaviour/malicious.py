@@ -1,13 +1,16 @@
-"""Malicious devices: a fixed share of the simulated devices sends harmful updates. Who they are follows from the seed and their names.
+"""Malicious devices: a fixed share of the simulated devices sends harmful updates. Who they are follows from the seed
+and their names.
 
     sign-flip     - strength u                                     u: the device's honest update
     noise         N(0, (strength |u| / sqrt(size))^2)              random, and as long as u on average
     label-flip    the update after training on flipped classes, y -> classes - 1 - y
     replacement   strength (x - w)                                 x: weights trained on flipped classes; a large strength replaces the mean
 
-Malicious devices ignore clipping. Honest devices send the same bits as without this technique. Extras of other techniques stay honest.
-Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement); Tolpegin, Truex,
-Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label flip).
+Malicious devices ignore clipping. Honest devices send the same bits as without this technique. Extras of other
+techniques stay honest.
+Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement);
+Tolpegin, Truex, Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label
+flip).
 """
 
 from __future__ import annotations

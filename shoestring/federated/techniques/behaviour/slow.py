@@ -1,9 +1,10 @@
-"""Stragglers: every simulated device has a fixed speed, drawn from a log-normal distribution. Devices beyond a deadline are missing.
+"""Stragglers: every simulated device has a fixed speed, drawn from a log-normal distribution. Devices beyond a deadline
+are missing.
 
     time of device i  =  exp(spread z_i)  x  that of the median device,      z_i ~ N(0, 1)
 
-A share 1 - Phi(ln(deadline) / spread) of all devices always misses the deadline. Times do not depend on how many records a device has.
-Real devices have speeds of their own: this technique does nothing for them.
+A share 1 - Phi(ln(deadline) / spread) of all devices always misses the deadline. Times do not depend on how many
+records a device has. Real devices have speeds of their own: this technique does nothing for them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ slots 3, buffer 2        a ---------*b ------------------ ...      *: a device f
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -32,23 +33,28 @@ class BufferFill(NamedTuple):
     dropped: int  # devices given up because the weights they started from are too old
 
 
+@dataclass(frozen=True)
+class BufferRules:
+    slots: int  # devices at work at a time
+    buffer: int  # updates that make a round
+    oldest: int  # greatest age of an update, in rounds
+
+
 def fill_buffer(
     flying: Sequence[DeviceAtWork],
     clock: float,
     version: int,
-    oldest: int,
-    slots: int,
-    buffer: int,
+    rules: BufferRules,
     draw: Callable[[Collection[int]], int | None],
     seconds: Callable[[int], float],
 ) -> BufferFill:
-    """Simulate one round, in which the weights `version` are the newest, until `buffer` devices have finished.
+    """Simulate one round, in which the weights `version` are the newest, until the buffer is full.
 
-    `flying` are the devices at work and `clock` the time when the round begins. A device works for one order at a time, so a buffer has at
-    most one update of it. If no device is idle, a slot stays empty until the round ends. `draw` returns a device that is not in a
-    collection of busy ones, or None; `seconds` is how long a device takes.
+    `flying` are the devices at work and `clock` the time when the round begins. A device works for one order at a time,
+    so a buffer has at most one update of it. If no device is idle, a slot stays empty until the round ends. `draw`
+    returns a device that is not in a collection of busy ones, or None; `seconds` is how long a device takes.
     """
-    queue = [one for one in flying if one.version >= version - oldest]
+    queue = [one for one in flying if one.version >= version - rules.oldest]
     arrived: list[DeviceAtWork] = []
     heapify(queue)
     busy = {one.number for one in queue}
@@ -61,12 +67,14 @@ def fill_buffer(
         return number is not None
 
     dropped = len(flying) - len(queue)
-    while len(queue) < slots and begin_one():
+    while len(queue) < rules.slots and begin_one():
         pass
-    while len(arrived) < buffer:
+    while len(arrived) < rules.buffer:
         arrived.append(heappop(queue))
         clock = arrived[-1].done
-        if len(arrived) < buffer:  # the last one's slot is filled next round, from the weights that this round makes
+        if (
+            len(arrived) < rules.buffer
+        ):  # the last one's slot is filled next round, from the weights that this round makes
             begin_one()
     return BufferFill(tuple(arrived), tuple(sorted(queue)), clock, dropped)
 

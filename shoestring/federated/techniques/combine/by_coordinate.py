@@ -5,10 +5,12 @@
 
     x_ij: number j of the update of device i, of k devices
 
-All devices have the same weight: otherwise a malicious device could claim a million samples. b is rounded up, so that no less is trimmed
-than was asked for. The median resists while fewer than half of the devices are malicious, the trimmed mean while fewer than `share` are.
+All devices have the same weight: otherwise a malicious device could claim a million samples. b is rounded up, so that
+no less is trimmed than was asked for. The median resists while fewer than half of the devices are malicious, the
+trimmed mean while fewer than `share` are.
 With too few devices the round makes no update: see robust.py.
-Yin, Chen, Ramchandran, Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, arXiv 1803.01498.
+Yin, Chen, Ramchandran, Bartlett 2018, Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates, arXiv
+1803.01498.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ def median(rows: Tensor) -> Tensor:
 
 
 def trimmed_mean(rows: Tensor, cut: int) -> Tensor:
-    """Mean without `cut` rows at each end. Sorted values are summed in 64 bits, so the order of the devices does not matter."""
+    """Mean without `cut` rows at each end. Sorted values are summed in 64 bits, so the order of the devices does not
+    matter."""
     return torch.cat(
         [
             block.sort(dim=0).values[cut : len(rows) - cut].mean(dim=0, dtype=torch.float64).to(rows.dtype)

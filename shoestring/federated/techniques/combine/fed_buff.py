@@ -1,16 +1,19 @@
-"""FedBuff: buffered asynchronous aggregation, which does not wait for stragglers. The weights move as soon as a few devices have answered.
+"""FedBuff: buffered asynchronous aggregation, which does not wait for stragglers. The weights move as soon as a few
+devices have answered.
 
     w  <-  w + sum_i s_i n_i d_i / sum_i n_i        over the `buffer` devices that finished first
     s_i  =  1 / sqrt(1 + age_i)                     age (staleness): rounds since the weights that device i started from
 
-`concurrency` devices are at work at any time. When one finishes, another one is drawn and starts from the newest weights. The paper
-weights devices equally; here they are weighted by their samples n_i, as in FedAvg. As in the paper, s_i scales the update and not the
-divisor. Other aggregation rules receive the updates s_i d_i. Norm-layer statistics become the plain mean, whatever their age.
+`concurrency` devices are at work at any time. When one finishes, another one is drawn and starts from the newest
+weights. The paper weights devices equally; here they are weighted by their samples n_i, as in FedAvg. As in the paper,
+s_i scales the update and not the divisor. Other aggregation rules receive the updates s_i d_i. Norm-layer statistics
+become the plain mean, whatever their age.
 
-Time is simulated: device i takes exp(spread z_i) seconds with z_i ~ N(0, 1), the same in all rounds. The server's state has the devices at
-work, the weights of the last `oldest` rounds and, in "FedBuff.clock", the simulated seconds since the first round. A device whose weights
-become older than `oldest` is given up and counted in "FedBuff.dropped".
-Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Federated Learning with Buffered Asynchronous Aggregation, arXiv 2106.06639.
+Time is simulated: device i takes exp(spread z_i) seconds with z_i ~ N(0, 1), the same in all rounds. The server's state
+has the devices at work, the weights of the last `oldest` rounds and, in "FedBuff.clock", the simulated seconds since
+the first round. A device whose weights become older than `oldest` is given up and counted in "FedBuff.dropped".
+Nguyen, Malik, Zhan, Yousefpour, Rabbat, Malek, Huba 2022, Federated Learning with Buffered Asynchronous Aggregation,
+arXiv 2106.06639.
 """
 
 from __future__ import annotations
@@ -27,7 +30,13 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.round import Combined, DeviceGroup, Order, Population, Round, ServerState, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.combine.arrivals import BufferFill, DeviceAtWork, draw_idle_device, fill_buffer
+from shoestring.federated.techniques.combine.arrivals import (
+    BufferFill,
+    BufferRules,
+    DeviceAtWork,
+    draw_idle_device,
+    fill_buffer,
+)
 from shoestring.federated.techniques.combine.robust import with_state
 
 STALENESS: dict[str, Callable[[int], float]] = {"sqrt": lambda age: (1.0 + age) ** -0.5, "none": lambda age: 1.0}
@@ -107,9 +116,7 @@ class FedBuff(FederatedTechnique):
                 devices_at_work(server),
                 float(server.state["FedBuff.clock"]),
                 server.round,
-                self.oldest,
-                self.concurrency or population.per_round,
-                self.buffer,
+                BufferRules(self.concurrency or population.per_round, self.buffer, self.oldest),
                 lambda busy: draw_idle_device(population.count, busy, generator),
                 lambda number: duration(order, population.name(number)),
             )

@@ -1,4 +1,5 @@
-"""Krum and Multi-Krum: robust aggregation by the update that is nearest to its neighbours, or by the mean of the m nearest.
+"""Krum and Multi-Krum: robust aggregation by the update that is nearest to its neighbours, or by the mean of the m
+nearest.
 
     score(i)    =  sum of |x_i - x_j|^2 over the k - f - 2 other updates j that are nearest to x_i
     Krum        update  =  x_i with the lowest score (the first of equals)
@@ -6,10 +7,11 @@
 
     x_i: update of device i, of k devices, of which f are malicious
 
-Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden Vulnerability of
-Distributed Learning in Byzantium, arXiv 1802.07927). All devices have the same weight, however many samples they have. With fewer than
-2 f + 3 devices, or than m, the round makes no update: see robust.py.
-Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
+Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden
+Vulnerability of Distributed Learning in Byzantium, arXiv 1802.07927). All devices have the same weight, however many
+samples they have. With fewer than 2 f + 3 devices, or than m, the round makes no update: see robust.py.
+Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+arXiv 1703.02757.
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ def rank_rows(rows: Tensor, malicious: int) -> Tensor:
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Squared distances (k, k) of all pairs. Computed from differences in 64 bits, so equal rows are at 0 and huge rows stay finite."""
+    """Squared distances (k, k) of all pairs. Computed from differences in 64 bits, so equal rows are at 0 and huge rows
+    stay finite."""
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for block in column_blocks(rows):
         total += torch.cdist(block.double(), block.double(), compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -2,8 +2,8 @@
 
     x_i  <-  x_i min(1, norm / |x_i|)
 
-It runs before the aggregation rule. Shorter updates keep their bits. The bound does not cover norm-layer statistics, which could be forged
-as well, so the server takes their median.
+It runs before the aggregation rule. Shorter updates keep their bits. The bound does not cover norm-layer statistics,
+which could be forged as well, so the server takes their median.
 Sun, Kairouz, Suresh, McMahan 2019, Can You Really Backdoor Federated Learning?, arXiv 1911.07963.
 """
 
@@ -53,7 +53,8 @@ class NormBound(FederatedTechnique):
 
 
 def bound_norms(rows: Tensor, norm: float) -> Tensor:
-    """Scale long rows down to a norm. Norms are computed in 64 bits, where the square of a 32-bit number can't overflow."""
+    """Scale long rows down to a norm. Norms are computed in 64 bits, where the square of a 32-bit number can't
+    overflow."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
     over = norms[:, 0] > norm
     if not bool(over.any()):

@@ -1,4 +1,5 @@
-"""q-FedAvg: fair aggregation. Devices with a higher loss have more weight, so that the model becomes about as good on all of them.
+"""q-FedAvg: fair aggregation. Devices with a higher loss have more weight, so that the model becomes about as good on
+all of them.
 
     minimises   sum_i p_i F_i(w)^(q + 1) / (q + 1)
 
@@ -11,10 +12,10 @@
     L       Lipschitz constant of the gradients, estimated as 1 / (learning rate of the device's SGD)
     p_i     number of samples of device i
 
-The paper samples device i with a probability proportional to p_i and weights devices equally; here devices are sampled uniformly and
-weighted by p_i, which has the same expectation. q = 0 is FedAvg, to rounding.
-F_i is the loss of one full-batch step that is then discarded: another pass over a device's records (at most twice the work, with
-epochs=1), and 8 more bytes to send. It is the training loss, dropout included. A loss of 0 counts as 1e-10.
+The paper samples device i with a probability proportional to p_i and weights devices equally; here devices are sampled
+uniformly and weighted by p_i, which has the same expectation. q = 0 is FedAvg, to rounding. F_i is the loss of one
+full-batch step that is then discarded: another pass over a device's records (at most twice the work, with epochs=1),
+and 8 more bytes to send. It is the training loss, dropout included. A loss of 0 counts as 1e-10.
 Li, Sanjabi, Beirami, Smith 2020, Fair Resource Allocation in Federated Learning, arXiv 1905.10497, algorithm 2.
 """
 
@@ -137,6 +138,7 @@ def add_or_start(total: Tensor, part: Tensor) -> Tensor:
 
 
 def weighted_sum(weights: Tensor, rows: Tensor) -> Tensor:
-    """Weighted sum of 32-bit rows with 64-bit weights of any size: weights are scaled so that the largest is 1 during the sum."""
+    """Weighted sum of 32-bit rows with 64-bit weights of any size: weights are scaled so that the largest is 1 during
+    the sum."""
     largest = weights.abs().max()
     return ((weights / largest).to(rows.dtype) @ rows).double() * largest

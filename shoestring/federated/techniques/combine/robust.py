@@ -1,8 +1,8 @@
 """What robust aggregation rules share: they need all rows of a round at once, and enough of them.
 
-With too few rows (devices dropped out or were rejected) a rule makes no update: the weights stay as they are, the combined weight is 0,
-and the server's state counts such rounds under "<rule>.skipped". Norm-layer statistics become the median over devices, because a rule that
-filters weights does not notice forged statistics.
+With too few rows (devices dropped out or were rejected) a rule makes no update: the weights stay as they are, the
+combined weight is 0, and the server's state counts such rounds under "<rule>.skipped". Norm-layer statistics become the
+median over devices, because a rule that filters weights does not notice forged statistics.
 """
 
 from __future__ import annotations

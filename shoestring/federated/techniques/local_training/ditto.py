@@ -2,8 +2,8 @@
 
     v_i  minimises   F_i(v)  +  strength/2 |v - w_t|^2         as many steps as the round's own training, from last round's v_i
 
-The personal model begins as the first weights that the device receives. Nothing more is sent, and the shared model gets the same bits. In
-evaluations, `before` is of the shared weights and `after` of the personal models.
+The personal model begins as the first weights that the device receives. Nothing more is sent, and the shared model gets
+the same bits. In evaluations, `before` is of the shared weights and `after` of the personal models.
 Li, Hu, Beirami, Smith 2021, Ditto: Fair and Robust Federated Learning Through Personalization, arXiv 2012.04221.
 """
 

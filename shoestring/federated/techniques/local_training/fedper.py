@@ -2,8 +2,8 @@
 
     row of device i  =  (shared, personal_i)        only the shared part is sent and aggregated
 
-Every device makes its initial personal weights from the job and its seed, so personal weights are never sent, not even at first. In the
-server's row, the initial weights stand in place of the personal ones.
+Every device makes its initial personal weights from the job and its seed, so personal weights are never sent, not even
+at first. In the server's row, the initial weights stand in place of the personal ones.
 Arivazhagan, Aggarwal, Singh, Choudhary 2019, Federated Learning with Personalization Layers, arXiv 1912.00818.
 """
 

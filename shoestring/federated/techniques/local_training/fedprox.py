@@ -1,4 +1,5 @@
-"""FedProx: a proximal term keeps devices near the round's weights, so few or unusual records pull the model less far away.
+"""FedProx: a proximal term keeps devices near the round's weights, so few or unusual records pull the model less far
+away.
 
     device i minimises   F_i(w)  +  mu/2 |w - w_t|^2          gradient of a step:   grad F_i(w)  +  mu (w - w_t)
 

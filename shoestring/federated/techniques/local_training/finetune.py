@@ -1,10 +1,11 @@
-"""Local fine-tuning: personalization measured as the shared weights after each device fine-tuned them on its own records.
+"""Local fine-tuning: personalization measured as the shared weights after each device fine-tuned them on its own
+records.
 
     before   held-out metrics of the shared weights
     after    held-out metrics after `epochs` epochs of plain local training from them
 
-It runs in rounds with an evaluation. Nothing of it is kept or sent, so the shared model gets the same bits. Each evaluation costs a device
-the time of so many epochs.
+It runs in rounds with an evaluation. Nothing of it is kept or sent, so the shared model gets the same bits. Each
+evaluation costs a device the time of so many epochs.
 Yu, Bagdasaryan, Shmatikov 2020, Salvaging Federated Learning by Local Adaptation, arXiv 2002.04758.
 """
 

@@ -5,9 +5,11 @@
     server      x  <-  x + lr mean_i (y_i - x)
                 c  <-  c + 1/N sum_i (c_i+ - c_i)                    over the cohort, of N devices in the population
 
-The mean over devices is the round's (weighted by samples by default); the paper weights devices equally. Control variates are sent
-uncompressed both ways, whatever codec the weights have. Rules that leave devices out of the mean don't leave them out of c.
-Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, arXiv 1910.06378.
+The mean over devices is the round's (weighted by samples by default); the paper weights devices equally. Control
+variates are sent uncompressed both ways, whatever codec the weights have. Rules that leave devices out of the mean
+don't leave them out of c.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh 2020, SCAFFOLD: Stochastic Controlled Averaging for Federated Learning,
+arXiv 1910.06378.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     b~  =  (sum_i (b_i - 1/2) + N(0, s^2)) / m + 1/2          b_i: 1 if |u_i| <= C
     C  <-  C exp(-rate (b~ - quantile))
 
-The count of unclipped updates needs noise, too, because it depends on the devices: s = noise times m, the devices expected. GaussianNoise
-adds more noise to the updates, so that both together keep its epsilon.
+The count of unclipped updates needs noise, too, because it depends on the devices: s = noise times m, the devices
+expected. GaussianNoise adds more noise to the updates, so that both together keep its epsilon.
 Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
 
@@ -84,7 +84,7 @@ class AdaptiveClip(FederatedTechnique):
             count = add_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
             share = float(count) / expected + 0.5
             after = min(max(norm * exp(-self.rate * (share - self.quantile)), LEAST), MOST)
-            told = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
-            return replace(found, state={**found.state, **told})
+            news = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
+            return replace(found, state={**found.state, **news})
 
         return subject.with_(begin=begin, combine=combine)

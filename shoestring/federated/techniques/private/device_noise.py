@@ -1,14 +1,16 @@
-"""DeviceNoise: distributed differential privacy. Every device adds a share of the noise, and the shares sum up to that of GaussianNoise.
+"""DeviceNoise: distributed differential privacy. Every device adds a share of the noise, and the shares sum up to that
+of GaussianNoise.
 
     device      u_i + N(0, (z C)^2 / a)                  a devices are asked in the round
     server      + N(0, (z C)^2 (a - k) / a)              the shares of the devices that did not answer: k answered
     sum         sum_i u_i + N(0, (z C)^2), always
 
-So the sum has the same noise as with GaussianNoise, however many devices answer, and epsilon is the same. The guarantee is about the sum:
-a single row has only a share of the noise. It assumes that everybody sees only the sum (secure aggregation), that devices add their noise
-and that the server adds the missing shares. Clients are sampled independently of everything (Poisson sampling).
-McMahan, Ramage, Talwar, Zhang 2018, arXiv 1710.06963, for the sum; Kairouz, Liu, Steinke 2021, The Distributed Discrete Gaussian Mechanism
-for Federated Learning with Secure Aggregation, arXiv 2102.06387, for what is assumed.
+So the sum has the same noise as with GaussianNoise, however many devices answer, and epsilon is the same. The guarantee
+is about the sum: a single row has only a share of the noise. It assumes that everybody sees only the sum (secure
+aggregation), that devices add their noise and that the server adds the missing shares. Clients are sampled
+independently of everything (Poisson sampling).
+McMahan, Ramage, Talwar, Zhang 2018, arXiv 1710.06963, for the sum; Kairouz, Liu, Steinke 2021, The Distributed Discrete
+Gaussian Mechanism for Federated Learning with Secure Aggregation, arXiv 2102.06387, for what is assumed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""GaussianNoise: DP-FedAvg. The server adds noise to the sum of clipped updates, so that nobody can tell whether one device took part.
+"""GaussianNoise: DP-FedAvg. The server adds noise to the sum of clipped updates, so that nobody can tell whether one
+device took part.
 
     update  =  (sum_i u_i + N(0, (z C)^2 I)) / m          |u_i| <= C, m devices expected, each takes part with probability m / N
 
-Epsilon protects all records of one device (adding or removing them) against anybody who sees the weights of all rounds. It does not cover
-what else is reported of a round: losses, metrics, counts. With AdaptiveClip, noise is split between the updates and the count:
+Epsilon protects all records of one device (adding or removing them) against anybody who sees the weights of all rounds.
+It does not cover what else is reported of a round: losses, metrics, counts. With AdaptiveClip, noise is split between
+the updates and the count:
 
     z^-2 = z_u^-2 + (2 s)^-2          z: the promised multiplier; z_u: the one used for the updates; s: noise of the count
 
-McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963; Andrew, Thakkar, McMahan,
-Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
+McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963;
+Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ BELOW = (
 
 
 def norms(rows: Tensor) -> Tensor:
-    """Norm of every row (k), in 64 bits. Squares are added in fixed parts, so a norm has the same bits with any other rows or threads."""
+    """Norm of every row (k), in 64 bits. Squares are added in fixed parts, so a norm has the same bits with any other
+    rows or threads."""
     return torch.stack([square_sum(row).sqrt() for row in rows]) if len(rows) else torch.zeros(0, dtype=torch.float64)
 
 

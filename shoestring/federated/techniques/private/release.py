@@ -2,9 +2,9 @@
 
     play a round  ->  write it to the ledger on disk  ->  save a checkpoint  ->  report the round
 
-Nothing of a round leaves the process before it is in the ledger, so a kill before that reveals nothing and costs nothing. A resumed run
-repeats the reports that its checkpoint has. A round that is in the ledger but in no checkpoint is played again with new noise, and counts
-twice.
+Nothing of a round leaves the process before it is in the ledger, so a kill before that reveals nothing and costs
+nothing. A resumed run repeats the reports that its checkpoint has. A round that is in the ledger but in no checkpoint
+is played again with new noise, and counts twice.
 """
 
 from __future__ import annotations
@@ -168,8 +168,9 @@ NOT_PRIVATE = (
 def check_delta_for(delta: float | None, clients: int) -> str:
     """A warning if delta is large for so many devices, empty if it is not. A meaningless delta is refused.
 
-    Delta is the probability that epsilon does not hold. It even allows publishing all records of each device with this probability, which
-    would expose delta N of N devices. So it should be well below 1 / N; above 10 / N or 1/2 it is refused.
+    Delta is the probability that epsilon does not hold. It even allows publishing all records of each device with this
+    probability, which would expose delta N of N devices. So it should be well below 1 / N; above 10 / N or 1/2 it is
+    refused.
 
     >>> check_delta_for(1e-3, 100)
     ''

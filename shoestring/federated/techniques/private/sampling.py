@@ -1,10 +1,12 @@
-"""What a private round needs, whether devices or the server add the noise: Poisson sampling, equal weights, a fixed divisor.
+"""What a private round needs, whether devices or the server add the noise: Poisson sampling, equal weights, a fixed
+divisor.
 
     every device takes part with probability q = per round / clients, independently of the others (Poisson sampling)
     update  =  (sum of clipped updates + noise) / per round          the expected number of devices, not the number that came
 
-Weights by samples, or dividing by the number of devices that came, would reveal something that no noise covers. The cohort is drawn like
-the noise (`randomness`) and never written to a file: privacy amplification by sampling requires that nobody knows who took part.
+Weights by samples, or dividing by the number of devices that came, would reveal something that no noise covers. The
+cohort is drawn like the noise (`randomness`) and never written to a file: privacy amplification by sampling requires
+that nobody knows who took part.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
 
@@ -38,7 +40,8 @@ def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]
 
 
 def draw_participants(server: ServerState, population: Population, source: Randomness) -> ServerState:
-    """The server's state with the expected number of devices and the cohort, in which every device is drawn independently."""
+    """The server's state with the expected number of devices and the cohort, in which every device is drawn
+    independently."""
     drawn = source.uniforms(population.count, "choose", server.round)
     chosen = (drawn < population.per_round / population.count).nonzero().flatten()
     return replace(
@@ -81,12 +84,13 @@ def clip_norm_of(found: Combined) -> float:
 
 
 def cost_with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
-    """The cost with noise. `added`: the noise multiplier used for the updates, larger than `multiplier` if a count has noise, too.
+    """The cost with noise. `added`: the noise multiplier used for the updates, larger than `multiplier` if a count has
+    noise, too.
 
         error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: the update after codecs
 
-    The error is relative to the update after codecs. Relative to the exact update, dropping numbers and clipping harder would look like
-    less noise.
+    The error is relative to the update after codecs. Relative to the exact update, dropping numbers and clipping harder
+    would look like less noise.
     """
     error = inf
     if cost.evidence is not None and (square := cost.evidence.remaining_square(cost.per_round)):

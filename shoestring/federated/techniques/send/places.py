@@ -1,4 +1,5 @@
-"""Encodes which n of m numbers a sparse update has, in the shortest of three forms. The size follows from n and m alone.
+"""Encodes which n of m numbers a sparse update has, in the shortest of three forms. The size follows from n and m
+alone.
 
     bitmap          m / 8                      a bit per number
     by byte         n + m / 255                the position inside a block of 255 as a byte, and how many there are in every block
@@ -72,7 +73,8 @@ def decode_places(found: EncodedPlaces, count: int, size: int) -> tuple[Tensor, 
 
 
 def narrow(numbers: Tensor, width: int) -> Tensor:
-    """Whole numbers below 2^16 in one or two bytes. Two bytes are signed and wrap around: torch has few uint16 operations."""
+    """Whole numbers below 2^16 in one or two bytes. Two bytes are signed and wrap around: torch has few uint16
+    operations."""
     return numbers.to(torch.uint8 if width == 1 else torch.int16)
 
 

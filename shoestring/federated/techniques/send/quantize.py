@@ -1,10 +1,12 @@
-"""QuantizeUpdates: block-wise stochastic quantization of client updates to 2^bits levels between a block's minimum and maximum.
+"""QuantizeUpdates: block-wise stochastic quantization of client updates to 2^bits levels between a block's minimum and
+maximum.
 
     x  ->  low + step level,   level = floor((x - low) / step + u),   u uniform in [0, 1)
 
-Unbiased: the expected decoded update is the exact one, so errors of many devices average out: E|error|^2 of their mean is that of one
-device divided by their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132; with a range per block as in Suresh,
-Yu, Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
+Unbiased: the expected decoded update is the exact one, so errors of many devices average out: E|error|^2 of their mean
+is that of one device divided by their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132;
+with a range per block as in Suresh, Yu, Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication,
+arXiv 1611.00429.
 """
 
 from __future__ import annotations

@@ -2,14 +2,15 @@
 
     given = low + step round((w - low) / step),  in blocks          w  <-  w + the mean of (w_i - given)
 
-The server keeps exact weights, so rounding errors do not accumulate over rounds. Rounding is to the nearest level, so all devices begin
-from the same weights. How much a device's update changes depends on its gradients and is not known. The stated error is |given - w|^2 /
-|w|^2 for normally distributed weights, where a block of n has a range of 2 sqrt(2 ln n) standard deviations:
+The server keeps exact weights, so rounding errors do not accumulate over rounds. Rounding is to the nearest level, so
+all devices begin from the same weights. How much a device's update changes depends on its gradients and is not known.
+The stated error is |given - w|^2 / |w|^2 for normally distributed weights, where a block of n has a range of 2 sqrt(2
+ln n) standard deviations:
 
     (2 sqrt(2 ln n) / L)^2 / 12          L = 2^bits - 1
 
-Caldas, Konečný, McMahan, Talwalkar 2018, Expanding the Reach of Federated Learning by Reducing Client Resource Requirements, arXiv
-1812.07210.
+Caldas, Konečný, McMahan, Talwalkar 2018, Expanding the Reach of Federated Learning by Reducing Client Resource
+Requirements, arXiv 1812.07210.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class QuantizeDown(FederatedTechnique):
         return replace(order, weights=whole[0], extras={**order.extras, NONE: none[0], LOW: low[0], STEP: step[0]})
 
     def dequantize_order(self, order: Order) -> Order:
-        """The order with dequantized weights, as the parts below this technique expect it. Other orders stay as they are."""
+        """The order with dequantized weights, as the parts below this technique expect it. Other orders stay as they
+        are."""
         if LOW not in order.extras:
             return order
         extras = dict(order.extras)

@@ -2,10 +2,10 @@
 
     y = H D x / sqrt(b)          D random signs, H the Hadamard matrix of b = 1024          |y| = |x|, and x = D H y / sqrt(b)
 
-A block's range becomes about 2 sqrt(2 ln b / b) of its norm, whatever x is. A partial last block is rotated together with the end of the
-block before it, so no padding is sent; with fewer than 1024 numbers, b is the largest power of two that they fill. Signs follow from the
-seed and the round, and are not sent. Additions in a fixed order give the same bits everywhere. The stated error is that of one draw of
-signs; below about 50 numbers, other draws differ from it.
+A block's range becomes about 2 sqrt(2 ln b / b) of its norm, whatever x is. A partial last block is rotated together
+with the end of the block before it, so no padding is sent; with fewer than 1024 numbers, b is the largest power of two
+that they fill. Signs follow from the seed and the round, and are not sent. Additions in a fixed order give the same
+bits everywhere. The stated error is that of one draw of signs; below about 50 numbers, other draws differ from it.
 Suresh, Yu, Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
 """
 
@@ -108,7 +108,8 @@ def rotate_back(values: Tensor, first: Tensor, second: Tensor) -> Tensor:
 
 
 def hadamard(values: Tensor, block: int) -> Tensor:
-    """Multiply every block of a row by H / sqrt(b): the fast Walsh-Hadamard transform, log2(b) passes of sums and differences."""
+    """Multiply every block of a row by H / sqrt(b): the fast Walsh-Hadamard transform, log2(b) passes of sums and
+    differences."""
     found, half = values.reshape(-1, block), 1
     while half < block:
         pairs = found.view(-1, block // (2 * half), 2, half)

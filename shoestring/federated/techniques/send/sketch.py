@@ -1,16 +1,18 @@
-"""Sketch: a count sketch of the update, a small table of random signed sums from which its largest numbers are estimated.
+"""Sketch: a count sketch of the update, a small table of random signed sums from which its largest numbers are
+estimated.
 
     table[r, h_r(i)] += s_r(i) x_i          x_i ~ median over r of s_r(i) table[r, h_r(i)], off by about |x| / sqrt(columns)
 
-Tables are linear: the table of a sum of updates is the sum of their tables. The server keeps estimates that exceed three times their error
-(heavy hitters). The device computes what the server will read, and adds the rest to its next update (error feedback).
-Charikar, Chen, Farach-Colton 2002, Finding Frequent Items in Data Streams; Rothchild, Panda, Ullah, Ivkin et al. 2020, FetchSGD,
-arXiv 2007.07682.
+Tables are linear: the table of a sum of updates is the sum of their tables. The server keeps estimates that exceed
+three times their error (heavy hitters). The device computes what the server will read, and adds the rest to its next
+update (error feedback).
+Charikar, Chen, Farach-Colton 2002, Finding Frequent Items in Data Streams; Rothchild, Panda, Ullah, Ivkin et al. 2020,
+FetchSGD, arXiv 2007.07682.
 
-It never pays where updates are decoded one by one, as here, so the planner does not try it. At most columns / 9 numbers can be heavy
-hitters. To send the h largest numbers exactly, TopK needs about 6 h bytes, and a table for them 4 * 3 * 9 h. Measured at a tenth of the
-bytes, on normally distributed and on heavy-tailed numbers: error 1.01 and 0.83 of the update, TopK's 0.64 and 0.004. It would pay where
-only the sum of all tables is visible (secure aggregation).
+It never pays where updates are decoded one by one, as here, so the planner does not try it. At most columns / 9 numbers
+can be heavy hitters. To send the h largest numbers exactly, TopK needs about 6 h bytes, and a table for them 4 * 3 * 9
+h. Measured at a tenth of the bytes, on normally distributed and on heavy-tailed numbers: error 1.01 and 0.83 of the
+update, TopK's 0.64 and 0.004. It would pay where only the sum of all tables is visible (secure aggregation).
 """
 
 from __future__ import annotations

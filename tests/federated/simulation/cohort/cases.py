@@ -1,4 +1,4 @@
-"""Models, jobs and devices that the tests of cohorts share."""
+"""Models, jobs and devices shared by the tests of simulation methods."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ def engine(job: Job, kind: str, chunk: int = 8) -> Engine:
 
 
 def apart(found: Tensor, right: Tensor, start: Tensor) -> float:
-    """The largest |difference| / |update|, beyond what the plain loop rounds of its weights in some steps."""
+    """The largest |difference| / |update|, beyond the plain loop's own rounding in some steps."""
     rounded = 4 * torch.finfo(torch.float32).eps * start.norm(dim=-1)
     return float((((found - right).norm(dim=1) - rounded).clamp_min(0) / (right - start).norm(dim=1)).max())

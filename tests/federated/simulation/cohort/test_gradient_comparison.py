@@ -1,4 +1,4 @@
-"""What no trial before the first round could see is found while devices work, and the round is played again by the plain loop."""
+"""Comparisons during a run find what the trial before it can't see; then the plain loop plays the round again."""
 
 from __future__ import annotations
 

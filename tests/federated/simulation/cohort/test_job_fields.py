@@ -1,4 +1,4 @@
-"""What the Job says of steps holds on devices, too, or is told."""
+"""Devices follow the Job's optimizer, clip and schedule, or the run warns that they don't."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which way is chosen, and what is said about it."""
+"""Which simulation method is chosen, and the reason that is given."""
 
 from __future__ import annotations
 

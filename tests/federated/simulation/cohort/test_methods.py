@@ -1,4 +1,4 @@
-"""Every way of training devices gives what the plain loop does, and a device gets the same whoever works beside it."""
+"""Every simulation method agrees with the plain loop, and a device's result does not depend on its chunk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of gradients: the same bits as what they stand for, and none of what can't be recorded."""
+"""Recordings of gradients: the same bits as the live computation; models that can't be recorded are not."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def worked(
 
 
 def recordings(found: Engine) -> list[int]:
-    way: Any = found.way
-    return [len(one.recordings) for one in (way.gradients, way.gradients_of_classes)]
+    method: Any = found.method
+    return [len(one.recordings) for one in (method.gradients, method.gradients_of_classes)]
 
 
 def dropping() -> nn.Module:

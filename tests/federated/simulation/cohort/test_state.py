@@ -1,4 +1,4 @@
-"""Models and losses that keep something from one call to the next: a device always begins with them as they were made."""
+"""Models and losses with hidden state: every device begins with their initial state."""
 
 from __future__ import annotations
 

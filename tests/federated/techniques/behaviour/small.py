@@ -79,6 +79,6 @@ class Small:
         return played
 
     def order(self, number: int = 0, judges: bool = False) -> Order:
-        """What devices are given in a round that begins from the model as it was made."""
+        """The order of a round that begins from the initial model."""
         trained = self.layout.trained
         return Order(SEED, number, self.start[:trained], judges=judges, statistics=self.start[trained:])

@@ -1,4 +1,4 @@
-"""Devices that drop out, and devices that are slow."""
+"""Client dropout and stragglers."""
 
 from __future__ import annotations
 

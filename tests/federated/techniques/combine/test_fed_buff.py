@@ -1,4 +1,4 @@
-"""FedBuff against a simulation that looks for the next event in a list, and against the paper's sum."""
+"""FedBuff against a naive event simulation, and against the paper's formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.federated.round import Objective, Order, Round, ServerState, play
 from shoestring.federated.seeds import generator_of
-from shoestring.federated.techniques.combine.arrivals import DeviceAtWork, draw_idle_device, fill_buffer
+from shoestring.federated.techniques.combine.arrivals import BufferRules, DeviceAtWork, draw_idle_device, fill_buffer
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian
 from shoestring.federated.techniques.combine.fed_buff import FedBuff
 from tests.federated.techniques.combine.toy import (
@@ -205,7 +205,9 @@ def test_nobody_works_twice_at_once_and_time_never_goes_back(
 
         before, (arrived, flying, after, dropped) = (
             flying,
-            fill_buffer(flying, clock, version, oldest, slots, buffer, draw, lambda number: 1.0 + number % 3),
+            fill_buffer(
+                flying, clock, version, BufferRules(slots, buffer, oldest), draw, lambda number: 1.0 + number % 3
+            ),
         )
         assert len(arrived) == buffer and len({one.number for one in (*arrived, *flying)}) == len(arrived) + len(flying)
         times = [one.done for one in arrived]

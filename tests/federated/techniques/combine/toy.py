@@ -55,7 +55,7 @@ def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> U
 
 
 def device(number: int) -> DeviceView:
-    """Number of samples and where they lie differ."""
+    """A device whose sample count and mean follow from its number."""
     count = 1 + (7 * number) % 5
     data = torch.randn(count, SIZE, generator=generator_of("toy", number)) + 0.3 * number
     return DeviceView(Records(str(number), data, torch.arange(count), torch.arange(0)))
@@ -100,7 +100,7 @@ def updates_of(rows: Tensor, counts: Sequence[float] | None = None, **extras: Te
 
 
 def in_chunks(updates: Updates, *sizes: int) -> list[Updates]:
-    """The same updates, so many at once."""
+    """Split updates into chunks of these sizes."""
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     assert sum(sizes) == len(updates.names)
     return [updates.select(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)]
@@ -111,7 +111,7 @@ def random_rows(count: int, seed: int = 0) -> Tensor:
 
 
 def saved_and_restored(server: ServerState) -> ServerState:
-    """Through bytes, as a run that was killed and goes on."""
+    """Save a server to bytes and load it again, as a resumed run does."""
     file = io.BytesIO()
     torch.save({"weights": server.weights, "state": dict(server.state)}, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""Techniques of `work` with the real training of devices, against plain PyTorch."""
+"""Techniques of local training with real models, against plain PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ditto and FineTune: what is sent, and the common weights, are the same bits as without them."""
+"""Ditto and FineTune: updates and shared weights have the same bits as without them."""
 
 from __future__ import annotations
 

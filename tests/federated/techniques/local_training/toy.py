@@ -67,7 +67,7 @@ def device_of(name: str) -> DeviceView:
 
 
 def means(name: str, number: int, local: Local = LOCAL) -> Iterator[Tensor]:
-    """Of the samples of every step."""
+    """The mean of every step's samples."""
     for places in batches(COUNTS[name], local, seed_of(SEED, "batches", number, name)):
         yield samples_of(name)[places].mean(0)
 
@@ -157,5 +157,5 @@ class Run:
 
 
 def mean_of(rows: dict[str, Tensor]) -> Tensor:
-    """By samples."""
+    """Mean weighted by samples."""
     return sum(COUNTS[name] * row for name, row in rows.items()) / sum(COUNTS[name] for name in rows)  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Devices whose updates are made up: rows of any size that a test states, coded and decoded by the real parts."""
+"""Devices with given updates: rows chosen by a test, encoded and decoded by the real parts of a round."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ FOR_TESTS = SeededRandomness(SEED)
 
 @dataclass
 class MadeUp:
-    """Devices that find what `rows` says; every one keeps its state from round to round."""
+    """Devices whose updates are `rows`; each keeps its state from round to round."""
 
     rows: Mapping[str, Tensor]
     techniques: Sequence[FederatedTechnique] = ()
     randomness: Randomness = FOR_TESTS  # of noise
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    started: list[Tensor] = field(default_factory=list)  # the weights that devices began from
+    started: list[Tensor] = field(default_factory=list)  # the weights that devices started from
 
     @property
     def size(self) -> int:
@@ -125,7 +125,7 @@ def total(techniques: Sequence[FederatedTechnique], cost: RoundCost) -> RoundCos
 
 
 def measured(row: Tensor, techniques: Sequence[FederatedTechnique], rounds: int = 1) -> float:
-    """Mean over rounds of |arrived - row|^2 / |row|^2, every round by a device that keeps nothing."""
+    """Mean over rounds of |arrived - row|^2 / |row|^2, each with a new device without state."""
     came = [alone(row, *techniques).arrived(["ada"], number)[0].double() for number in range(rounds)]
     found = [float((one - row.double()).square().sum()) for one in came]
     whole = float(row.double().square().sum())
