@@ -44,8 +44,8 @@ def error_kind(error: BaseException) -> str:
     >>> try:
     ...     {}["Ada Lovelace, 36"]
     ... except KeyError as error:
-    ...     kind_of(error)
-    'KeyError in <doctest shoestring.federated.device_errors.kind_of[0]> line 2'
+    ...     error_kind(error)
+    'KeyError in <doctest shoestring.federated.device_errors.error_kind[0]> line 2'
     """
     if isinstance(error, UnusableRecords):
         return error.why

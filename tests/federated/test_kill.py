@@ -195,7 +195,7 @@ def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is
     ):
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": None})  # the promise stands in the ledger
     assert (tmp_path / "people.jsonl").read_bytes() == before and not list((tmp_path / "two").glob("checkpoints/*"))
-    with pytest.raises(shoestring.Mistake, match="is spent, by 1 run"):
+    with pytest.raises(shoestring.Mistake, match="1 run spent epsilon"):
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": 7.0})
 
 

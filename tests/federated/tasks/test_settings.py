@@ -31,7 +31,7 @@ def test_a_grid_has_every_combination_once() -> None:
         ("lr=-1", "lr=-1"),
         ("epochs=1.5", "whole number"),
         ("epochs=True", "is not a number"),
-        ("held_out=0.5", "compared by the same records"),
+        ("held_out=0.5", "evaluated on the same records"),
         ("optimizer=1", "a function of the job"),
         ("batch=" + ",".join(map(str, range(40))) + " steps=" + ",".join(map(str, range(40))), "1,600 settings"),
     ],

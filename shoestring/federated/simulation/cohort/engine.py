@@ -139,7 +139,7 @@ def engine_work(engine: Engine) -> Work:
 def is_checked_round(round: int) -> bool:
     """Whether a round compares some devices with the plain loop: rounds 1, 2, 4, 8, ...
 
-    >>> [round for round in range(100) if is_checked(round)]
+    >>> [round for round in range(100) if is_checked_round(round)]
     [0, 1, 3, 7, 15, 31, 63]
     """
     return not round & (round + 1)

@@ -95,7 +95,7 @@ class TrimmedMean(FederatedTechnique):
 def trim_count(count: int, share: float) -> int:
     """How many devices are trimmed at each end.
 
-    >>> [trimmed(count, 0.1) for count in (1, 7, 10, 11, 30)]
+    >>> [trim_count(count, 0.1) for count in (1, 7, 10, 11, 30)]
     [1, 1, 1, 2, 3]
     """
     return ceil(round(share * count, 9))  # in floating point, 0.1 x 30 is a little more than 3

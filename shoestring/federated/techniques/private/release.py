@@ -175,7 +175,7 @@ def check_delta_for(delta: float | None, clients: int) -> str:
     >>> check_delta_for(1e-3, 100)
     ''
     >>> check_delta_for(0.02, 100)[:33]
-    '--delta 0.02 for 100 clients: the'
+    '--delta 0.02 for 100 clients: eps'
     """
     if delta is None or delta < 1 / clients:
         return ""

@@ -57,7 +57,7 @@ class Own(nn.Module):
             "stacked",
             "other numbers",
         ),
-        (Own, "sequential", "keeps something from one call to the next"),
+        (Own, "sequential", "keeps state from one call to the next"),
     ],
 )
 def test_the_fastest_way_that_is_right_is_chosen_and_said(model: Callable[[], nn.Module], kind: str, said: str) -> None:

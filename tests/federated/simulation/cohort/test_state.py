@@ -174,7 +174,7 @@ LOSSES: list[Callable[[], Loss]] = [
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_that_keeps_something_begins_anew_with_every_device(loss: Callable[[], Loss]) -> None:
     given = toy(toy_job(loss=loss()), how=None, processes=2)
-    assert given.how.kind == "sequential" and "keeps something" in given.how.why
+    assert given.how.kind == "sequential" and "keeps state" in given.how.why
     two = weights_after(given)
     assert torch.equal(two, weights_after(given)), "what an earlier federation left behind is seen by the next"
     assert torch.equal(two, weights_after(toy(toy_job(loss=loss()), processes=1)))
