@@ -21,7 +21,7 @@ from shoestring.federated.seeds import generator_of
 @dataclass(frozen=True)
 class Records:
     name: str  # of the device
-    data: Any = field(repr=False)  # samples by number
+    data: Any = field(repr=False)  # a data set: samples by index
     trained: Tensor = field(repr=False)  # indices of the training samples
     held_out: Tensor = field(repr=False)  # indices of the samples held out for evaluation
     collate: Callable[[list[Any]], Batch] | None = None

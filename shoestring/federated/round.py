@@ -210,9 +210,7 @@ Advance = Callable[[ServerState, Combined], ServerState]
 Settle = Callable[
     [Layout, Tensor, Tensor], Tensor
 ]  # statistics (k, s) of devices and their counts (k) -> the server's (s)
-Note = Callable[
-    [Tensors, Updates, "Population"], Tensors
-]  # the server's state so far -> with one more chunk of updates
+Note = Callable[[Tensors, Updates, "Population"], Tensors]  # server's state, one chunk of updates -> new state
 
 
 @dataclass(frozen=True)

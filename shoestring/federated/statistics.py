@@ -80,7 +80,7 @@ def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: Sta
     if start is not None or keeps:
         start = torch.cat([order.weights.expand(len(begun), -1) if start is None else start, begun], 1)
     if anchor is not None:
-        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])  # statistics are pulled nowhere
+        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])  # no pull on statistics
     return replace(objective, local=replace(objective.local, statistics=rule.value), start=start, anchor=anchor)
 
 

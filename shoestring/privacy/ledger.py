@@ -78,7 +78,7 @@ class PrivacyLedger:
         found = [entry_of(data[start : start + WIDTH]) for start in range(0, len(data), WIDTH)]
         numbers = [number for number, _ in filter(None, found) if number is not None]
         self.entries = tuple(entry for _, entry in filter(None, found))
-        self.lines = max(len(found), max(numbers, default=-1) + 1)  # with those that somebody cut out
+        self.lines = max(len(found), max(numbers, default=-1) + 1)  # including lines that somebody cut out
         self.damaged = sum(one is None for one in found) + self.lines - len(found)
 
     @property

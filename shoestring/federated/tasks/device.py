@@ -46,12 +46,12 @@ class DeviceEngine(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """What devices are asked."""
+    """What devices are asked: to evaluate these candidates, and which sums to send."""
 
     candidates: tuple[TuneCandidate, ...]
     edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # histogram edges by metric; default: EDGES
     pair: bool = False  # with two candidates: send only the first and the difference of the second to it
-    jointly: str = ""  # the one metric that is asked for, with products of all candidates: a tuning compares them all
+    jointly: str = ""  # for tuning: the only metric to send, with products of any two candidates
 
     @cached_property
     def size(self) -> int:
@@ -151,7 +151,7 @@ def finite_sums(sums: Sums | None) -> dict[str, tuple[float, float]]:
 
 
 def single_entries(question: Question, found: Sequence[CandidateMetrics]) -> list[MetricSums]:
-    """Every candidate by itself."""
+    """Sums of every candidate by itself."""
     return [
         MetricSums(
             (number,),

@@ -162,7 +162,7 @@ def join_bins(histogram: Histogram, least: int) -> Histogram | None:
     >>> join_bins(Histogram((0.0, 1.0, 2.0, 3.0), (0, 3, 9, 12, 2)), 10)
     Histogram(edges=(2.0,), counts=(12, 14))
     """
-    bins: list[tuple[int, float]] = []  # devices, and the edge at the right
+    bins: list[tuple[int, float]] = []  # (devices, right edge)
     held = 0
     for count, edge in zip(histogram.counts, (*histogram.edges, nan), strict=True):
         held += count

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoestring.federated.tasks.aggregates import ColumnMoments, Histogram
 
-BEFORE, AFTER = "before", "after"  # the device's own training
+BEFORE, AFTER = "before", "after"  # a device's local training
 
 ALONE, PAIRED, JOINTLY = "alone", "paired", "jointly"
 

@@ -150,7 +150,7 @@ class RungEstimates:
 def rank_rung(
     candidates: Sequence[TuneCandidate], seen: ReleasedTotals, most: bool, by: str, rung: int
 ) -> list[TriedSetting]:
-    """The candidates of one rung, best first, and those that failed at the end, fewest failures first."""
+    """Rank the candidates of a rung: the best first, then those that failed on some device, fewest failures first."""
     entry = seen.whole.entries[0]
     means = WEIGHINGS[by](np.asarray(entry.moments.sums), len(candidates))
     if not np.isfinite(means.mean).all():

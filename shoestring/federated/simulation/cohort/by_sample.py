@@ -56,7 +56,7 @@ class FirstLayerBySample:
             layout.views(chunk.start),
         )
         self.outside = make("outside", count, most, dense.width)  # X W^T + b
-        self.products = make("products", count, most, most)  # X X^T + 1; 0 beside it
+        self.products = make("products", count, most, most)  # X X^T + 1, padded with 0
         self.d = make("d", count, most, dense.width).zero_()
         # (steps, k, batch): indices of samples among those of all devices
         self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)

@@ -34,7 +34,7 @@ class Drift:
 
 
 def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
-    """`index`: the device of every row."""
+    """The drift of an objective for a stack whose rows are the devices `index`."""
     trained = Layout(tuple(entry for entry in layout.entries if entry.trained))
     pulls = objective.pull and objective.anchor is not None
     anchor = trained.views(objective.anchor[: layout.trained]) if pulls and objective.anchor is not None else {}

@@ -51,7 +51,7 @@ class FirstLayerByBlock:
         self.products: list[Tensor] = []  # products of every step's samples with those of earlier steps, plus 1
 
     def open(self, begin: int, end: int, active: int) -> None:
-        """Prepare the steps `begin` to `end` of the devices that are still at work."""
+        """Begin a block: prepare the steps `begin` to `end` of the devices that are still training."""
         samples, batch, make = (end - begin) * self.table.batch, self.table.batch, self.workspace.tensor
         self.x, self.z, self.d = (
             make(name, active, samples, width)

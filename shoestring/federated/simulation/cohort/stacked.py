@@ -125,7 +125,7 @@ def has_class_targets(data: Batch) -> bool:
 
 
 class StackedSteps:
-    """The steps of a chunk's devices, in the order of `table`."""
+    """Trains the devices of a chunk step by step. Rows are in the order of `table`."""
 
     def __init__(
         self,

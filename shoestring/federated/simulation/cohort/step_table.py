@@ -36,7 +36,7 @@ class StepTable:
 
     @cached_property
     def back(self) -> Tensor:
-        """The row of every device."""
+        """For every device, its row."""
         return self.index.argsort()
 
     def active(self, step: int) -> int:

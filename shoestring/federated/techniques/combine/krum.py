@@ -128,7 +128,7 @@ def too_few(count: int, malicious: int) -> str:
 
 def rank_rows(rows: Tensor, malicious: int) -> Tensor:
     """Indices of the rows, lowest score first."""
-    apart = distances(rows).fill_diagonal_(torch.inf)  # nobody is their own neighbour
+    apart = distances(rows).fill_diagonal_(torch.inf)  # an update is not its own neighbour
     scores = apart.sort(dim=1).values[:, : len(rows) - malicious - 2].sum(dim=1)
     return scores.argsort(stable=True)
 
