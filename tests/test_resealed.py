@@ -24,10 +24,10 @@ from shoestring.commands.report import reported
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
 from shoestring.data.feed import Feed
+from shoestring.federated.available import available_techniques
 from shoestring.federated.kept_plan import plan_in as federated_plan_in
-from shoestring.federated.offered import offered
 from shoestring.jobfile import loaded_job
-from shoestring.privacy.spending import ReleasedRound, Spending, line_of
+from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, read_message, written_message
 from shoestring.processes.named_job import claim_of_run, flags_for
 from shoestring.processes.task import read_task, written_task
@@ -244,7 +244,12 @@ def test_the_plan_of_a_federation(tmp_path: Path) -> None:
         "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1},
     }
     folder.write("plan.json", whole)
-    resealed(tmp_path / "plan.json", whole, lambda: kept_plan(folder, partial(federated_plan_in, offers=offered())), 6)
+    resealed(
+        tmp_path / "plan.json",
+        whole,
+        lambda: kept_plan(folder, partial(federated_plan_in, offers=available_techniques())),
+        6,
+    )
 
 
 def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,6 +368,6 @@ def test_a_privacy_ledger(tmp_path: Path) -> None:
         text = json.dumps(one).encode()[:-1].ljust(width - 19)
         path.write_bytes(text + b',"crc":"%08x"}\n' % crc32(text))
         with told(one):
-            found = Spending(path, "run")
+            found = PrivacyLedger(path, "run")
             assert found.entries or found.lost, "what may have been spent counts"
             found.epsilon()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from speed_models import CASES, RATE, Case
 
-WARM = 9  # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recorded.py)
+WARM = 9  # rounds before the first that counts: after so many, all shapes that come again are recorded (cohort/recording.py)
 
 
 def asked() -> Iterator[None]:
@@ -84,7 +84,7 @@ def engine(case: Case, cores: int) -> None:
     from shoestring.federated.layout import layout_of
     from shoestring.federated.records import records_of
     from shoestring.federated.round import DeviceView, Objective, Order
-    from shoestring.federated.simulation.cohort import Engine, how_to_work, work_of
+    from shoestring.federated.simulation.cohort import Engine, choose_method, engine_work
 
     job = shoestring_job(case)
     devices = sorted(
@@ -93,9 +93,9 @@ def engine(case: Case, cores: int) -> None:
     )
     model = job.model()
     layout = layout_of(model)
-    row, how = layout.row(model), how_to_work(job, layout, [one.records for one in devices])
+    row, how = layout.row(model), choose_method(job, layout, [one.records for one in devices])
     print(how, file=sys.stderr)
-    work = work_of(Engine(job, layout, how))
+    work = engine_work(Engine(job, layout, how))
     turn = iter(range(1_000_000))
 
     def play() -> None:
@@ -117,15 +117,17 @@ def whole_round(case: Case, cores: int) -> None:
     from shoestring.federated.prepare import several
     from shoestring.federated.records import records_of
     from shoestring.federated.round import Population, ServerState, play
-    from shoestring.federated.simulation.cohort import Engine, how_to_work, work_of
-    from shoestring.federated.simulation.simulate import SimulatedDevices, Workshop
+    from shoestring.federated.simulation.cohort import Engine, choose_method, engine_work
+    from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices
 
     job = shoestring_job(case)
     clients, model = job.clients(), job.model()
     names, layout = list(clients), layout_of(model)
-    how = several(how_to_work(job, layout, [records_of(job, name, clients[name], 0) for name in names[:3]]), len(names))
-    parts = plain_round(layout, job.local, work_of(Engine(job, layout, how)))
-    devices = SimulatedDevices(Workshop(parts, job, clients, 0), how.chunk, cores)
+    how = several(
+        choose_method(job, layout, [records_of(job, name, clients[name], 0) for name in names[:3]]), len(names)
+    )
+    parts = plain_round(layout, job.local, engine_work(Engine(job, layout, how)))
+    devices = SimulatedDevices(DeviceWorker(parts, job, clients, 0), how.chunk, cores)
     population, server = Population(len(names), names.__getitem__, len(names)), ServerState(0, 0, layout.row(model))
 
     def turn() -> None:

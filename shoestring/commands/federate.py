@@ -152,14 +152,14 @@ def without_folder(options: Namespace, job: Job, asked: FederateOptions) -> int:
     from shoestring.commands.federate_text import outcome_text, verdict_text
     from shoestring.core.codec import finite_json
     from shoestring.federated.session import chosen
-    from shoestring.federated.verify import verified
+    from shoestring.federated.verify import verify_plan
 
     say(options, LOOKING)
     outcome = chosen(job, asked, options.use)
     if not options.verify:
         print(json.dumps(finite_json(outcome.as_json())) if options.json else outcome_text(outcome, screen(sys.stdout)))
         return DONE
-    found = verified(outcome.given, outcome.chosen)
+    found = verify_plan(outcome.given, outcome.chosen)
     print(json.dumps(finite_json(found.as_json())) if options.json else verdict_text(found, screen(sys.stdout)))
     return DONE if found.kept else NOT_KEPT
 

@@ -94,17 +94,17 @@ def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
     from shoestring.core.codec import finite_json
     from shoestring.federated.prepare import prepared
     from shoestring.federated.session import blaming_the_job
-    from shoestring.federated.tasks.asked import (
-        asked_devices,
+    from shoestring.federated.tasks.compare import Comparison
+    from shoestring.federated.tasks.from_options import (
         candidates_of,
         cohort_of,
+        draw_devices,
         keep_comparison,
         models_of,
         registry_of,
         task_of,
     )
-    from shoestring.federated.tasks.compare import Comparison
-    from shoestring.federated.tasks.perform import performed
+    from shoestring.federated.tasks.perform import perform_task
     from shoestring.federated.tasks.release import LEAST
     from shoestring.federated.tasks.settings import settings_of
     from shoestring.federated.tasks.text import result_text
@@ -120,7 +120,7 @@ def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
             f"--task compare is about two models or two settings, and these are {len(candidates)}: give --model A --model B, or "
             f'--settings "lr=0.1,0.01"'
         )
-    names = asked_devices(given, asked.per_round)
+    names = draw_devices(given, asked.per_round)
     task = task_of(
         options.task, job, candidates, models, options.least or LEAST, halving=options.halving, apart=options.apart
     )
@@ -129,7 +129,7 @@ def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
         options,
         f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them",
     )
-    found = performed(task, cohort_of(given, models, registry), names)
+    found = perform_task(task, cohort_of(given, models, registry), names)
     if isinstance(found, Comparison) and len(options.model or ()) == 2:
         keep_comparison(options.model[1], found)
     print(json.dumps(finite_json(found.as_json())) if options.json else result_text(found, screen(sys.stdout)))

@@ -1,4 +1,4 @@
-"""The one list of techniques of a federated round, and the pairs of them that can't be combined."""
+"""The list of all federated techniques, and the pairs that can't be combined."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ from shoestring.federated.techniques.combine.fed_buff import FedBuff
 from shoestring.federated.techniques.combine.krum import Krum, MultiKrum
 from shoestring.federated.techniques.combine.norm_bound import NormBound
 from shoestring.federated.techniques.combine.q_fedavg import QFedAvg
+from shoestring.federated.techniques.local_training.ditto import Ditto
+from shoestring.federated.techniques.local_training.fedper import FedPer
+from shoestring.federated.techniques.local_training.fedprox import FedProx
+from shoestring.federated.techniques.local_training.finetune import FineTune
+from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from shoestring.federated.techniques.private.adaptive_clip import AdaptiveClip
 from shoestring.federated.techniques.private.clip import Clip, DeviceClip
 from shoestring.federated.techniques.private.device_noise import DeviceNoise
@@ -25,11 +30,6 @@ from shoestring.federated.techniques.send.quantize_down import QuantizeDown
 from shoestring.federated.techniques.send.rotate import Rotate
 from shoestring.federated.techniques.send.sketch import Sketch
 from shoestring.federated.techniques.send.top_k import TopK
-from shoestring.federated.techniques.work.ditto import Ditto
-from shoestring.federated.techniques.work.fedper import FedPer
-from shoestring.federated.techniques.work.fedprox import FedProx
-from shoestring.federated.techniques.work.finetune import FineTune
-from shoestring.federated.techniques.work.scaffold import Scaffold
 
 CATALOGUE: tuple[type[FederatedTechnique], ...] = (
     FedSGD,
@@ -63,7 +63,7 @@ CATALOGUE: tuple[type[FederatedTechnique], ...] = (
     FedAdagrad,
     FedBuff,
 )
-SLOTS = {  # what techniques of one slot say, of which a round can have one
+SLOTS = {  # what a slot decides: a round can have one technique for each
     "work": "how devices train",
     "sparse": "which numbers are sent",
     "combine": "how updates are combined",
@@ -76,8 +76,8 @@ CONFLICTS: dict[frozenset[str], str] = {
     frozenset(
         {"FedPer", "Ditto"}
     ): "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
-    frozenset({"Ditto", "FineTune"}): "both say which personal weights a device is judged by: choose one of them",
-    frozenset({"Slow", "FedBuff"}): "FedBuff has speeds of devices of its own: give it a spread instead",
+    frozenset({"Ditto", "FineTune"}): "both decide which personal weights are evaluated: choose one of them",
+    frozenset({"Slow", "FedBuff"}): "FedBuff simulates device speeds itself: give it a spread instead",
     frozenset(
         {"Scaffold", "FedBuff"}
     ): "Scaffold's correction belongs to the newest weights, and with FedBuff devices begin from older ones",
@@ -112,8 +112,8 @@ def clash(one: FederatedTechnique, other: FederatedTechnique) -> str:
     return CONFLICTS.get(frozenset(names), "")
 
 
-def lacking(techniques: Iterable[FederatedTechnique]) -> str:
-    """Why these are no plan, or only the beginning of one; empty if they are one."""
+def incomplete_reason(techniques: Iterable[FederatedTechnique]) -> str:
+    """Which technique is missing before these make a plan; empty if none is."""
     found = {type(one).__name__: one for one in techniques}
     for name, one in found.items():
         if one.needs and not found.keys() & set(one.needs):

@@ -1,4 +1,4 @@
-"""Statistics of many devices made one: their mean, or their median where devices may lie."""
+"""Combines the norm-layer statistics of many devices: by their mean, or by their median where devices may lie."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from shoestring.federated.layout import Layout, StatisticKind
 
 
 def mean_statistics(layout: Layout, rows: Tensor, counts: Tensor) -> Tensor:
-    """The mean by samples (s) of rows (k, s). It lies between the least and the largest of every number, so no variance is negative."""
+    """Mean over devices (s), weighted by samples, of rows (k, s). A mean of non-negative variances is not negative
+    either."""
     found = (counts[:, None] * rows.double()).sum(0) / counts.sum()
-    return with_whole_counters(layout, found.to(rows.dtype))
+    return round_counters(layout, found.to(rows.dtype))
 
 
 def median_statistics(layout: Layout, rows: Tensor, counts: Tensor) -> Tensor:
-    """The median of devices that count alike, number by number: a few that lie can't move it far."""
+    """Unweighted median over devices, number by number: a few malicious devices can't move it far."""
     ordered = rows.sort(dim=0).values
-    return with_whole_counters(layout, 0.5 * ordered[(len(rows) - 1) // 2] + 0.5 * ordered[len(rows) // 2])
+    return round_counters(layout, 0.5 * ordered[(len(rows) - 1) // 2] + 0.5 * ordered[len(rows) // 2])
 
 
-def with_whole_counters(layout: Layout, row: Tensor) -> Tensor:
+def round_counters(layout: Layout, row: Tensor) -> Tensor:
+    """Round the counters (num_batches_tracked) to whole numbers."""
     return torch.where(layout.marks(StatisticKind.COUNTER), row.round(), row)
 
 
-def wrong_statistics(layout: Layout, rows: Tensor | None, count: int) -> list[str]:
-    """Why the statistics of each of `count` devices can't be used; empty if they can."""
+def statistics_problems(layout: Layout, rows: Tensor | None, count: int) -> list[str]:
+    """For each of `count` devices, why its statistics are rejected; empty if they are accepted."""
     if rows is None or rows.shape != (count, layout.size):
         found = "no statistics" if rows is None else f"statistics of the shape {tuple(rows.shape[1:])}"
         return [f"it sent {found}, not of {(layout.size,)}" if layout.size or rows is not None else ""] * count

@@ -1,8 +1,10 @@
-"""A model as one row of numbers: what devices are given, train and send is such a row, and the rows of many devices are a matrix.
+"""A model flattened into one row of numbers. Devices receive, train and send rows; the rows of many devices are a
+matrix.
 
-In it are the weights that are trained and, after them, the model's statistics: the floating-point buffers of its state (a batch norm's
-running mean and variance) and the counters of its norm layers. Techniques only ever see the weights; federated/statistics.py says what
-becomes of the rest. Frozen weights, other whole numbers and what a state_dict leaves out are the same everywhere, and are not sent.
+A row has the trained weights first, then the statistics: floating-point buffers of the state_dict (a batch norm's
+running mean and variance) and the counters of norm layers. Techniques see only the weights; federated/statistics.py
+handles the rest. Frozen weights, other integer buffers and non-persistent buffers are the same on every device and are
+not sent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from shoestring.core.private import RUNNING_NORMS
 
 
 class StatisticKind(Enum):
-    """What the numbers of an entry are, as far as averaging them must know."""
+    """What averaging must know about a statistic."""
 
     VALUE = "any number"
     VARIANCE = "never negative"
@@ -31,8 +33,8 @@ class StatisticKind(Enum):
 class LayoutEntry:
     name: str
     shape: tuple[int, ...]
-    start: int  # in the row
-    trained: bool  # else a statistic
+    start: int  # position in the row
+    trained: bool  # False: a statistic
     kind: StatisticKind = StatisticKind.VALUE
 
     @property
@@ -46,28 +48,28 @@ class Layout:
 
     @cached_property
     def size(self) -> int:
-        """Numbers in a row."""
+        """Length of a row."""
         return self.entries[-1].stop if self.entries else 0
 
     @cached_property
     def trained(self) -> int:
-        """Numbers of it that are weights; they come first."""
+        """How many numbers of a row are trained weights; they come first."""
         return max((entry.stop for entry in self.entries if entry.trained), default=0)
 
     @cached_property
     def weights(self) -> Layout:
-        """Of the trained weights alone, as techniques see a model."""
+        """The layout of the trained weights alone, as techniques see a model."""
         return Layout(tuple(entry for entry in self.entries if entry.trained))
 
     @cached_property
     def statistics(self) -> Layout:
-        """Of the statistics alone, as a row of their own."""
+        """The layout of the statistics alone, as a row that begins at 0."""
         return Layout(
             tuple(replace(entry, start=entry.start - self.trained) for entry in self.entries if not entry.trained)
         )
 
     def marks(self, kind: StatisticKind) -> Tensor:
-        """Which numbers of a row are of this kind."""
+        """A mask of the numbers of this kind."""
         found = torch.zeros(self.size, dtype=torch.bool)
         for entry in self.entries:
             if entry.kind is kind:
@@ -75,29 +77,29 @@ class Layout:
         return found
 
     def views(self, rows: Tensor) -> dict[str, Tensor]:
-        """The tensors of a row by name, or of a matrix of rows, stacked: views of the same memory."""
+        """The tensors of a row by name, as views of the same memory; for a matrix of rows, stacked tensors."""
         lead = rows.shape[:-1]
         return {entry.name: rows[..., entry.start : entry.stop].view((*lead, *entry.shape)) for entry in self.entries}
 
     def row(self, model: nn.Module) -> Tensor:
-        """A model's numbers as a row of their own memory."""
-        found = tensors_of(model)
+        """Copy a model's numbers into a new row."""
+        found = named_tensors(model)
         return torch.cat([found[entry.name].detach().flatten().float() for entry in self.entries])
 
     def load(self, model: nn.Module, row: Tensor) -> None:
-        """Put a row into a model."""
-        found = tensors_of(model)
+        """Copy a row into a model."""
+        found = named_tensors(model)
         with torch.no_grad():
             for name, value in self.views(row).items():
                 found[name].copy_(value)
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def layout_of(model: nn.Module) -> Layout:
-    """The layout of a model; one whose trained weights are not 32-bit numbers is refused."""
+    """The layout of a model. Refuses models whose trained weights are not float32."""
     state = model.state_dict()
     found = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
     if not found:
@@ -107,7 +109,7 @@ def layout_of(model: nn.Module) -> Layout:
         raise Mistake(
             f"the weight {odd[0]} is of {odd[1].dtype}: devices train in torch.float32; make the model with .float()"
         )
-    kinds = statistics_of(model)
+    kinds = statistic_kinds(model)
     beside = [
         (name, one)
         for name, one in model.named_buffers()
@@ -122,8 +124,8 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(entries))
 
 
-def statistics_of(model: nn.Module) -> dict[str, StatisticKind]:
-    """Variances and counters of the model's norm layers, by name. Of other buffers nobody knows what they are."""
+def statistic_kinds(model: nn.Module) -> dict[str, StatisticKind]:
+    """Names of the norm layers' variances and counters. The meaning of other buffers is unknown."""
     found: dict[str, StatisticKind] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if is_running_norm(module):
@@ -133,5 +135,5 @@ def statistics_of(model: nn.Module) -> dict[str, StatisticKind]:
 
 
 def is_running_norm(module: nn.Module) -> bool:
-    """Whether a module normalises by statistics that it keeps: torch's batch norms and instance norms, and classes made of them."""
+    """Whether a module keeps running statistics: torch's batch norms and instance norms, and classes derived from them."""
     return isinstance(module, RUNNING_NORMS) and module.track_running_stats

@@ -21,7 +21,7 @@ from shoestring.core.options import speaking_of_arguments
 from shoestring.core.random_state import kept as random_state_kept
 from shoestring.core.signals import deliver
 from shoestring.core.technique import text
-from shoestring.federated.offered import offered
+from shoestring.federated.available import available_techniques
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.session import begun, finish
 from shoestring.federated.technique import FederatedTechnique
@@ -137,7 +137,7 @@ def federate(
     made = made if seed is None else with_course(made, {"seed": seed})
     used = None if use is None else tuple(use)
     names = None if used is None else tuple(one if isinstance(one, str) else text(one) for one in used)
-    offers = offered(one for one in used or () if not isinstance(one, str))
+    offers = available_techniques(one for one in used or () if not isinstance(one, str))
     with ExitStack() as stack:
         folder = Path(run) if run is not None else Path(stack.enter_context(temporary_folder()))
         held = opened(

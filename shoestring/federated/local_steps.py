@@ -1,7 +1,8 @@
-"""What a device does with what the Job says of steps in general: its optimizer, its clip and its schedule hold for devices, too, unless
-Local has its own.
+"""How devices follow the Job's optimizer, gradient clipping and learning-rate schedule: they use the Job's unless Local
+has its own.
 
-A schedule begins anew with every device's work in every round, as an optimizer's moments do. What has no meaning on a device is told.
+Optimizer moments and schedule begin anew for every device in every round. `device_step_warnings` lists the settings of
+a Job that have no meaning on a device.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from shoestring.core.local import Local
 from shoestring.core.schedule import EXAMPLE, PerEpoch, takes_steps
 
 
-def on_devices(job: Job) -> Job:
-    """The job with all in its Local that devices follow."""
+def job_for_devices(job: Job) -> Job:
+    """The job with the optimizer, clip and schedule that devices use filled into its Local."""
     local = job.local
-    optimizer = job.optimizer if takes_the_jobs(job) else local.optimizer
+    optimizer = job.optimizer if uses_job_optimizer(job) else local.optimizer
     return replace(
         job,
         local=replace(local, optimizer=optimizer, clip=local.clip or job.clip, schedule=local.schedule or job.schedule),
     )
 
 
-def takes_the_jobs(job: Job) -> bool:
-    """Whether devices step by the Job's optimizer: it has one, and its Local says nothing else."""
+def uses_job_optimizer(job: Job) -> bool:
+    """Whether devices use the Job's optimizer: the Job has one, and Local has neither an optimizer nor lr."""
     return job.optimizer is not default_optimizer and job.local.optimizer is None and job.local.lr is None
 
 
-def not_as_in_one_place(job: Job) -> list[str]:
-    """What the Job says that devices do not follow, or follow in their own way, and what to give instead."""
+def device_step_warnings(job: Job) -> list[str]:
+    """Warnings for settings of the Job that devices ignore or treat differently, with what to give instead."""
     found = []
-    if takes_the_jobs(job):
+    if uses_job_optimizer(job):
         found.append(
             "devices step by Job(optimizer=...), made anew in every round, because Local has neither lr nor optimizer"
         )
@@ -55,7 +56,7 @@ def not_as_in_one_place(job: Job) -> list[str]:
 
 
 def schedule_steps(job: Job, local: Local, optimizer: Any, steps: int, per_epoch: int) -> Callable[[int], None]:
-    """What to call after every step of a device's work, with the number of steps that are done."""
+    """A function to call after every local step with the number of steps done; it advances the device's schedule."""
     if local.schedule is None:
         return lambda done: None
     written = replace(job, schedule=local.schedule)

@@ -21,15 +21,15 @@ from shoestring.data.clients import clients_of
 from shoestring.federated.device_errors import UnusableRecords
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
-from shoestring.federated.local_steps import not_as_in_one_place, on_devices
+from shoestring.federated.local_steps import device_step_warnings, job_for_devices
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import plain_round
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Population, Round, ServerState, Tensors, Work
-from shoestring.federated.simulation.cohort import Engine, How, how_to_work, work_of
-from shoestring.federated.simulation.cohort.sequential import SequentialMethod, made_model, sequential
-from shoestring.federated.simulation.simulate import SimulatedDevices, States, Workshop
+from shoestring.federated.simulation.cohort import Engine, MethodChoice, choose_method, engine_work
+from shoestring.federated.simulation.cohort.sequential import SequentialMethod, make_model, sequential_method
+from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices, States
 from shoestring.federated.statistics import statistics_rule, with_statistics
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.release import check_delta_for
@@ -54,7 +54,7 @@ class Prepared:
     rounds: int
     layout: Layout
     row: Tensor  # the job's model as it begins
-    how: How
+    how: MethodChoice
     processes: int
     sample: tuple[DeviceView, ...]
     asked: FederateOptions
@@ -63,7 +63,7 @@ class Prepared:
     @property
     def plain(self) -> Round:
         """The round without techniques, as it is simulated here."""
-        return self.round(work_of(Engine(self.job, self.layout, self.how)))
+        return self.round(engine_work(Engine(self.job, self.layout, self.how)))
 
     def round(self, work: Work) -> Round:
         """The round without techniques whose devices work like this, with whole rows."""
@@ -84,16 +84,18 @@ class Prepared:
 
     def devices(self, parts: Round, states: States | None = None) -> SimulatedDevices:
         return SimulatedDevices(
-            Workshop(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states
+            DeviceWorker(parts, self.job, self.clients, self.job.seed), self.how.chunk, self.processes, states
         )
 
 
-def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, how: How | None = None) -> Prepared:
+def prepared(
+    job: Job, asked: FederateOptions, model: nn.Module | None = None, how: MethodChoice | None = None
+) -> Prepared:
     """Everything but the plan. `model`: what to begin from instead of the job's own; `how`: how devices worked in the run that goes on."""
     torch.set_num_threads(
         1
     )  # processes are what uses several cores, and sums of one thread are the same bits everywhere
-    said, job = not_as_in_one_place(job), on_devices(job)
+    said, job = device_step_warnings(job), job_for_devices(job)
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
     check_delta_for(asked.delta, population.count)
@@ -105,7 +107,7 @@ def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, h
         layout_of(model),
         statistics_rule(asked.statistics or job.local.statistics, asked.epsilon is not None),
     )
-    sample = sample_of(job, clients, population, None if how else sequential(job, layout, made_model(job)))
+    sample = sample_of(job, clients, population, None if how else sequential_method(job, layout, make_model(job)))
     if how is None:
         how = several(usual_way(job, layout, [device.records for device in sample]), population.per_round)
         how = replace(how, why="; ".join([how.why, *said]))
@@ -116,7 +118,7 @@ def prepared(job: Job, asked: FederateOptions, model: nn.Module | None = None, h
     )
 
 
-def several(how: How, per_round: int) -> How:
+def several(how: MethodChoice, per_round: int) -> MethodChoice:
     """So many devices at once that a round has PARTS chunks, which several processes can share; however many those are, the chunks, and
     with them the bits, are the same."""
     return replace(how, chunk=max(min(how.chunk, -(-per_round // PARTS)), 1))
@@ -147,7 +149,7 @@ def sample_of(
             device = DeviceView(records_of(job, name, clients[name], job.seed))
             if plain is not None:
                 objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
-                plain.moved(plain.layout.row(plain.model)[None], [device.records], objective, [0])
+                plain.train(plain.layout.row(plain.model)[None], [device.records], objective, [0])
             found.append(device)
         except Exception as error:
             first = first or error
@@ -164,19 +166,19 @@ def sample_of(
     raise first
 
 
-def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> How:
+def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> MethodChoice:
     """How devices work; those of the sample that fail while that is tried are left out, unless all of them do."""
     try:
-        return how_to_work(job, layout, sample)
+        return choose_method(job, layout, sample)
     except Exception:
         good = []
         for records in sample:
             with suppress(Exception):
-                how_to_work(job, layout, [records])
+                choose_method(job, layout, [records])
                 good.append(records)
         if not good or len(good) == len(sample):
             raise
-    return how_to_work(job, layout, good)
+    return choose_method(job, layout, good)
 
 
 def plain_cost(given: Prepared) -> RoundCost:

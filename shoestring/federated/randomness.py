@@ -1,17 +1,18 @@
-"""Random numbers of which a promise of privacy depends: noise, and who takes part.
+"""Random numbers that differential privacy depends on: the noise, and the sampling of clients.
 
-    SystemRandomness    of the operating system's generator (os.urandom: ChaCha20, keyed by the kernel). No seed, no state to find in a
-                        checkpoint, never the same number twice: what was drawn once can't be drawn again, by us or by anybody else
-    SeededRandomness    follows from a seed, for tests. Whoever knows the seed subtracts the noise: **not private**, and said so
-                        wherever the run is told of
+    SystemRandomness    the operating system's generator (os.urandom: ChaCha20, keyed by the kernel). It has no seed and leaves no state
+                        in a checkpoint, so nobody can draw the same numbers again
+    SeededRandomness    follows from a seed, for tests. **Not private**: whoever knows the seed can subtract the noise. Reports of such
+                        a run say so
 
-All other draws of a federation (batches, held-out records, codecs, simulated behaviour) follow from the job's seed (`seeds`), which is no
-secret: no promise depends on them.
+All other random choices of a federation (batches, held-out records, codecs, simulated behaviour) follow from the job's
+seed (`seeds`). That seed is no secret, and privacy does not depend on it.
 
-Gaussians are Box and Muller's, in 64 bits from 53-bit uniforms, so they end at 8.6 deviations (a chance of 5e-18 is missing). Numbers of
-floating point are not real numbers: which low bits a noisy sum can have depends on the exact sum, and gives it away (Mironov 2012, On
-Significance of the Least Significant Bits for Differential Privacy, CCS). So `with_noise` adds in 64 bits and rounds to a grid that
-depends on the deviation alone, 2^-20 of it: every sum is a point of the same grid, and rounding afterwards costs no privacy.
+Gaussians are made by the Box-Muller method in 64 bits from 53-bit uniforms, so they end at 8.6 standard deviations (the
+missing tail has probability 5e-18). With floating-point numbers, the low bits of a noisy sum can reveal the exact sum
+(Mironov 2012, On Significance of the Least Significant Bits for Differential Privacy, CCS). Therefore `add_noise` adds
+in 64 bits and rounds to a grid of 2^-20 of the standard deviation: every sum lands on the same grid, and rounding after
+the noise costs no privacy.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ from torch import Tensor
 
 from shoestring.federated.seeds import generator_of
 
-BITS = 53  # of a uniform number
-AT_ONCE = 1 << 21  # numbers that are asked of the operating system at once
-GRID = 20  # a noisy number is a multiple of 2^-20 of its noise's deviation, or of up to twice that
+BITS = 53  # random bits of a uniform number
+AT_ONCE = 1 << 21  # numbers per call of os.urandom
+GRID = 20  # the grid's spacing is 2^-20 to 2^-21 of the noise's standard deviation
 
 
 class Randomness(Protocol):
-    """`words`: what the numbers are for. Seeded ones follow from them, as those of `generator_of`."""
+    """A source of uniform numbers. `words` say what they are for; seeded numbers follow from them, as in
+    `seeds.generator_of`."""
 
     secret: ClassVar[bool]
 
@@ -46,7 +48,7 @@ class SystemRandomness:
     def uniforms(self, count: int, *words: object) -> Tensor:
         parts = [min(AT_ONCE, count - begin) for begin in range(0, count, AT_ONCE)]
         return (
-            torch.cat([uniform(os.urandom(8 * part)) for part in parts])
+            torch.cat([uniform_from_bytes(os.urandom(8 * part)) for part in parts])
             if parts
             else torch.zeros(0, dtype=torch.float64)
         )
@@ -65,10 +67,10 @@ class SeededRandomness:
 SYSTEM = SystemRandomness()
 
 
-def uniform(data: bytes) -> Tensor:
-    """Numbers above 0 and below 1 out of 8 bytes each.
+def uniform_from_bytes(data: bytes) -> Tensor:
+    """Uniform numbers above 0 and below 1, one from every 8 random bytes.
 
-    >>> uniform(bytes(8)) == 2.0 ** -54, uniform(b"\\xff" * 8) < 1
+    >>> uniform_from_bytes(bytes(8)) == 2.0 ** -54, uniform_from_bytes(b"\\xff" * 8) < 1
     (tensor([True]), tensor([True]))
     """
     whole = torch.frombuffer(bytearray(data), dtype=torch.int64) & ((1 << BITS) - 1)
@@ -76,15 +78,16 @@ def uniform(data: bytes) -> Tensor:
 
 
 def normals(source: Randomness, count: int, *words: object) -> Tensor:
-    """(count) float64 of the normal distribution: z = sqrt(-2 ln u) cos(2 pi v), and the same with the sine."""
+    """Standard normal numbers, (count) float64: sqrt(-2 ln u) cos(2 pi v) and sqrt(-2 ln u) sin(2 pi v)."""
     half = -(-count // 2)
     u, v = source.uniforms(2 * half, *words).view(2, half)
     radius, angle = u.log_().mul_(-2).sqrt_(), v.mul_(2 * pi)
     return torch.cat([radius * angle.cos(), radius.mul_(angle.sin_())])[:count]
 
 
-def with_noise(values: Tensor, deviation: float, source: Randomness, *words: object) -> Tensor:
-    """`values` plus Gaussian noise, in 64 bits, on the grid of this deviation; without noise they stay as they are."""
+def add_noise(values: Tensor, deviation: float, source: Randomness, *words: object) -> Tensor:
+    """`values` plus Gaussian noise, in 64 bits, rounded to the deviation's grid. With deviation 0 they stay as they
+    are."""
     if not deviation:
         return values.double()
     noise = normals(source, values.numel(), *words).view(values.shape).mul_(deviation)

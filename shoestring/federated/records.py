@@ -1,4 +1,4 @@
-"""The records of one device: they are read here, trained on and judged by, and never leave."""
+"""The records of one device: a training part and a held-out part. They never leave the device."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ CALLS_USER = "clients"  # core/seams.py
 @dataclass(frozen=True)
 class Records:
     name: str  # of the device
-    data: Any = field(repr=False)  # samples by number
-    trained: Tensor = field(repr=False)  # numbers of the samples that it trains on,
-    held_out: Tensor = field(repr=False)  # and of those that it is judged by
+    data: Any = field(repr=False)  # a data set: samples by index
+    trained: Tensor = field(repr=False)  # indices of the training samples
+    held_out: Tensor = field(repr=False)  # indices of the samples held out for evaluation
     collate: Callable[[list[Any]], Batch] | None = None
-    # What was made of the records and is kept with them; other records, made of these by `replace`, have their own
-    made_of: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # Tensors derived from the records, kept for the next round. `replace` makes records with an empty cache
+    cache: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def count(self) -> int:
-        """Samples that it trains on."""
+        """Number of training samples."""
         return len(self.trained)
 
     @cached_property
     def whole(self) -> Batch | None:
-        """All samples as one batch whose tensors have a row a sample; None where they do not stack (lengths vary), where the job's own
-        collate makes batches (it may pad each to its longest), and where a sample is another one every time (it is augmented)."""
+        """All samples stacked into one batch, a row per sample. None if they can't be stacked (lengths vary), if the
+        job has its own collate (it may pad each batch to its longest sample), or if samples change with every access
+        (augmentation)."""
         if self.collate is not None:
             return None
         if (found := stacked_tensors(self.data)) is not None:
             return found
         with random_state.kept():
-            before = drawn_so_far()
+            before = generator_states()
             try:
-                found, again = self.made(range(len(self.data))), self.made(range(1))
+                found, again = self.make_batch(range(len(self.data))), self.make_batch(range(1))
             except (RuntimeError, TypeError, ValueError):
                 return None
-            if drawn_so_far() != before:
+            if generator_states() != before:
                 return None
         rows = [len(leaf) if isinstance(leaf, Tensor) and leaf.dim() else -1 for leaf in leaves(found)]
         stacks = bool(rows) and all(count == len(self.data) for count in rows)
@@ -58,28 +59,28 @@ class Records:
         )
         return found if same else None
 
-    def made(self, numbers: Sequence[int] | range) -> Batch:
-        """A batch of samples, as the job makes them."""
+    def make_batch(self, numbers: Sequence[int] | range) -> Batch:
+        """A batch made of single samples by the job's collate function."""
         collate = default_collate if self.collate is None else self.collate
         return collate([self.data[number] for number in numbers])
 
     def batch(self, numbers: Tensor) -> Batch:
-        """The same, out of `whole` where that is there."""
+        """A batch of the samples with these indices, sliced out of `whole` where that exists."""
         whole = self.whole
         if whole is None:
-            return self.made(numbers.tolist())
+            return self.make_batch(numbers.tolist())
         return mapped(lambda leaf: leaf[numbers], whole)
 
 
-def drawn_so_far() -> tuple[object, ...]:
-    """Where the random generators stand."""
+def generator_states() -> tuple[object, ...]:
+    """The state of Python's, NumPy's and torch's random generators; it changes when somebody draws a number."""
     state = random_state.state()
-    kind, keys, *rest = state["numpy"]  # the rest: its place among the keys, and a normal number that waits
+    kind, keys, *rest = state["numpy"]  # the rest: position among the keys, and a cached normal number
     return state["python"], kind, keys.tobytes(), *rest, bytes(state["torch"].numpy())
 
 
 def stacked_tensors(data: Any) -> Batch | None:
-    """The samples of torch's own data sets of tensors, without going through them one by one."""
+    """The tensors of a TensorDataset or a Subset of one, without reading sample by sample; None for other data sets."""
     if type(data) is TensorDataset:
         return list(data.tensors)
     if type(data) is Subset and (inside := stacked_tensors(data.dataset)) is not None:
@@ -89,7 +90,8 @@ def stacked_tensors(data: Any) -> Batch | None:
 
 
 def records_of(job: Job, name: str, data: Any, seed: int) -> Records:
-    """A device's records, divided into what it trains on and what it is judged by; that follows from the seed and its name."""
+    """Split a device's data into training and held-out samples. The split follows from the seed and the device's name
+    alone."""
     if isinstance(data, Mapping) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
         raise UnusableRecords(
             name,

@@ -11,12 +11,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, described, in_order
-from shoestring.federated.catalogue import CATALOGUE, clash, lacking
-from shoestring.federated.evidence import UpdateEvidence, forget
-from shoestring.federated.offered import Offered, offered
+from shoestring.federated.available import AvailableTechniques, available_techniques
+from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
+from shoestring.federated.evidence import UpdateEvidence, clear_caches
 from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
-from shoestring.federated.simulation.cohort import Differs, plainly
+from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
 from shoestring.planning.room import Candidate, Room, named
@@ -98,7 +98,7 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         return clash(one, other)
 
     def complete(self, techniques: tuple[FederatedTechnique, ...], cost: RoundCost) -> bool:
-        return not lacking(techniques)
+        return not incomplete_reason(techniques)
 
     def hint(self) -> str:
         return (
@@ -166,20 +166,22 @@ class FederatedOutcome:
 
 
 def planned(
-    given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: Offered | None = None
+    given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: AvailableTechniques | None = None
 ) -> FederatedOutcome:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
     try:
-        return chosen_plan(given, budget, use, offers or offered())
+        return chosen_plan(given, budget, use, offers or available_techniques())
     finally:
-        forget()
+        clear_caches()
 
 
-def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None, offers: Offered) -> FederatedOutcome:
+def chosen_plan(
+    given: Prepared, budget: Budget, use: Sequence[str] | None, offers: AvailableTechniques
+) -> FederatedOutcome:
     try:
         cost = plain_cost(given)
-    except Differs as why:  # they work in earnest for the first time
-        given = replace(given, how=plainly(given.how, str(why)))
+    except MethodDiffers as why:  # they work in earnest for the first time
+        given = replace(given, how=sequential_choice(given.how, str(why)))
         cost = plain_cost(given)
     cost = replace(cost, upload=budget.up or 0)
     room = FederatedRoom(given, cost, offers.kinds)
@@ -187,10 +189,10 @@ def chosen_plan(given: Prepared, budget: Budget, use: Sequence[str] | None, offe
     if use is None:
         choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
         return FederatedOutcome(choice.chosen, plain, choice, given)
-    techniques = in_order(map(offers.written, use))
+    techniques = in_order(map(offers.parse, use))
     if reason := conflict(room, techniques):
         raise Mistake(f"{named(techniques)} can't be combined: {reason}")
-    if reason := lacking(techniques):
+    if reason := incomplete_reason(techniques):
         raise Mistake(reason)
     chosen = room.confirmed(asked_for(techniques, cost))
     if broken := budget.broken(chosen.numbers()):

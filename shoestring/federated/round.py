@@ -1,15 +1,17 @@
-"""A federated round: choose, order, work, send, combine, advance. Techniques replace these parts; the loop below never learns of one.
+"""A federated round: choose, order, work, encode, decode, combine, advance. Techniques replace these parts; the loop
+`play` does not know them.
 
-    server                                   devices (simulated ones, or real ones: two implementations of `Devices`)
-    choose   who takes part
-    order    what they are given   ------->  work     on their own records, from the weights they are given
-                                             encode   what leaves the device
-    decode   what arrived          <-------
-    combine  one update of them all
-    advance  the next weights
+    server                                   devices (simulated or real: two implementations of `Devices`)
+    choose   the cohort
+    order    instructions          ------->  work     local training on the device's own records
+                                             encode   compress the client update
+    decode   the client updates    <-------
+    combine  aggregation: one update from all
+    advance  server optimizer: the next weights
 
-Work is done for several devices at once, a row of a matrix each, so a thousand simulated ones are a few matrix products. A real device
-does the same with one row. What must survive a restart is in `ServerState.state`, and in `DeviceView.state` on the device.
+Devices work in groups, a row of a matrix each, so a thousand simulated devices need a few matrix products. A real
+device works on a single row. State that must survive a restart is in `ServerState.state`, or in `DeviceView.state` on a
+device.
 
 Contract: What is kept is kept as tensors, saved with every checkpoint (tests/federated/test_kill.py). The rows of a
 chunk never depend on how many processes there are (tests/federated/simulation/test_simulate.py).
@@ -26,8 +28,8 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
-from shoestring.federated.combined_statistics import mean_statistics, wrong_statistics
-from shoestring.federated.device_errors import counted_kinds
+from shoestring.federated.combined_statistics import mean_statistics, statistics_problems
+from shoestring.federated.device_errors import count_kinds
 from shoestring.federated.layout import Layout
 from shoestring.federated.randomness import SYSTEM, Randomness
 from shoestring.federated.records import Records
@@ -38,22 +40,22 @@ NONE = Layout(())
 
 @dataclass(frozen=True)
 class ServerState:
-    """What the server knows between two rounds."""
+    """What the server keeps between two rounds."""
 
     seed: int
-    round: int  # rounds that are done
-    weights: Tensor  # (size) that are trained
-    state: Tensors = field(default_factory=dict)  # of techniques, by name: moments, control variates, a clipping norm
-    statistics: Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # of norm layers: federated/statistics.py says what becomes of them
+    round: int  # rounds finished
+    weights: Tensor  # (size): the trained weights
+    state: Tensors = field(
+        default_factory=dict
+    )  # state of techniques by name: moments, control variates, a clipping norm
+    statistics: Tensor = field(default_factory=lambda: torch.empty(0))  # of norm layers, see federated/statistics.py
     drawn: Tensors = field(
         default_factory=dict
-    )  # of this round alone, such as who takes part: a secret, which no file has
+    )  # random choices of this round, such as the cohort. They are secret and never written to a file
 
     @property
     def row(self) -> Tensor:
-        """All numbers of the model."""
+        """The whole model: weights, then statistics."""
         return torch.cat([self.weights, self.statistics])
 
 
@@ -61,33 +63,35 @@ class DeviceGroup(NamedTuple):
     """Devices that begin from the same weights."""
 
     names: tuple[str, ...]
-    age: int = 0  # rounds that have passed since those weights; 0: they are the newest
+    age: int = 0  # staleness of those weights, in rounds; 0: the newest
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a device is given."""
+    """The server's instructions to a device."""
 
     seed: int
     round: int  # from 0
-    weights: Tensor  # (size) that it begins from
-    extras: Tensors = field(default_factory=dict)  # what techniques give along
-    judges: bool = False  # the device is to measure its metrics before and after, too
-    statistics: Tensor | None = None  # that it begins with; None: its own, or the job's initial ones
+    weights: Tensor  # (size): where local training begins
+    extras: Tensors = field(default_factory=dict)  # added by techniques
+    judges: bool = False  # whether the device also evaluates on its held-out records, before and after training
+    statistics: Tensor | None = None  # to begin with; None: the device's own, or the job's initial ones
 
     @property
     def bytes(self) -> int:
-        """That a device is given."""
+        """Bytes sent to a device."""
         beside = () if self.statistics is None else (self.statistics,)
         return sum(one.numel() * one.element_size() for one in (self.weights, *self.extras.values(), *beside))
 
 
 @dataclass(frozen=True)
 class DeviceView:
-    """A device, seen from itself."""
+    """A device from its own point of view."""
 
     records: Records
-    state: dict[str, Tensor] = field(default_factory=dict)  # what techniques keep on it between rounds; it never leaves
+    state: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # kept by techniques between rounds; it never leaves the device
 
     @property
     def name(self) -> str:
@@ -96,38 +100,38 @@ class DeviceView:
 
 @dataclass(frozen=True)
 class Objective:
-    """What devices minimise while they work: their own loss, and, where techniques say so, that they stay near an anchor.
+    """What local training minimises: the device's loss, plus terms that techniques add.
 
     gradient of a step  =  gradient of the loss  +  pull (w - anchor)  +  correction
     """
 
     local: Local
-    start: Tensor | None = None  # (k, size): where each begins; None: at the weights it was given
+    start: Tensor | None = None  # (k, size): where each device begins; None: at the order's weights
     pull: float = 0.0
     anchor: Tensor | None = None  # (size)
     correction: Tensor | None = None  # (k, trained)
-    model: str = ""  # a further model of the devices, whose statistics are kept by this name
+    model: str = ""  # name of a personal model, whose statistics the device keeps separately; empty: the shared model
 
 
-Sums = Mapping[str, tuple[float, float]]  # of a metric: the sum over samples of value x weight, and the sum of weights
+Sums = Mapping[str, tuple[float, float]]  # metric -> (sum of value x weight over samples, sum of weights)
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What k devices found, a row each."""
+    """The client updates of k devices, a row each."""
 
     names: tuple[str, ...]
-    rows: Tensor  # (k, size): weights after the work minus those before it
-    counts: Tensor  # (k) float64: samples that each trained on
-    losses: Tensor  # (k) float64: mean training loss of its steps
-    extras: Tensors = field(default_factory=dict)  # (k, ...) each: what techniques send along
-    before: tuple[Sums, ...] = ()  # metrics of every device on what it holds out, if it was to measure them,
-    after: tuple[Sums, ...] = ()  # before its work and after
-    age: int = 0  # of the weights that they began from, as in `Group`; it is not sent
-    statistics: Tensor | None = None  # (k, ...) after the work, not differences; None: they are not sent
+    rows: Tensor  # (k, size): weights after local training minus weights before
+    counts: Tensor  # (k) float64: training samples
+    losses: Tensor  # (k) float64: mean training loss
+    extras: Tensors = field(default_factory=dict)  # (k, ...) each: sent along by techniques
+    before: tuple[Sums, ...] = ()  # held-out metrics of every device before local training, if the order asked for them
+    after: tuple[Sums, ...] = ()  # and after it
+    age: int = 0  # staleness of the weights they began from, as in `DeviceGroup`; not sent
+    statistics: Tensor | None = None  # (k, ...) after training (values, not differences); None: not sent
 
-    def some(self, keep: Sequence[int]) -> Updates:
-        """The updates of a few of them."""
+    def select(self, keep: Sequence[int]) -> Updates:
+        """The updates of the devices at these places."""
         rows = torch.tensor(list(keep), dtype=torch.long)
         return Updates(
             tuple(self.names[one] for one in keep),
@@ -143,37 +147,43 @@ class Updates:
 
 
 @dataclass(frozen=True)
-class Sent:
-    """What k devices send: their updates without the rows, and the payload that stands for the rows."""
+class EncodedUpdates:
+    """What k devices send: a payload that encodes the rows, and a header with the rest of their updates."""
 
-    told: Updates  # rows are empty: (k, 0)
+    header: Updates  # rows are empty: (k, 0)
     payload: Tensors  # (k, ...) each
 
     @property
     def bytes(self) -> int:
-        """That each of them sends: the payload, its statistics, what techniques send along, and its count of samples and its loss."""
-        beside = () if self.told.statistics is None else (self.told.statistics,)
-        tensors = (*self.payload.values(), *self.told.extras.values(), *beside, self.told.counts, self.told.losses)
+        """Bytes sent by each device: payload, statistics, extras, number of samples and loss."""
+        beside = () if self.header.statistics is None else (self.header.statistics,)
+        tensors = (
+            *self.payload.values(),
+            *self.header.extras.values(),
+            *beside,
+            self.header.counts,
+            self.header.losses,
+        )
         return sum(one[0].numel() * one.element_size() for one in tensors)
 
 
 @dataclass(frozen=True)
-class Rejected:
+class RejectedDevice:
     """A device whose update can't be used."""
 
     name: str
-    why: str  # in words of ours, never a text that a device made (device_errors)
+    why: str  # our own text, never one made on the device (device_errors)
 
 
 @dataclass(frozen=True)
-class Arrived:
-    """What became of the devices of one chunk."""
+class DeviceResults:
+    """The outcome for one chunk of devices."""
 
-    sent: Sent | None  # None: nobody of them answered
-    missing: tuple[str, ...] = ()  # who did not answer,
-    rejected: tuple[Rejected, ...] = ()  # and whose work failed
-    seconds: float = 0.0  # simulated: when the last of them had answered, since the round began
-    restored: tuple[str, ...] = ()  # who keeps the state of before, because the new one is not finite
+    sent: EncodedUpdates | None  # None: no device of the chunk answered
+    missing: tuple[str, ...] = ()  # devices that did not answer
+    rejected: tuple[RejectedDevice, ...] = ()  # devices whose work failed
+    seconds: float = 0.0  # simulated time from the round's start to the chunk's last answer
+    restored: tuple[str, ...] = ()  # devices whose new state was not finite, so they keep the old one
 
 
 class Devices(Protocol):
@@ -181,45 +191,45 @@ class Devices(Protocol):
 
     def work(
         self, order: Order, names: Sequence[str]
-    ) -> Iterator[Arrived]: ...  # in an order that follows from the names alone
+    ) -> Iterator[DeviceResults]: ...  # the order of results follows from the names alone
 
 
 @dataclass(frozen=True)
 class Combined:
-    """One update of all that arrived."""
+    """The aggregated update of a round."""
 
     update: Tensor  # (size)
-    state: Tensors = field(default_factory=dict)  # of the server's, that techniques of `combine` change
-    weight: float = 0.0  # of all that are in it
+    state: Tensors = field(default_factory=dict)  # new values for the server's state
+    weight: float = 0.0  # total weight of the updates in it; 0: there were none
 
 
 Choose = Callable[[ServerState, "Population"], Sequence[DeviceGroup]]
 MakeOrder = Callable[[ServerState, DeviceGroup], Order]
 Work = Callable[[Order, Sequence[DeviceView], Objective], Updates]
-Encode = Callable[[Order, Sequence[DeviceView], Updates], Sent]
-Decode = Callable[[Order, Sent], Updates]
+Encode = Callable[[Order, Sequence[DeviceView], Updates], EncodedUpdates]
+Decode = Callable[[Order, EncodedUpdates], Updates]
 Combine = Callable[[ServerState, Iterable[Updates]], Combined]
 Advance = Callable[[ServerState, Combined], ServerState]
 Settle = Callable[
     [Layout, Tensor, Tensor], Tensor
 ]  # statistics (k, s) of devices and their counts (k) -> the server's (s)
-Note = Callable[
-    [Tensors, Updates, "Population"], Tensors
-]  # the server's state so far -> with one more chunk of updates
+Note = Callable[[Tensors, Updates, "Population"], Tensors]  # server's state, one chunk of updates -> new state
 
 
 @dataclass(frozen=True)
 class Population:
-    """Who could take part, and how many do."""
+    """All clients, and how many of them take part in a round."""
 
     count: int  # devices
-    name: Callable[[int], str]  # of the n-th
+    name: Callable[[int], str]  # name of the n-th device
     per_round: int
 
 
 @dataclass(frozen=True)
 class Round:
-    layout: Layout  # of the weights that are trained
+    """The parts of a round. Techniques replace some of them (`with_`), and `play` calls them."""
+
+    layout: Layout  # of the trained weights
     local: Local
     choose: Choose
     order: MakeOrder
@@ -230,44 +240,44 @@ class Round:
     advance: Advance
     initial: Callable[[ServerState], ServerState] = lambda server: (
         server
-    )  # the server before the first round, with the state of techniques
+    )  # adds the techniques' state before the first round
     begin: Callable[[ServerState, Population], ServerState] = lambda server, population: (
         server
-    )  # before `choose`: state that needs the population
+    )  # at the start of every round, before `choose`, for state that depends on the population
     note: Note = lambda state, updates, population: (
         state
-    )  # what the server keeps of all that arrives, however it is combined
+    )  # updates the server's state with every chunk that arrives, whatever `combine` does with it
     answers: Callable[[Order, str], bool] = lambda order, name: True  # simulated devices: whether one answers at all,
     duration: Callable[[Order, str], float] = lambda order, name: (
         1.0
     )  # and after how long, in units of the median device's time
     initial_weights: Tensor | None = None  # (size): every device can make them itself, from the job and its seed
-    statistics: Layout = NONE  # those that devices are given and send
-    settle: Settle = mean_statistics
-    randomness: Randomness = SYSTEM  # of noise and of who takes part, where privacy depends on it
+    statistics: Layout = NONE  # statistics that devices receive and send
+    settle: Settle = mean_statistics  # combines the devices' statistics
+    randomness: Randomness = SYSTEM  # for noise and client sampling, where privacy depends on them
 
     def with_(self, **parts: Any) -> Round:
         return replace(self, **parts)
 
 
 @dataclass(frozen=True)
-class Played:
-    """A round that was played."""
+class RoundResult:
+    """The outcome of one round."""
 
-    server: ServerState  # after it
-    participants: tuple[str, ...]  # whose updates are in it
+    server: ServerState  # after the round
+    participants: tuple[str, ...]  # devices whose updates were used
     missing: tuple[str, ...]
-    rejected: tuple[Rejected, ...]
-    loss: float  # mean training loss, by samples; not a number: nobody took part
-    up: int  # bytes that all devices sent together,
-    down: int  # and that they were given
+    rejected: tuple[RejectedDevice, ...]
+    loss: float  # mean training loss, weighted by samples; nan: nobody took part
+    up: int  # bytes sent by all devices together,
+    down: int  # and to them
     before: Sums
     after: Sums
     samples: float
     seconds: float = 0.0  # simulated
-    senders: int = 0  # devices that sent something,
-    ordered: int = 0  # and that were given an order
-    restored: tuple[str, ...] = ()  # who keeps the state of before, because the new one is not finite
+    senders: int = 0  # devices that sent something
+    ordered: int = 0  # devices that received an order
+    restored: tuple[str, ...] = ()  # devices whose new state was not finite, so they keep the old one
 
 
 def play(
@@ -277,51 +287,55 @@ def play(
     population: Population,
     judges: bool = False,
     strict: bool = True,
-    heard: Callable[[int, int], None] = lambda done, given: None,
-) -> Played:
-    """One round. `strict`: one in which no device's work or update can be used is a Mistake; else the weights stay as they are.
-    `heard` is told, as devices answer, how many have so far, and how many were given an order."""
-    told, server = Telling(parts.statistics), parts.begin(server, population)
+    on_answer: Callable[[int, int], None] = lambda done, given: None,
+) -> RoundResult:
+    """Play one round.
+
+    `strict`: raise a Mistake if no device's update can be used; otherwise the weights then stay as they are.
+    `on_answer` is called as devices answer, with the number of answers so far and the number of devices that were given
+    an order.
+    """
+    totals, server = RoundTotals(parts.statistics), parts.begin(server, population)
     state = server.state
 
     def arriving() -> Iterator[Updates]:
         nonlocal state
         for group in parts.choose(server, population):
             order = replace(parts.order(server, group), judges=judges)
-            told.ordered(order, group)
+            totals.count_orders(order, group)
             for arrived in devices.work(order, group.names):
-                told.missing.extend(arrived.missing)
-                told.rejected.extend(arrived.rejected)
-                told.restored.extend(arrived.restored)
-                told.seconds = max(told.seconds, arrived.seconds)
-                heard(told.heard, told.given)
+                totals.missing.extend(arrived.missing)
+                totals.rejected.extend(arrived.rejected)
+                totals.restored.extend(arrived.restored)
+                totals.seconds = max(totals.seconds, arrived.seconds)
+                on_answer(totals.answered, totals.given)
                 if arrived.sent is not None:
-                    told.sent(arrived.sent)
+                    totals.count_sent(arrived.sent)
                     found = replace(parts.decode(order, arrived.sent), age=group.age)
-                    updates = told.accepted(found, server.weights.numel())
+                    updates = totals.accept(found, server.weights.numel())
                     if updates.names:
                         state = parts.note(state, updates, population)
                         yield updates
 
     combined = parts.combine(server, arriving())
     if strict:
-        told.check(server.round)
+        totals.check(server.round)
     after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1, drawn={})
-    if told.statistics and combined.weight:
-        rows, counts = (torch.cat(some) for some in zip(*told.statistics, strict=True))
+    if totals.statistics and combined.weight:
+        rows, counts = (torch.cat(some) for some in zip(*totals.statistics, strict=True))
         after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
-    return told.played(after)
+    return totals.result(after)
 
 
-class Telling:
-    """What is told of a round, gathered while updates arrive."""
+class RoundTotals:
+    """Counts and sums of a round, collected while updates arrive."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout  # of the statistics that devices send
-        self.statistics: list[tuple[Tensor, Tensor]] = []  # of every chunk, with the devices' counts
+        self.statistics: list[tuple[Tensor, Tensor]] = []  # (statistics, sample counts) of every chunk
         self.names: list[str] = []
         self.missing: list[str] = []
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedDevice] = []
         self.restored: list[str] = []
         self.up = self.down = self.senders = self.given = 0
         self.loss = self.samples = self.seconds = 0.0
@@ -329,31 +343,31 @@ class Telling:
         self.after: dict[str, tuple[float, float]] = {}
 
     @property
-    def heard(self) -> int:
-        """Devices of which it is known what became of them."""
+    def answered(self) -> int:
+        """Devices that answered, failed or are known to be missing."""
         return len(self.names) + len(self.missing) + len(self.rejected)
 
-    def ordered(self, order: Order, group: DeviceGroup) -> None:
+    def count_orders(self, order: Order, group: DeviceGroup) -> None:
         self.down += order.bytes * len(group.names)
         self.given += len(group.names)
 
-    def sent(self, sent: Sent) -> None:
-        self.up += sent.bytes * len(sent.told.names)
-        self.senders += len(sent.told.names)
+    def count_sent(self, sent: EncodedUpdates) -> None:
+        self.up += sent.bytes * len(sent.header.names)
+        self.senders += len(sent.header.names)
 
-    def accepted(self, updates: Updates, size: int) -> Updates:
-        """The updates without those that can't be used, which are named and counted: the round goes on."""
+    def accept(self, updates: Updates, size: int) -> Updates:
+        """Drop the updates that can't be used, note why, and return the others: the round goes on without the bad ones."""
         wrong = [
             why or beside
             for why, beside in zip(
-                wrong_with(updates, size),
-                wrong_statistics(self.layout, updates.statistics, len(updates.names)),
+                update_problems(updates, size),
+                statistics_problems(self.layout, updates.statistics, len(updates.names)),
                 strict=True,
             )
         ]
-        self.rejected.extend(Rejected(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
+        self.rejected.extend(RejectedDevice(name, why) for name, why in zip(updates.names, wrong, strict=True) if why)
         keep = [place for place, why in enumerate(wrong) if not why]
-        good = updates if len(keep) == len(updates.names) else updates.some(keep)
+        good = updates if len(keep) == len(updates.names) else updates.select(keep)
         self.names.extend(good.names)
         if good.statistics is not None and good.names:
             self.statistics.append((good.statistics, good.counts))
@@ -365,17 +379,17 @@ class Telling:
         return good
 
     def check(self, number: int) -> None:
-        """What fails on every device is no device's fault."""
+        """Raise a Mistake if every device failed: then the fault is the job's, not a device's."""
         if self.given and not self.names and len(self.rejected) == self.given:
             what = "updates" if self.senders else "work"
             raise Mistake(
                 f"the {what} of all {self.given} devices of round {number + 1} failed: "
-                f"{counted_kinds(one.why for one in self.rejected)}"
+                f"{count_kinds(one.why for one in self.rejected)}"
             )
 
-    def played(self, server: ServerState) -> Played:
+    def result(self, server: ServerState) -> RoundResult:
         loss = self.loss / self.samples if self.samples else float("nan")
-        return Played(
+        return RoundResult(
             server,
             tuple(self.names),
             tuple(self.missing),
@@ -399,25 +413,25 @@ def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:
         totals[name] = (before[0] + value, before[1] + weight)
 
 
-def wrong_with(updates: Updates, size: int) -> list[str]:
-    """Why the update of every device can't be used; empty if it can."""
+def update_problems(updates: Updates, size: int) -> list[str]:
+    """For every device, why its update is rejected; empty if it is accepted."""
     if updates.rows.shape[1:] != (size,):
         return [f"its update has the shape {tuple(updates.rows.shape[1:])}, not {(size,)}"] * len(updates.names)
     counted = updates.counts.isfinite() & (updates.counts > 0)
     return [
         why or ("" if good else "it says that it has no sample, or no finite number of them")
-        for why, good in zip(not_finite(updates), counted.tolist(), strict=True)
+        for why, good in zip(nonfinite_problems(updates), counted.tolist(), strict=True)
     ]
 
 
-def not_finite(updates: Updates) -> list[str]:
-    """What of every device's update is not finite; empty if all of it is."""
+def nonfinite_problems(updates: Updates) -> list[str]:
+    """For every device, which part of its update is not finite; empty if all of it is."""
     beside = [one.unsqueeze(-1).flatten(1) for one in updates.extras.values() if one.is_floating_point()]
     checks = (
-        (finite(updates.rows), "its update has numbers that are not finite"),
-        *((finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
+        (rows_are_finite(updates.rows), "its update has numbers that are not finite"),
+        *((rows_are_finite(one), "what it sends beside its update has numbers that are not finite") for one in beside),
         *(
-            (finite(one), "its statistics have numbers that are not finite")
+            (rows_are_finite(one), "its statistics have numbers that are not finite")
             for one in (updates.statistics,)
             if one is not None
         ),
@@ -430,8 +444,11 @@ def not_finite(updates: Updates) -> list[str]:
     return found
 
 
-def finite(rows: Tensor) -> Tensor:
-    """Which rows have only finite numbers. A sum says so at a sixth of the price of looking at each; one that overflows is looked at."""
+def rows_are_finite(rows: Tensor) -> Tensor:
+    """A mask of the rows that have only finite numbers.
+
+    A row's sum shows it at a sixth of the price of testing every number. If the sum overflows, every number is tested.
+    """
     found = rows.sum(dim=1).isfinite()
     for place in (~found).nonzero().flatten().tolist():
         found[place] = rows[place].isfinite().all()

@@ -26,7 +26,7 @@ from shoestring.core.signals import asked_by, listening
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.round import Played, ServerState, Sums, Tensors
+from shoestring.federated.round import RoundResult, ServerState, Sums, Tensors
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
 from shoestring.measure.process import status
@@ -158,7 +158,7 @@ class Runner:
             {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
         )
         if state.get("plainly"):
-            self.simulation.work_plainly(str(state["plainly"]))
+            self.simulation.fall_back(str(state["plainly"]))
         self.best = best_in(state)
         self.saver.saved_step, self.saver.best = self.round, None if self.given.job.validates else self.best
         self.known_lines = whole_number(state.get("ledger lines", 0))
@@ -272,11 +272,13 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
-    def noted(self, played: Played, seconds: float, clocks: dict[str, float]) -> list[Event]:
+    def noted(self, played: RoundResult, seconds: float, clocks: dict[str, float]) -> list[Event]:
         """What is told of a round. Of a private one no device is named."""
         loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
         self.saver.losses.append(loss)
-        spent: Mapping[str, float] = self.ledger.told(exactly=self.round == self.given.rounds) if self.ledger else {}
+        spent: Mapping[str, float] = (
+            self.ledger.spent_figures(exactly=self.round == self.given.rounds) if self.ledger else {}
+        )
         named = not self.ledger
         found: list[Event] = [
             Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")),
@@ -340,7 +342,7 @@ class Runner:
             {
                 "server": dict(self.server.state),
                 "devices": self.simulation.states,
-                "plainly": self.simulation.plainly,
+                "plainly": self.simulation.fallback_reason,
                 "best": self.best if self.given.job.validates else self.saver.best,
                 **private,
             }

@@ -1,4 +1,5 @@
-"""Random numbers that follow from what they are for, not from the order in which they are drawn.
+"""Seeds derived from the purpose of a draw instead of a shared generator's state, so the order of draws does not
+matter.
 
 Contract: What a device draws follows from the seed, the purpose, the round and the device's name, never from who works
 beside it; private noise alone comes from the operating system (tests/federated/test_randomness.py, randomness.py).
@@ -12,7 +13,7 @@ import torch
 
 
 def seed_of(*words: object) -> int:
-    """A seed that follows from words and numbers alone: the same on every machine, in every process, whoever asks first.
+    """A seed computed from words and numbers: the same on every machine and in every process.
 
     >>> seed_of(3, "batches", 7, "ada") == seed_of(3, "batches", 7, "ada") != seed_of(3, "batches", 8, "ada")
     True
@@ -22,4 +23,5 @@ def seed_of(*words: object) -> int:
 
 
 def generator_of(*words: object) -> torch.Generator:
+    """A generator seeded by `seed_of`."""
     return torch.Generator().manual_seed(seed_of(*words))

@@ -13,10 +13,10 @@ from shoestring.core.blame import blamed
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.job import Job
-from shoestring.federated.device_errors import class_of, raised_by_us, withheld
+from shoestring.federated.available import AvailableTechniques, available_techniques
+from shoestring.federated.device_errors import error_class, raised_by_us, withhold_text
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import plan_in
-from shoestring.federated.offered import Offered, offered
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
@@ -47,19 +47,19 @@ def blaming_the_job() -> Iterator[None]:
         if (isinstance(error, Mistake) and raised_by_us(error)) or (isinstance(error, OSError) and found.ours):
             raise
         if found.ours:
-            raise withheld(error) from None
+            raise withhold_text(error) from None
         raise Mistake(
-            f"the job failed in {found.place}: {class_of(error)}, whose text is withheld because it may hold a record; "
+            f"the job failed in {found.place}: {error_class(error)}, whose text is withheld because it may hold a record; "
             f"add --traceback to see where"
-        ) from withheld(error)
+        ) from withhold_text(error)
 
 
 @blaming_the_job()
 def chosen(
-    job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: Offered | None = None
+    job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
 ) -> FederatedOutcome:
     """The plan for what is asked for."""
-    return planned(prepared(job, asked), asked.budget, use, offers or offered())
+    return planned(prepared(job, asked), asked.budget, use, offers or available_techniques())
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ def finish(session: Session, ended: Ended) -> dict[str, Any]:
 
 
 @blaming_the_job()
-def begun(job: Job, held: OpenedRun, offers: Offered | None = None, adopt: bool = False) -> Federation:
+def begun(job: Job, held: OpenedRun, offers: AvailableTechniques | None = None, adopt: bool = False) -> Federation:
     """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own; `adopt`:
     plan anew where the plan is damaged."""
-    offers = offers or offered()
+    offers = offers or available_techniques()
     try:
         asked = from_json(FederateOptions, held.request.asked)
     except Unreadable as error:

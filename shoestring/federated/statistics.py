@@ -1,14 +1,15 @@
-"""What becomes of a model's statistics (a batch norm's running mean and variance), which no gradient trains.
+"""Norm-layer statistics (a batch norm's running mean and variance), which no gradient trains: averaged, local or
+frozen.
 
-    averaged   devices are given the server's and send theirs; the server's become their mean by samples          never negative variances
-    local      every device keeps its own, and nothing is sent; the server's stay as the model began
-    frozen     nobody's change: normalisation uses those that the model began with, in training as in evaluation
+    averaged   devices receive the server's statistics and send theirs back; the server takes the mean, weighted by samples
+    local      every device keeps its own, and nothing is sent; the server keeps the model's initial ones
+    frozen     nobody changes them: training and evaluation normalise by the model's initial statistics
 
-They are no part of the row that techniques see: codecs, clipping, robust rules, noise and the server's optimizer act on trained weights.
-StatisticsRule are sent as they are, 4 bytes a number. Under a robust rule the server takes their median, number by number, because a mean
-would be whatever one device wants. Where an epsilon is asked for nothing covers them, so they are never sent. `local` with the norm layers'
-own weights personal, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou 2021, FedBN: Federated Learning on Non-IID Features
-via Local Batch Normalization, arXiv 2102.07623.
+Techniques don't see statistics: codecs, clipping, robust rules, noise and the server optimizer act on trained weights
+only. Statistics are sent uncompressed, 4 bytes a number. Under a robust rule the server takes their median, number by
+number, because one malicious device can move a mean anywhere. With an epsilon they are never sent, because no noise
+covers them. `local` together with personal norm weights, FedPer(layers="*norm*"), is FedBN: Li, Jiang, Zhang, Kamp, Dou
+2021, FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, arXiv 2102.07623.
 """
 
 from __future__ import annotations
@@ -25,23 +26,24 @@ from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, is_running_norm
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, ServerState, Updates
 
-KEPT = "statistics"  # of a device: its own, in the order of the row; further models of it keep theirs under f"{name}.statistics"
+KEPT = "statistics"  # key of a device's own statistics in its state; a personal model has its own under f"{name}.statistics"
 
 
 def statistics_rule(asked: str, private: bool) -> StatisticsRule:
-    """The rule that is asked for; if none is, the usual one. `private`: an epsilon is asked for, which does not cover statistics."""
+    """The rule that was asked for, or the default: averaged, or frozen if `private` (with an epsilon)."""
     if asked == StatisticsRule.AVERAGED and private:
         raise Mistake(
-            "statistics averaged, and an epsilon is asked for: running statistics are sums over a device's records, and no noise "
+            "statistics averaged with an epsilon: running statistics are sums over a device's records, and no noise "
             "covers them; give --statistics frozen or local, or leave out --epsilon and --delta"
         )
     return StatisticsRule(asked) if asked else StatisticsRule.FROZEN if private else StatisticsRule.AVERAGED
 
 
 def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initial: Tensor) -> Round:
-    """A round whose techniques see trained weights alone, of one whose work is with whole rows.
+    """Hide statistics from techniques: they see rounds of trained weights only, while `subject.work` trains whole rows.
 
-    `layout` and `initial`: the model's whole row; every device can make its initial numbers itself, from the job and its seed.
+    `layout` and `initial` describe the whole row. Every device can make its initial numbers itself, from the job and
+    its seed.
     """
     trained, own = layout.trained, initial[layout.trained :]
     parts = subject.with_(layout=layout.weights, initial_weights=initial[:trained])
@@ -73,17 +75,17 @@ def with_statistics(subject: Round, layout: Layout, rule: StatisticsRule, initia
 
 
 def whole_objective(order: Order, objective: Objective, begun: Tensor, rule: StatisticsRule, keeps: bool) -> Objective:
-    """An objective of trained weights as one of whole rows; `begun`: the statistics that devices begin with."""
+    """Extend an objective for trained weights to whole rows; `begun`: the statistics that devices begin with."""
     start, anchor = objective.start, objective.anchor
     if start is not None or keeps:
         start = torch.cat([order.weights.expand(len(begun), -1) if start is None else start, begun], 1)
     if anchor is not None:
-        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])  # statistics are pulled nowhere
+        anchor = torch.cat([anchor, torch.zeros(begun.shape[1])])  # no pull on statistics
     return replace(objective, local=replace(objective.local, statistics=rule.value), start=start, anchor=anchor)
 
 
 def train_mode(model: nn.Module, local: Local) -> None:
-    """Put a model into the mode in which devices train it: with frozen statistics, norm layers use those they have and keep them."""
+    """Put a model into training mode, except that norm layers with frozen statistics stay in evaluation mode."""
     model.train()
     if local.statistics == StatisticsRule.FROZEN:
         for module in model.modules():

@@ -1,4 +1,4 @@
-"""Techniques of a federated round: their subject is a `Round`, and a `RoundCost` is what it costs."""
+"""The interface of federated techniques: `apply` changes a `Round`, `cost` changes a `RoundCost`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from shoestring.federated.round import Round
 
 @dataclass(frozen=True)
 class RoundCost:
-    """What a round costs. Bytes are those of one device."""
+    """What a round costs. Bytes are per device."""
 
-    size: int  # numbers that are sent each way
-    values: int  # numbers that stand for them on the way up: fewer where some are left out
-    up: int  # bytes on the way up,
-    down: int  # and on the way down
-    clients: int  # devices that there are,
-    per_round: int  # that take part in a round,
+    size: int  # trained weights sent to a device, and numbers of its update
+    values: int  # numbers sent up in their place: fewer after sparsification
+    up: int  # bytes sent by a device,
+    down: int  # and to it
+    clients: int  # in the population
+    per_round: int  # clients that take part in a round
     rounds: int
-    device_seconds: float = 0.0  # of one device's work, here
-    server_seconds: float = 0.0  # of a round's combination, here
-    error: float = 0.0  # expected |combined - exact|^2 / |exact|^2 of the first round: what coding and noise do to it
-    clip: float = 0.0  # largest norm of a device's update; 0: it is not limited
+    device_seconds: float = 0.0  # local training of one device, on this machine
+    server_seconds: float = 0.0  # aggregation of a round, on this machine
+    error: float = 0.0  # expected |combined - exact|^2 / |exact|^2 of the first round, made by compression and noise
+    clip: float = 0.0  # largest norm of a client update (sensitivity of the sum); 0: unlimited
     noise: float = 0.0  # noise multiplier: standard deviation of the sum's noise, in units of the clipping norm
     counted: float = (
-        0.0  # standard deviation of the noise on how many updates are within the clip; 0: nobody counts them
+        0.0  # standard deviation of the noise on AdaptiveClip's count of unclipped updates; 0: nobody counts them
     )
     epsilon: float = inf  # privacy loss of all rounds
-    delta: float = 0.0  # at this chance of a greater one; 0: none was asked for
+    delta: float = 0.0  # probability that epsilon does not hold; 0: no privacy was asked for
     wanted: float = inf  # the epsilon that was asked for
-    device_bytes: int = 0  # that a device keeps between rounds
+    device_bytes: int = 0  # state that a device keeps between rounds
     evidence: UpdateEvidence | None = None
-    upload: int = 0  # bytes that a device may send, if that is limited; 0: it is not
-    layout: Layout | None = None  # of the weights that are trained
-    statistics: int = 0  # numbers of norm layers that are sent each way beside them, as they are
+    upload: int = 0  # bytes that a device may send; 0: no limit
+    layout: Layout | None = None  # of the trained weights
+    statistics: int = 0  # numbers of norm-layer statistics sent each way, uncompressed
 
     def numbers(self) -> Mapping[str, float]:
         round_seconds = self.per_round * self.device_seconds + self.server_seconds
@@ -57,12 +57,11 @@ class RoundCost:
 
 
 class FederatedTechnique(Technique[Round, RoundCost], ABC):
-    """What the room asks of a technique beside `cost` and `apply`.
+    """What a federated technique says of itself beside `cost` and `apply`.
 
-    `seam`: the part of a round that it changes, for the catalogue: work, send, combine, advance, private or devices;
-    empty: it is somebody else's.
-    `slot`: of techniques with the same one, a round can have one; empty: any number.
-    `needs`: names of techniques of which a round must have one, too; empty: it is of use alone.
+    `seam`: which part of a round it changes, for the documentation: work, send, combine, advance, private or devices;
+    empty for techniques from other packages. `slot`: a round can have one technique of each slot; empty: no such limit.
+    `needs`: the technique is of use only together with one of these; empty: it is of use alone.
     """
 
     seam: ClassVar[str] = ""

@@ -1,1 +1,1 @@
-"""Privacy: what a release tells of one record or one device, bounded and counted."""
+"""Differential privacy: accounting of epsilon, and the ledger of what was released."""

@@ -1,12 +1,14 @@
-"""How much a series of noisy sums tells of any one device: epsilon, by dp-accounting's privacy loss distributions.
+"""Privacy accounting: epsilon of many rounds of the subsampled Gaussian mechanism, by dp-accounting's privacy loss
+distributions.
 
-    a round: every device takes part with chance q; the sum of updates of norm C or less, plus N(0, (z C)^2)          z the multiplier
-    P[out | with her]  <=  e^epsilon P[out | without her] + delta, for all rounds together
+    a round: every device takes part with probability q (Poisson sampling); it releases the sum of updates of norm C or less + N(0, (z C)^2)
+    P[out | with her]  <=  e^epsilon P[out | without her] + delta, for all rounds together          z: noise multiplier
 
-Google's dp-accounting computes the distribution of the log of that ratio on a grid, always rounding against us, and convolves it with
-itself for every round: Koskela, Jälkö, Honkela 2020, Computing Tight Differential Privacy Guarantees Using FFT, arXiv 1906.03049;
-Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the Dots, arXiv 2207.04380. `EXACT` is dp-accounting's own grid: 0.2 to 1 s for
-the first epsilon of a multiplier. `QUICK` is ten times coarser and faster, and what it gives is no smaller, by about 1e-5 of it.
+Google's dp-accounting computes the distribution of the log of that ratio on a grid, always rounding against us, and
+convolves it with itself for every round: Koskela, Jälkö, Honkela 2020, Computing Tight Differential Privacy Guarantees
+Using FFT, arXiv 1906.03049; Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022, Connect the Dots, arXiv 2207.04380.
+`EXACT` is dp-accounting's own grid: 0.2 to 1 s for the first epsilon of a multiplier. `QUICK` is ten times coarser and
+faster; its epsilon is never smaller, and larger by about 1e-5 of it.
 """
 
 from __future__ import annotations
@@ -20,17 +22,17 @@ from typing import Any
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 
-EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2  # distance of the grid's points, in units of epsilon
-LEAST, MOST = 0.3, 1e5  # multipliers among which one is looked for
-DIGITS = 4  # that one has
+EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2  # spacing of the grid, in units of epsilon
+LEAST, MOST = 0.3, 1e5  # range of noise multipliers that is searched
+DIGITS = 4  # significant digits of a noise multiplier
 
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """One noisy sum over devices each of which took part with the same chance."""
+    """One noisy sum over devices that were sampled independently with the same probability."""
 
-    multiplier: float  # standard deviation of the noise, in units of the largest norm of an update
-    rate: float  # chance of a device to take part
+    multiplier: float  # noise multiplier: standard deviation of the noise, in units of the largest norm of an update
+    rate: float  # sampling rate: probability that a device takes part
 
     def __post_init__(self) -> None:
         if not 0 < self.multiplier < inf or not 0 < self.rate <= 1:
@@ -40,44 +42,44 @@ class SampledGaussian:
             )
 
 
-Events = tuple[tuple[SampledGaussian, int], ...]  # kinds of rounds, and how many there were of each
+Events = tuple[tuple[SampledGaussian, int], ...]  # kinds of rounds, and how many rounds there were of each kind
 
 
 def check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise Mistake(
-            f"delta={delta}: it is the chance that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
+            f"delta={delta}: it is the probability that epsilon does not hold, above 0 and below 1; give less than 1 / clients, "
             f"such as --delta 1e-6"
         )
 
 
 def epsilon_of(multiplier: float, rate: float, rounds: int, delta: float, interval: float = EXACT) -> float:
-    """Of so many rounds of one kind."""
-    return spent(((SampledGaussian(multiplier, rate), rounds),), delta, interval)
+    """Epsilon of so many equal rounds."""
+    return epsilon_spent(((SampledGaussian(multiplier, rate), rounds),), delta, interval)
 
 
-def spent(events: Iterable[tuple[SampledGaussian, int]], delta: float, interval: float = EXACT) -> float:
-    """Epsilon of rounds of several kinds; 0 if there was none."""
+def epsilon_spent(events: Iterable[tuple[SampledGaussian, int]], delta: float, interval: float = EXACT) -> float:
+    """Epsilon of rounds of several kinds; 0 if there were no rounds."""
     check_delta(delta)
-    return composed(tuple((kind, count) for kind, count in events if count), delta, interval)
+    return composed_epsilon(tuple((kind, count) for kind, count in events if count), delta, interval)
 
 
 @lru_cache(maxsize=4096)
-def composed(events: Events, delta: float, interval: float) -> float:
+def composed_epsilon(events: Events, delta: float, interval: float) -> float:
     if not events:
         return 0.0
-    total = library().identity(value_discretization_interval=interval)
+    total = accounting_library().identity(value_discretization_interval=interval)
     for kind, count in events:
-        total = total.compose(loss_of(kind, interval).self_compose(count))
+        total = total.compose(privacy_loss(kind, interval).self_compose(count))
     return float(total.get_epsilon_for_delta(delta))
 
 
 @lru_cache(maxsize=8)
-def loss_of(kind: SampledGaussian, interval: float) -> Any:
-    """The privacy loss of one round: what takes most of the time, so it is kept."""
+def privacy_loss(kind: SampledGaussian, interval: float) -> Any:
+    """The privacy loss distribution of one round. It takes most of the time, so it is cached."""
     from dp_accounting import NeighboringRelation
 
-    return library().from_gaussian_mechanism(
+    return accounting_library().from_gaussian_mechanism(
         standard_deviation=kind.multiplier,
         sampling_prob=kind.rate,
         value_discretization_interval=interval,
@@ -85,8 +87,8 @@ def loss_of(kind: SampledGaussian, interval: float) -> Any:
     )
 
 
-def library() -> Any:
-    """dp-accounting, when it is needed: it takes a second to import."""
+def accounting_library() -> Any:
+    """dp-accounting, imported on first use: that takes a second."""
     require("private")
     from dp_accounting.pld import privacy_loss_distribution
 
@@ -95,9 +97,10 @@ def library() -> Any:
 
 @lru_cache(maxsize=256)
 def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
-    """The least multiplier, of four digits, with which so many rounds keep within epsilon.
+    """The smallest noise multiplier, with four digits, that keeps so many rounds within epsilon.
 
-    It is looked for on a coarse grid, which is quick; by how much that one is off there, it is corrected; what is found is checked.
+    A coarse grid finds it quickly. The coarse grid's error at that point then corrects the target, and the exact grid
+    checks the result.
     """
     check_delta(delta)
     if not 0 < epsilon < inf:
@@ -107,24 +110,24 @@ def noise_for(epsilon: float, rate: float, rounds: int, delta: float) -> float:
     if safe <= LEAST:
         return LEAST
     off = epsilon_of(safe, rate, rounds, delta, grid) - epsilon_of(safe, rate, rounds, delta)
-    found = rounded_up(least_noise(epsilon + off, rate, rounds, delta, grid))
+    found = round_up(least_noise(epsilon + off, rate, rounds, delta, grid))
     while epsilon_of(found, rate, rounds, delta) > epsilon:
-        found = rounded_up(found * (1 + 0.1**DIGITS))
+        found = round_up(found * (1 + 0.1**DIGITS))
     return found
 
 
 def least_noise(epsilon: float, rate: float, rounds: int, delta: float, interval: float) -> float:
-    """The least multiplier, to half a digit, on a grid."""
+    """The smallest noise multiplier on one grid, to half a unit of its last digit."""
 
     def is_enough(multiplier: float) -> bool:
         return epsilon_of(multiplier, rate, rounds, delta, interval) <= epsilon
 
     if not is_enough(MOST):
         raise Mistake(
-            f"epsilon {epsilon:g} for {rounds} rounds, in which a device takes part with the chance {rate:g}: not even noise "
+            f"epsilon {epsilon:g} for {rounds} rounds, with the sampling rate {rate:g}: not even noise "
             f"{MOST:g} times as large as an update is enough; allow a larger epsilon, or fewer rounds"
         )
-    low, high = 1.0, 1.0  # the less noise, the longer a try takes
+    low, high = 1.0, 1.0  # start high: epsilon takes longer to compute with less noise
     while not is_enough(high):
         low, high = high, 2 * high
     while low == high > LEAST:
@@ -136,10 +139,10 @@ def least_noise(epsilon: float, rate: float, rounds: int, delta: float, interval
     return high
 
 
-def rounded_up(number: float, digits: int = DIGITS) -> float:
-    """With so many digits, never less, so that it is the same number when it is read again.
+def round_up(number: float, digits: int = DIGITS) -> float:
+    """Round up to so many significant digits, so that printing and reading the number gives it back.
 
-    >>> rounded_up(1.23401), rounded_up(0.7654), rounded_up(123456.0)
+    >>> round_up(1.23401), round_up(0.7654), round_up(123456.0)
     (1.235, 0.7654, 123500.0)
     """
     scale = digits - 1 - floor(log10(number))

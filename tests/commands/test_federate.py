@@ -155,7 +155,7 @@ def test_budgets_that_can_not_be_met_are_refused_with_the_nearest(job: Path, wor
         (["--task", "compare"], "two models or two settings"),
         (["--task", "evaluate", "--model", "nowhere"], "nowhere is no run"),
         (["--task", "evaluate", "--settings", "rate=1"], "no setting 'rate'"),
-        (["--task", "evaluate", "--least", "13"], "nothing is told about fewer than 13"),
+        (["--task", "evaluate", "--least", "13"], "results are released for at least 13"),
         (["--upload", "lots"], "lots"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What an error says on a device is in no file and on no screen: a KeyError has a record in it."""
+"""Error messages of devices reach no file and no screen: a KeyError may contain a record."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 import shoestring
 from shoestring.core.called import guard_loss
-from shoestring.federated.device_errors import UnusableRecords, kind_of, withheld
-from shoestring.federated.techniques.behaviour.flipped import check_class
+from shoestring.federated.device_errors import UnusableRecords, error_kind, withhold_text
+from shoestring.federated.techniques.behaviour.flip_classes import check_class
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
 
@@ -133,7 +133,7 @@ def test_a_private_run_names_no_device(tmp_path: Path) -> None:
 
 def test_words_of_our_own_are_told() -> None:
     error = UnusableRecords("d7", "it has no records", "leave it out")
-    assert kind_of(error) == "it has no records"
+    assert error_kind(error) == "it has no records"
     assert str(error) == "the client 'd7' can't be used, it has no records: leave it out"
 
 
@@ -144,12 +144,12 @@ def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_plac
         raise TypeError(f"a tuple, {SECRET}")
 
     for call, told in (
-        (lambda: check_class(7, 3), "none of the 3 that Malicious counts"),
+        (lambda: check_class(7, 3), "not from 0 to 2, as Malicious expects"),
         (lambda: guard_loss(loss)(0, (1,)), "Mistake in "),
     ):
         with pytest.raises(shoestring.Mistake) as caught:
             call()
-        assert told in kind_of(caught.value) and SECRET not in kind_of(caught.value)
+        assert told in error_kind(caught.value) and SECRET not in error_kind(caught.value)
 
 
 def test_what_stands_for_an_error_has_its_lines_and_not_its_text_nor_its_cause() -> None:
@@ -161,6 +161,6 @@ def test_what_stands_for_an_error_has_its_lines_and_not_its_text_nor_its_cause()
     except ValueError as error:
         import traceback
 
-        found = withheld(error)
+        found = withhold_text(error)
         text = "".join(traceback.format_exception(found))
     assert "test_device_errors.py" in text and "ValueError" in text and SECRET not in text.replace("SECRET", "")

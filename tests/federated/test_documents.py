@@ -1,4 +1,4 @@
-"""What is written of the federated room is true of its source."""
+"""The documentation of the federated room agrees with its source."""
 
 from __future__ import annotations
 

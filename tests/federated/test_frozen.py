@@ -1,4 +1,4 @@
-"""What is in no row: frozen weights and files of weights are the same on every device, in every process."""
+"""State outside of the row: frozen weights and weight files are the same on every device and in every process."""
 
 from __future__ import annotations
 

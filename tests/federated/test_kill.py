@@ -19,8 +19,8 @@ import pytest
 
 import shoestring
 from shoestring.federated.events import RoundFinished
-from shoestring.privacy.account import epsilon_of, spent
-from shoestring.privacy.spending import NAME, Spending
+from shoestring.privacy.account import epsilon_of, epsilon_spent
+from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Event, Saved, Stepped, Warned
 from shoestring.runs.report import report_of
@@ -96,8 +96,8 @@ def test_a_killed_run_ends_with_the_same_bits(case: str, file: Path, tmp_path: P
         assert again[key] == whole[key], key
 
 
-def ledger(folder: Path) -> Spending:
-    return Spending(folder / NAME)
+def ledger(folder: Path) -> PrivacyLedger:
+    return PrivacyLedger(folder / NAME)
 
 
 def test_what_is_spent_is_on_disk_before_anything_of_a_round_is_known_and_is_told_once(
@@ -122,7 +122,7 @@ def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
-    monkeypatch.setattr("shoestring.privacy.spending.line_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr("shoestring.privacy.ledger.line_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     assert killed(file, folder, lambda event: False, **PRIVATE) == -signal.SIGKILL
     monkeypatch.undo()
     told = report_of(folder)
@@ -185,7 +185,7 @@ def test_two_folders_on_the_same_people_add_up(file: Path, tmp_path: Path) -> No
     first = run(file, tmp_path / "one", **shared)
     second = run(file, tmp_path / "two", **shared)
     assert "epsilon_in_all" not in first or first["epsilon_in_all"] is None
-    found = Spending(tmp_path / "people.jsonl")
+    found = PrivacyLedger(tmp_path / "people.jsonl")
     assert found.runs == 2 and len(found.entries) == 2 * ROUNDS and not (tmp_path / "one" / NAME).exists()
     assert second["epsilon_in_all"] == found.epsilon(exactly=True) > second["epsilon"] == first["epsilon"]
 
@@ -201,7 +201,7 @@ def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is
     ):
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": None})  # the promise stands in the ledger
     assert (tmp_path / "people.jsonl").read_bytes() == before and not list((tmp_path / "two").glob("checkpoints/*"))
-    with pytest.raises(shoestring.Mistake, match="is spent, by 1 run"):
+    with pytest.raises(shoestring.Mistake, match="1 run spent epsilon"):
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": 7.0})
 
 
@@ -243,7 +243,7 @@ def test_a_run_that_goes_on_with_other_settings_adds_up_what_each_round_spent(fi
     report = run(file, folder, adopt=True, epsilon=9.0, delta=PRIVATE["delta"])
     kinds = [one.kind for one in ledger(folder).entries]
     assert len(kinds) == ROUNDS and kinds[0] != kinds[1] == kinds[2] == kinds[3], "less noise from the second round on"
-    assert report["epsilon"] == spent([(kinds[0], 1), (kinds[1], 3)], PRIVATE["delta"]) <= 9.0
+    assert report["epsilon"] == epsilon_spent([(kinds[0], 1), (kinds[1], 3)], PRIVATE["delta"]) <= 9.0
 
 
 def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_ledger_that_was_deleted_does_not_make_it_forget(file: Path, tmp_path:
     whole = ledger(folder).epsilon()
     lines = (folder / "privacy.jsonl").read_bytes()
     (folder / "privacy.jsonl").write_bytes(lines[: len(lines) // 2])
-    assert Spending(folder / NAME, ledger(folder).entries[0].run, done=2).epsilon() == whole
+    assert PrivacyLedger(folder / NAME, ledger(folder).entries[0].run, done=2).epsilon() == whole
     (folder / "privacy.jsonl").unlink()
     report = run(file, folder, **PRIVATE)
     assert report["rounds"] == 2 and report["ended"] == "epsilon is spent", (

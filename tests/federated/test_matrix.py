@@ -15,10 +15,10 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import drift, in_order, parsed
-from shoestring.federated.catalogue import CATALOGUE, clash, lacking
+from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
 from shoestring.federated.room import FederatedRoom
-from shoestring.federated.round import Played, play
+from shoestring.federated.round import RoundResult, play
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import asked_for
 from tests.federated.toys import toy
@@ -80,9 +80,9 @@ def made(*rows: str) -> tuple[FederatedTechnique, ...]:
 
 def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:
     """Why a combination is not allowed; empty if it is."""
-    found = next(filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), "") or lacking(
-        techniques
-    )
+    found = next(
+        filter(None, (clash(one, other) for one, other in combinations(techniques, 2))), ""
+    ) or incomplete_reason(techniques)
     if found:
         return found
     try:
@@ -92,7 +92,7 @@ def why_not(techniques: tuple[FederatedTechnique, ...], private: bool) -> str:
     return ""
 
 
-def rounds(techniques: tuple[FederatedTechnique, ...], count: int = 2, processes: int = 1) -> list[Played]:
+def rounds(techniques: tuple[FederatedTechnique, ...], count: int = 2, processes: int = 1) -> list[RoundResult]:
     from dataclasses import replace
 
     here = replace(given(), processes=processes)

@@ -1,4 +1,4 @@
-"""Techniques of somebody else's package work wherever ours do; the example of the guide is the one that is run."""
+"""Techniques from other packages work wherever ours do. The example is the one in docs/own_technique.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 import shoestring
 from shoestring.core.errors import Mistake
-from shoestring.federated.offered import offered
+from shoestring.federated.available import available_techniques
 from tests.federated.test_kill import JOB
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
@@ -79,7 +79,7 @@ def test_a_run_goes_on_with_the_callers_technique_and_imports_nothing_that_its_f
 
 def test_an_installed_package_brings_it_to_the_command_line_and_to_the_planner(package: Any, tmp_path: Path) -> None:
     install(tmp_path / "site")
-    assert package.MajorityVote in offered().kinds
+    assert package.MajorityVote in available_techniques().kinds
     (tmp_path / "job.py").write_text(JOB)
     done = subprocess.run(
         [
@@ -112,7 +112,7 @@ def test_what_is_no_technique_or_has_the_name_of_another_is_refused(package: Any
     class TopK(package.MajorityVote):  # type: ignore[name-defined,misc]
         pass
 
-    with pytest.raises(Mistake, match="give it another one"):
-        offered([TopK()])
+    with pytest.raises(Mistake, match="has the same name as"):
+        available_techniques([TopK()])
     with pytest.raises(Mistake, match="no FederatedTechnique"):
-        offered([object()])  # type: ignore[list-item]
+        available_techniques([object()])  # type: ignore[list-item]

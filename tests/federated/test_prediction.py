@@ -1,4 +1,4 @@
-"""What is predicted of a round's error is what is measured, whether devices are alike or not; and a byte budget is used."""
+"""The predicted error of a round matches the measured one, for similar and dissimilar devices; and a byte budget is used."""
 
 from __future__ import annotations
 

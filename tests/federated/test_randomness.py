@@ -1,4 +1,4 @@
-"""Numbers that nobody can draw again, and that are as normal as they should be."""
+"""Randomness for privacy: numbers can't be drawn again, and Gaussians are normally distributed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from math import erfc, sqrt
 import pytest
 import torch
 
-from shoestring.federated.randomness import AT_ONCE, SYSTEM, Randomness, SeededRandomness, normals, uniform, with_noise
+from shoestring.federated.randomness import (
+    AT_ONCE,
+    SYSTEM,
+    Randomness,
+    SeededRandomness,
+    add_noise,
+    normals,
+    uniform_from_bytes,
+)
 
 
 @pytest.mark.parametrize("source", [SYSTEM, SeededRandomness(3)])
@@ -24,7 +32,7 @@ def test_normals_have_the_moments_and_the_tails_of_the_normal_distribution(sourc
 
 
 def test_uniform_numbers_are_never_0_or_1() -> None:
-    assert float(uniform(bytes(8))) > 0 and float(uniform(b"\xff" * 8)) < 1
+    assert float(uniform_from_bytes(bytes(8))) > 0 and float(uniform_from_bytes(b"\xff" * 8)) < 1
     assert float(normals(SYSTEM, 10_001).abs().max()) < 8.7
 
 
@@ -44,7 +52,7 @@ def test_what_follows_from_a_seed_follows_from_its_purpose_too() -> None:
 @pytest.mark.parametrize("deviation", [3e-5, 1.0, 7.7, 1e6])
 def test_noise_is_added_on_a_grid_finer_than_anybody_needs(deviation: float) -> None:
     values = torch.linspace(-5, 5, 1001) * deviation
-    found = with_noise(values, deviation, SeededRandomness(1), "test")
+    found = add_noise(values, deviation, SeededRandomness(1), "test")
     exact = values.double() + normals(SeededRandomness(1), 1001, "test") * deviation
     assert float((found - exact).abs().max()) <= deviation * 2**-20
     assert not torch.equal(found, exact)

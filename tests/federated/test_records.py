@@ -1,4 +1,4 @@
-"""A device's records: what is kept of them is what they are, every time."""
+"""A device's records: cached batches equal those read from the data set."""
 
 from __future__ import annotations
 

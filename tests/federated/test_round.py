@@ -1,4 +1,4 @@
-"""The round itself: what is counted, what is refused, what a row is."""
+"""A single round: what is counted, what is rejected, and what a row contains."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoestring.federated.layout import layout_of
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import mean
 from shoestring.federated.prepare import prepared
-from shoestring.federated.round import ServerState, Updates, play, wrong_with
+from shoestring.federated.round import ServerState, Updates, play, update_problems
 from shoestring.federated.seeds import generator_of, seed_of
 from tests.federated.toys import toy, toy_job
 
@@ -35,7 +35,7 @@ def test_the_plain_round_is_federated_averaging() -> None:
     whole = updates(rows)
     expected = (whole.counts[:, None] * rows).sum(0) / whole.counts.sum()
     server = ServerState(0, 0, torch.zeros(7))
-    for parts in ([whole], [whole.some([0, 1]), whole.some([2]), whole.some([3, 4])]):
+    for parts in ([whole], [whole.select([0, 1]), whole.select([2]), whole.select([3, 4])]):
         assert torch.allclose(mean(server, parts).update.double(), expected, atol=1e-6)
     assert torch.equal(mean(server, []).update, torch.zeros(7)), "nobody came: nothing moves"
 
@@ -52,7 +52,7 @@ def test_every_byte_is_counted() -> None:
 def test_what_can_not_be_used_is_said_of_each() -> None:
     rows = torch.zeros(5, 3)
     rows[1, 2] = float("nan")
-    found = wrong_with(
+    found = update_problems(
         updates(
             rows,
             counts=torch.tensor([1.0, 1, 0, 1, 1]).double(),
@@ -62,7 +62,7 @@ def test_what_can_not_be_used_is_said_of_each() -> None:
         3,
     )
     assert [bool(one) for one in found] == [False, True, True, True, True]
-    assert "shape (3,), not (4,)" in wrong_with(updates(rows), 4)[0]
+    assert "shape (3,), not (4,)" in update_problems(updates(rows), 4)[0]
 
 
 def test_a_device_is_chosen_at_most_once_and_the_choice_follows_from_the_seed() -> None:

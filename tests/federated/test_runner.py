@@ -1,4 +1,4 @@
-"""A federation that runs: what is told of it while it does, and what comes out."""
+"""A running federation: its events, and its report."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def job() -> Job:
 
 @pytest.mark.parametrize(
     ("delta", "clients", "said"),
-    [(0.9, 12, "that is no promise"), (0.51, 2, "that is no promise"), (0.11, 100, "records of 11 devices")],
+    [(0.9, 12, "so it protects nobody"), (0.51, 2, "so it protects nobody"), (0.11, 100, "records of 11 devices")],
 )
 def test_a_delta_that_promises_nothing_is_refused(delta: float, clients: int, said: str) -> None:
     pytest.importorskip("dp_accounting")

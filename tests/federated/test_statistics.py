@@ -1,4 +1,4 @@
-"""Running statistics of norm layers are a part of their own: no technique for weights sees them, and each rule does what it says."""
+"""Norm-layer statistics: techniques for weights don't see them, and each rule does what it says."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
-from shoestring.federated.combined_statistics import median_statistics, wrong_statistics
+from shoestring.federated.combined_statistics import median_statistics, statistics_problems
 from shoestring.federated.layout import layout_of
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
 from shoestring.federated.room import FederatedRoom, planned
-from shoestring.federated.round import Played, ServerState, Updates, play
+from shoestring.federated.round import RoundResult, ServerState, Updates, play
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.federated.techniques.private.sampling import alike
+from shoestring.federated.techniques.private.sampling import with_equal_weights
 from shoestring.planning.choose import asked_for
 from tests.federated.test_matrix import ONCE_EACH
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
@@ -56,7 +56,7 @@ def made(written: str) -> tuple[FederatedTechnique, ...]:
 
 def played(
     given: Prepared, written: str = "", rounds: int = 2
-) -> tuple[list[Played], dict[str, dict[str, torch.Tensor]]]:
+) -> tuple[list[RoundResult], dict[str, dict[str, torch.Tensor]]]:
     parts = parts_of(given, made(written))
     devices, server, found = given.devices(parts), given.server(parts), []
     try:
@@ -118,8 +118,8 @@ def test_averaged_statistics_are_the_mean_by_samples_of_what_devices_have() -> N
         )
         if one.sent is not None
     ]
-    rows = torch.cat([one.told.statistics for one in arrived if one.told.statistics is not None]).double()
-    counts = torch.cat([one.told.counts for one in arrived])
+    rows = torch.cat([one.header.statistics for one in arrived if one.header.statistics is not None]).double()
+    counts = torch.cat([one.header.counts for one in arrived])
     expected = (counts[:, None] * rows).sum(0) / counts.sum()
     expected[-1] = expected[-1].round()  # the counter
     found = played(given)[0][0].server.statistics
@@ -180,7 +180,11 @@ def test_under_an_epsilon_statistics_never_leave_a_device() -> None:
     with pytest.raises(
         Mistake, match="statistics of norm layers, which no noise covers"
     ):  # whoever comes past the two above
-        list(alike([Updates(("a",), torch.ones(1, 2), torch.ones(1), torch.ones(1), statistics=torch.ones(1, 2))]))
+        list(
+            with_equal_weights(
+                [Updates(("a",), torch.ones(1, 2), torch.ones(1), torch.ones(1), statistics=torch.ones(1, 2))]
+            )
+        )
     cost = replace(plain_cost(normed()), delta=1e-3, clip=1.0)
     assert "statistics of norm layers" in made("GaussianNoise()")[0].refusal(cost)
 
@@ -191,9 +195,9 @@ def test_statistics_that_make_no_sense_are_rejected_with_their_device() -> None:
     good = given.row[given.layout.trained :].repeat(3, 1)
     good[1, 8] = -1.0  # a variance
     good[2, 0] = torch.nan  # a mean
-    assert [bool(why) for why in wrong_statistics(layout, good, 3)] == [False, True, True]
-    assert "negative variance" in wrong_statistics(layout, good, 3)[1]
-    assert all(wrong_statistics(layout, None, 3)) and all(wrong_statistics(layout, good[:, :3], 3))
+    assert [bool(why) for why in statistics_problems(layout, good, 3)] == [False, True, True]
+    assert "negative variance" in statistics_problems(layout, good, 3)[1]
+    assert all(statistics_problems(layout, None, 3)) and all(statistics_problems(layout, good[:, :3], 3))
 
 
 @pytest.mark.parametrize(

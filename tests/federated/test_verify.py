@@ -1,4 +1,4 @@
-"""Verifying walks past the point from which on recordings are played, and sees what goes wrong there."""
+"""`--verify` plays enough rounds to replay recordings, and notices when those are wrong."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.simulation.cohort import recorded
-from shoestring.federated.verify import MOST, ROUNDS, rounds_of, verified
+from shoestring.federated.simulation.cohort import recording
+from shoestring.federated.verify import MOST, ROUNDS, rounds_to_verify, verify_plan
 from tests.federated.simulation.cohort.test_awkward import clients, job_of
 from tests.federated.toys import toy
 
@@ -31,16 +31,16 @@ def test_there_are_rounds_enough_for_recordings_in_every_process() -> None:
     given = stacked()
     assert given.how.kind == "stacked" and given.processes == 2
     steps = 6 * 8 // given.how.chunk // 2  # of a process in a round
-    assert rounds_of(given) * steps >= recorded.AFTER + steps > ROUNDS * steps
-    assert rounds_of(stacked(steps=1)) <= MOST and rounds_of(toy()) == ROUNDS
+    assert rounds_to_verify(given) * steps >= recording.AFTER + steps > ROUNDS * steps
+    assert rounds_to_verify(stacked(steps=1)) <= MOST and rounds_to_verify(toy()) == ROUNDS
 
 
 def test_what_is_planned_is_kept_past_the_first_recording() -> None:
-    found = verified(stacked(), PLAIN)
+    found = verify_plan(stacked(), PLAIN)
     assert found.rounds > ROUNDS and found.kept and [one.kept for one in found.verdicts] == [True, True], found.verdicts
 
 
-@pytest.mark.parametrize("after", [recorded.AFTER])
+@pytest.mark.parametrize("after", [recording.AFTER])
 def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     """Break recordings on purpose, where neither they nor the comparison in some rounds see it."""
 
@@ -48,18 +48,18 @@ def test_a_recording_that_gives_other_numbers_is_not_kept(monkeypatch: pytest.Mo
         losses, gradients = kept(self, *tensors)
         return losses, [None if one is None else one * 1.01 for one in gradients]
 
-    kept = recorded.RecordedGradients.__call__
-    monkeypatch.setattr(recorded.RecordedGradients, "__call__", wrong)
-    monkeypatch.setattr(recorded, "same_bits", lambda found, right: True)
-    monkeypatch.setattr("shoestring.federated.simulation.cohort.engine.is_checked", lambda round: False)
-    found = verified(stacked(), PLAIN)
+    kept = recording.RecordedGradients.__call__
+    monkeypatch.setattr(recording.RecordedGradients, "__call__", wrong)
+    monkeypatch.setattr(recording, "same_bits", lambda found, right: True)
+    monkeypatch.setattr("shoestring.federated.simulation.cohort.engine.is_checked_round", lambda round: False)
+    found = verify_plan(stacked(), PLAIN)
     assert not found.kept and found.verdicts[0].kept is False and found.rounds * 12 > after
     assert torch.isfinite(torch.tensor(found.verdicts[0].difference))
 
 
 def test_a_way_that_turns_out_wrong_while_it_is_verified_is_told() -> None:
-    from tests.federated.simulation.cohort.test_comparison import job
+    from tests.federated.simulation.cohort.test_gradient_comparison import job
 
     given = prepared(job(), FederateOptions(per_round=8, rounds=1, processes=1))
-    found = verified(replace(given, processes=1), PLAIN)
+    found = verify_plan(replace(given, processes=1), PLAIN)
     assert found.kept and "one after the other" in found.verdicts[0].what and "batch of 5" in found.verdicts[0].what

@@ -1,4 +1,4 @@
-"""A small federated job for tests: classes that lie in different corners, devices of unequal size."""
+"""A small federated job for tests: well separated classes, devices of unequal size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
-from shoestring.federated.simulation.cohort import How
+from shoestring.federated.simulation.cohort import MethodChoice
 
 WIDTH, CLASSES = 6, 3
-ONE_BY_ONE = How("sequential", 1, "one after the other")
+ONE_BY_ONE = MethodChoice("sequential", 1, "one after the other")
 
 
 def records(number: int, count: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -43,7 +43,7 @@ def toy_job(devices: int = 12, **changes: Any) -> Job:
 
 def toy(
     job: Job | None = None,
-    how: How | None = ONE_BY_ONE,
+    how: MethodChoice | None = ONE_BY_ONE,
     per_round: int = 6,
     rounds: int = 3,
     processes: int = 1,

@@ -8,7 +8,15 @@ from itertools import product
 import pytest
 
 from shoestring.core.errors import Mistake
-from shoestring.privacy.account import QUICK, SampledGaussian, composed, epsilon_of, noise_for, rounded_up, spent
+from shoestring.privacy.account import (
+    QUICK,
+    SampledGaussian,
+    composed_epsilon,
+    epsilon_of,
+    epsilon_spent,
+    noise_for,
+    round_up,
+)
 
 dp = pytest.importorskip("dp_accounting")
 pld = pytest.importorskip("dp_accounting.pld")
@@ -42,7 +50,7 @@ def test_epsilon_is_that_of_dp_accounting_on_50_settings(setting: tuple[float, f
 
 def test_rounds_of_several_kinds_are_composed() -> None:
     events = ((4.0, 0.05, 60), (6.0, 0.1, 40))
-    found = spent([(SampledGaussian(multiplier, rate), rounds) for multiplier, rate, rounds in events], 1e-6)
+    found = epsilon_spent([(SampledGaussian(multiplier, rate), rounds) for multiplier, rate, rounds in events], 1e-6)
     assert found == direct(*events, delta=1e-6) > epsilon_of(4.0, 0.05, 60, 1e-6)
 
 
@@ -54,9 +62,9 @@ def test_the_quick_grid_errs_on_the_safe_side() -> None:
 
 def test_epsilon_after_every_round_is_looked_up_the_second_time() -> None:
     curve = [epsilon_of(3.0, 0.1, rounds, 1e-6, QUICK) for rounds in range(1, 11)]
-    before = composed.cache_info().misses
+    before = composed_epsilon.cache_info().misses
     assert [epsilon_of(3.0, 0.1, rounds, 1e-6, QUICK) for rounds in range(1, 11)] == curve == sorted(curve)
-    assert composed.cache_info().misses == before
+    assert composed_epsilon.cache_info().misses == before
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "rounds"), [(1.0, 0.05, 50), (0.2, 0.1, 10), (3.0, 1.0, 3)])
@@ -72,7 +80,7 @@ def test_little_noise_is_never_too_little() -> None:
 
 @pytest.mark.parametrize("number", [1.0, 0.2, 1.2345, 9.9999, 99999.0, 0.00012341, 3e-7, 1e5])
 def test_rounding_up_never_goes_down(number: float) -> None:
-    found = rounded_up(number)
+    found = round_up(number)
     assert number * (1 - 1e-9) <= found <= number * 1.0011 and float(f"{found:.4g}") == found
 
 
@@ -90,11 +98,11 @@ def test_what_makes_no_sense_is_refused() -> None:
         noise_for(0.0, 0.1, 1, 1e-6)
     with pytest.raises(Mistake, match="larger epsilon"):
         noise_for(1e-3, 1.0, 10**6, 1e-9)
-    assert spent((), 1e-6) == 0.0
+    assert epsilon_spent((), 1e-6) == 0.0
 
 
 def test_without_dp_accounting_one_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    composed.cache_clear()
+    composed_epsilon.cache_clear()
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(Mistake, match=r"shoestring\[private\]"):
         epsilon_of(2.5, 0.1, 1, 1e-6)

@@ -1,8 +1,9 @@
-"""The rounds of a federation, simulated, in the way that was found for its devices, until that way is found to be wrong.
+"""Simulates a federation's rounds by a fast method, and falls back to the plain loop if the method turns out to be
+wrong.
 
-Ways are tried before the first round, on a few devices; what no trial can know is compared with the plain loop in some rounds (cohort/).
-A round in which something differs is played again by the plain loop, whole, and so are all rounds after it: which chunk found out, in
-which process, changes nothing.
+The method was tried on a few devices before the first round. A trial can't show everything, so some rounds compare
+devices with the plain loop (cohort/). If something differs, the plain loop plays the whole round again, and all later
+rounds. So the result does not depend on which chunk or process noticed the difference.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from shoestring.federated.prepare import Prepared, parts_of
-from shoestring.federated.round import Played, ServerState, play
-from shoestring.federated.simulation.cohort import Differs, plainly
-from shoestring.federated.simulation.simulate import SimulatedDevices, States
+from shoestring.federated.round import RoundResult, ServerState, play
+from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
+from shoestring.federated.simulation.simulated_devices import SimulatedDevices, States
 from shoestring.federated.technique import FederatedTechnique
 
 
@@ -21,9 +22,9 @@ from shoestring.federated.technique import FederatedTechnique
 class Simulation:
     given: Prepared
     techniques: Sequence[FederatedTechnique]
-    states: States = field(default_factory=dict)  # what techniques keep on devices
+    states: States = field(default_factory=dict)  # the devices' state
     warn: Callable[[str], None] = lambda text: None
-    plainly: str = ""  # why the plain loop works instead of the way that was planned; empty: it does not
+    fallback_reason: str = ""  # why the plain loop replaced the planned method; empty if it did not
 
     def __post_init__(self) -> None:
         self.parts = parts_of(self.given, self.techniques)
@@ -34,32 +35,32 @@ class Simulation:
         server: ServerState,
         judges: bool = False,
         strict: bool = True,
-        heard: Callable[[int, int], None] = lambda done, given: None,
-    ) -> Played:
+        on_answer: Callable[[int, int], None] = lambda done, given: None,
+    ) -> RoundResult:
         before, differs = dict(self.states), ""
         try:
-            return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
-        except Differs as why:
+            return play(self.parts, server, self.ensure_devices(), self.given.population, judges, strict, on_answer)
+        except MethodDiffers as why:
             differs = str(why)
         self.states.clear()
         self.states.update(before)
-        self.work_plainly(differs)
+        self.fall_back(differs)
         self.warn(
             f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
             + "; of the rounds before, some were compared and no difference was found" * bool(server.round)
         )
-        return play(self.parts, server, self.working(), self.given.population, judges, strict, heard)
+        return play(self.parts, server, self.ensure_devices(), self.given.population, judges, strict, on_answer)
 
-    def working(self) -> SimulatedDevices:
-        """The devices; they are there from the first round on."""
+    def ensure_devices(self) -> SimulatedDevices:
+        """The simulated devices, made on first use."""
         if self.devices is None:
             self.devices = self.given.devices(self.parts, self.states)
         return self.devices
 
-    def work_plainly(self, why: str) -> None:
-        """From now on, by the plain loop."""
+    def fall_back(self, why: str) -> None:
+        """Use the plain loop from now on."""
         self.close()
-        self.plainly, self.given = why, replace(self.given, how=plainly(self.given.how, why))
+        self.fallback_reason, self.given = why, replace(self.given, how=sequential_choice(self.given.how, why))
         self.parts, self.devices = parts_of(self.given, self.techniques), None
 
     def close(self) -> None:

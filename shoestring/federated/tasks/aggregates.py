@@ -1,11 +1,13 @@
-"""What comes back from devices: sums over them, and counts in declared bins. Both are added up, in any order, to the same but for rounding.
+"""What devices send: sums, and counts in bins that were declared before. They add up in any order, except for rounding.
 
-Of k columns (candidates, or one and its difference to another) with the sum s_j over the w samples of a device, each device sends
+For k columns (candidates, or one candidate and its difference to another), with the sum s_j over the w samples of a
+device, it sends
 
     1    w  w^2  w^3    s_j / w    s_i s_j / w^2    s_j    w s_j    s_i s_j          i <= j
 
-and nothing else of them. The sums of these over devices are enough for means over devices and over samples, their standard errors, and
-those of differences and ratios (`estimates`). They are 64-bit numbers: a spread below 1e-7 of the mean is lost in rounding.
+and nothing else. The sums of these numbers over devices suffice for means over devices and over samples, and for the
+standard errors of means, differences and ratios (`estimates`). They are 64-bit numbers, so a spread below 1e-7 of the
+mean is lost in rounding.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from shoestring.core.errors import Mistake
 
 Floats = NDArray[np.float64]
 
-HEAD = 4  # devices, w, w^2, w^3
-BYTES = 8  # of a number
-# Bins of a metric that declares none: shares in steps of 0.05, then losses, ever wider
+HEAD = 4  # numbers before the columns: devices, w, w^2, w^3
+BYTES = 8  # per number
+# Default bins of a metric: steps of 0.05 up to 1 for shares, then ever wider ones for losses
 EDGES = (
     *(round(0.05 * number, 2) for number in range(21)),
     1.25,
@@ -44,9 +46,9 @@ EDGES = (
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many devices have a value in which bin: below the first edge, from each to the next, and from the last on."""
+    """Number of devices per bin: below the first edge, between two edges, and from the last edge on."""
 
-    edges: tuple[float, ...]  # declared before anything is seen, rising
+    edges: tuple[float, ...]  # rising, and declared before any value is seen
     counts: tuple[int, ...]  # one more than edges
 
     def __post_init__(self) -> None:
@@ -63,14 +65,16 @@ class Histogram:
 
     def plus(self, other: Histogram) -> Histogram:
         if other.edges != self.edges:
-            raise Mistake("two histograms of other edges can't be added up: all devices must be given the same ones")
+            raise Mistake(
+                "two histograms with different edges can't be added up: all devices must be given the same edges"
+            )
         return Histogram(self.edges, tuple(a + b for a, b in zip(self.counts, other.counts, strict=True)))
 
 
-def counted(value: float, edges: tuple[float, ...]) -> Histogram:
-    """One device's value.
+def one_value_histogram(value: float, edges: tuple[float, ...]) -> Histogram:
+    """The histogram of a single device's value.
 
-    >>> counted(0.5, (0.0, 0.5, 1.0)).counts
+    >>> one_value_histogram(0.5, (0.0, 0.5, 1.0)).counts
     (0, 0, 1, 0)
     """
     bin = bisect_right(edges, value)
@@ -79,14 +83,14 @@ def counted(value: float, edges: tuple[float, ...]) -> Histogram:
 
 @dataclass(frozen=True)
 class ColumnMoments:
-    """The sums of k columns over devices, as the top of this file has them."""
+    """Sums of k columns over devices, as listed at the top of this file."""
 
     columns: int
     sums: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        if len(self.sums) != length(self.columns):
-            raise Mistake(f"{len(self.sums)} sums of {self.columns} columns: there are {length(self.columns)}")
+        if len(self.sums) != sums_length(self.columns):
+            raise Mistake(f"{len(self.sums)} sums of {self.columns} columns: there are {sums_length(self.columns)}")
 
     @property
     def devices(self) -> int:
@@ -96,25 +100,25 @@ class ColumnMoments:
         return ColumnMoments(self.columns, tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)))
 
 
-def length(columns: int) -> int:
-    """Numbers that a device sends for so many columns.
+def sums_length(columns: int) -> int:
+    """How many numbers a device sends for so many columns.
 
-    >>> length(1), length(2)
+    >>> sums_length(1), sums_length(2)
     (9, 16)
     """
     return HEAD + 3 * columns + columns * (columns + 1)
 
 
 @lru_cache(maxsize=256)
-def upper(columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows and columns of a symmetric matrix' upper half."""
+def upper_indices(columns: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row and column indices of the upper half of a symmetric matrix."""
     rows, places = np.triu_indices(columns)
     return rows.astype(np.int64), places.astype(np.int64)
 
 
 def sums_of(weights: Floats, totals: Floats) -> Floats:
-    """What devices send: of weights (...) and totals (..., k), the numbers (..., length)."""
-    i, j = upper(totals.shape[-1])
+    """The numbers (..., length) that devices send, from weights (...) and totals (..., k)."""
+    i, j = upper_indices(totals.shape[-1])
     w = weights[..., None]
     values = totals / w
     return np.concatenate(
@@ -133,7 +137,7 @@ def sums_of(weights: Floats, totals: Floats) -> Floats:
     )
 
 
-def moments(weight: float, totals: Sequence[float]) -> ColumnMoments:
-    """Of one device."""
+def device_moments(weight: float, totals: Sequence[float]) -> ColumnMoments:
+    """The sums of a single device."""
     found = sums_of(np.asarray(weight, np.float64), np.asarray(totals, np.float64))
     return ColumnMoments(len(totals), tuple(found.tolist()))

@@ -1,9 +1,10 @@
-"""The A/B report: by how many percent B differs from A in every metric, of all devices and of every group, and how sure that is.
+"""The A/B report: the difference of B to A in percent, for every metric, overall and per group, with its significance.
 
-Where the same devices measured both, each sends its own difference, and what devices have in common cancels (paired); else A and B were
-measured by two independent samples of devices (Welch). Intervals are Fieller's (`estimates`), each for itself at 95 %: of twenty groups one
-is expected to be outside by chance. So the verdict on a group takes Holm's p, which holds for all groups of a metric together (Holm 1979, A
-simple sequentially rejective multiple test procedure, Scandinavian J. Statistics 6); what is sure alone and not together is a `perhaps`.
+In a paired design the same devices measure both, and each sends its own difference, so differences between devices
+cancel. In an independent design two samples of devices measure A and B (Welch). Intervals are Fieller's (`estimates`),
+each at 95 % by itself: one group in twenty is expected to be outside by chance. So the verdict on a group uses Holm's p
+value, which holds for all groups of a metric together (Holm 1979, A simple sequentially rejective multiple test
+procedure, Scandinavian J. Statistics 6). A difference that is significant only by itself is reported as `perhaps`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,17 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import target
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.tasks.device import Question
-from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Difference, Means, independent, paired
+from shoestring.federated.tasks.estimates import (
+    LEVEL,
+    WEIGHINGS,
+    Difference,
+    Means,
+    independent_difference,
+    paired_difference,
+)
 from shoestring.federated.tasks.evaluate import ALL, Evaluation, evaluate, failures
-from shoestring.federated.tasks.gather import Cohort, seen_of
-from shoestring.federated.tasks.release import LEAST, Released
+from shoestring.federated.tasks.gather import Cohort, ask_and_release
+from shoestring.federated.tasks.release import LEAST, ReleasedTotals
 from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.totals import AFTER, ALONE, BEFORE, PAIRED, MetricSums, Telemetry
 
@@ -32,21 +40,21 @@ LOSS = "loss"
 
 @dataclass(frozen=True)
 class Change:
-    """B against A in one metric. What is None can't be told: A's mean may be 0, and a percentage of it means nothing."""
+    """B compared with A in one metric. A field is None if A's mean may be 0, so that a percentage of it means nothing."""
 
     metric: str
     group: str  # ALL, or a group's name
-    devices: tuple[int, int]  # that measured A, and B
-    a: float  # mean
-    b: float
-    delta: float  # b - a,
-    error: float  # its standard error,
-    percent: float | None  # in % of |a|,
-    low: float | None  # and its interval
+    devices: tuple[int, int]  # that measured A, and that measured B
+    a: float  # mean of A
+    b: float  # mean of B
+    delta: float  # b - a
+    error: float  # standard error of delta
+    percent: float | None  # delta in % of |a|
+    low: float | None  # interval of percent
     high: float | None
-    p: float  # of no difference
-    holm: float  # the same for all groups of the metric together
-    verdict: str  # better, worse (higher, lower if nobody says what is good), perhaps ..., SAME
+    p: float  # p value of no difference
+    holm: float  # p value corrected for all groups of the metric
+    verdict: str  # better, worse (higher, lower if the goal does not say which is good), perhaps ..., SAME
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ class Comparison:
     by: str  # means over "devices" or "samples"
     when: str  # BEFORE or AFTER the devices' own training
     level: float
-    changes: tuple[Change, ...]  # of every metric: all devices, then groups
+    changes: tuple[Change, ...]  # for every metric: all devices, then groups
     telemetry: Telemetry
     least: int
     failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which it gave no finite number
@@ -76,20 +84,21 @@ def compare(
     least: int = LEAST,
     apart: bool = False,
 ) -> Comparison:
-    """B against A, both measured by every one of these devices; `apart`: A by one half of them, and B by the other."""
+    """Compare B with A, both measured on each of these devices, or, if `apart`, A on one half of them and B on the
+    other."""
     if apart:
         for_a, for_b = halves(names, cohort.seed)
         first, second = evaluate([a], cohort, for_a, least), evaluate([b], cohort, for_b, least)
         return compare_samples(first, a.name, second, b.name, cohort.job.goal, by)
     check_moment(a, b)
     question = Question((a, b), pair=True)
-    seen = seen_of(question, cohort, names, least)
+    seen = ask_and_release(question, cohort, names, least)
     when = AFTER if a.trains else BEFORE
     found = {
-        (group, entry.metric): changed(entry, entry, paired(means(entry, by)), group)
-        for group, entry in entries(seen, 0, when, both=True)
+        (group, entry.metric): change_of(entry, entry, paired_difference(means(entry, by)), group)
+        for group, entry in metric_entries(seen, 0, when, both=True)
     }
-    return compared(
+    return with_verdicts(
         Comparison(
             a.name,
             b.name,
@@ -111,22 +120,22 @@ def compare(
 def compare_samples(
     first: Evaluation, a: str, second: Evaluation, b: str, goal: str, by: str = "devices"
 ) -> Comparison:
-    """B, as other devices measured it, against A. The two evaluations must have no device in common (`halves`)."""
+    """Compare B with A, measured on two samples of devices. The evaluations must have no device in common (`halves`)."""
     one, other = first.numbered(a), second.numbered(b)
     check_moment(first.candidates[one], second.candidates[other])
     when = AFTER if first.candidates[one].trains else BEFORE
     ones, others = (
-        {(group, entry.metric): entry for group, entry in entries(evaluation.seen, number, when)}
+        {(group, entry.metric): entry for group, entry in metric_entries(evaluation.seen, number, when)}
         for evaluation, number in ((first, one), (second, other))
     )
     found = {
-        key: changed(mine, others[key], independent(means(mine, by), means(others[key], by)), key[0])
+        key: change_of(mine, others[key], independent_difference(means(mine, by), means(others[key], by)), key[0])
         for key, mine in ones.items()
         if key in others
     }
     label = (a, b) if a != b else (f"{a} (A)", f"{b} (B)")
     failed = {label[0]: first.failed.get(a, 0), label[1]: second.failed.get(b, 0)}
-    return compared(
+    return with_verdicts(
         Comparison(
             *label,
             "independent",
@@ -147,19 +156,18 @@ def compare_samples(
 def check_moment(a: TuneCandidate, b: TuneCandidate) -> None:
     if a.trains != b.trains:
         raise Mistake(
-            f"{a.name} and {b.name}: one is trained by the devices and the other is not; compare what is judged at the same "
-            f"moment"
+            f"{a.name} and {b.name}: devices train one of them and not the other; compare two that are both trained, or both not"
         )
 
 
 def halves(names: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Devices for A and devices for B: which a device belongs to follows from its name and the seed alone."""
+    """Split devices into those for A and those for B, by their names and the seed alone."""
     ordered = sorted(names, key=lambda name: seed_of(seed, "A or B", name))
     first = set(ordered[: len(names) // 2])
     return tuple(name for name in names if name in first), tuple(name for name in names if name not in first)
 
 
-def entries(seen: Released, candidate: int, when: str, both: bool = False) -> list[tuple[str, MetricSums]]:
+def metric_entries(seen: ReleasedTotals, candidate: int, when: str, both: bool = False) -> list[tuple[str, MetricSums]]:
     return [
         (group, entry)
         for group, totals in ((ALL, seen.whole), *seen.groups.items())
@@ -173,10 +181,10 @@ def means(entry: MetricSums, by: str) -> Means:
     return WEIGHINGS[by](np.asarray(entry.moments.sums), entry.moments.columns)
 
 
-def changed(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Change | None:
-    """None: it is withheld."""
-    told = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
-    mean, other, delta, error = told["a"], told["b"], told["delta"], told["error"]
+def change_of(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Change | None:
+    """The change of one metric in one group; None if it is withheld."""
+    known = {name: float(value) if isfinite(value) else None for name, value in found._asdict().items()}
+    mean, other, delta, error = known["a"], known["b"], known["delta"], known["error"]
     if mean is None or other is None or delta is None or error is None:
         return None
     p = float(found.p) if isfinite(found.p) else 1.0
@@ -188,17 +196,17 @@ def changed(a: MetricSums, b: MetricSums, found: Difference, group: str) -> Chan
         other,
         delta,
         error,
-        told["percent"],
-        told["low"],
-        told["high"],
+        known["percent"],
+        known["low"],
+        known["high"],
         p,
         p,
         SAME,
     )
 
 
-def compared(empty: Comparison, found: Mapping[tuple[str, str], Change | None], goal: str) -> Comparison:
-    """With verdicts: the whole by its own p, groups by Holm's."""
+def with_verdicts(empty: Comparison, found: Mapping[tuple[str, str], Change | None], goal: str) -> Comparison:
+    """The comparison with all changes and their verdicts: all devices by the plain p value, groups by Holm's."""
     changes: list[Change] = []
     for metric in sorted({metric for _, metric in found}):
         whole = [one for (group, name), one in found.items() if name == metric and group == ALL and one is not None]
@@ -212,13 +220,13 @@ def compared(empty: Comparison, found: Mapping[tuple[str, str], Change | None], 
             empty.withheld
         )
         raise Mistake(
-            f"A and B have no metric in common that may be told of; {'; '.join(why) or 'nothing was measured'}"
+            f"A and B have no metric in common that may be released; {'; '.join(why) or 'nothing was measured'}"
         )
     return replace(empty, changes=tuple(changes))
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Holm's p: that of several tests together.
+    """p values corrected for several tests by Holm's method.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -232,7 +240,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def verdict(change: Change, goal: str, chance: float, failures_of_b: int) -> str:
-    """In a word. `failures_of_b`: devices on which B diverged, minus those of A: a mean without them praises whoever failed there."""
+    """The verdict in a word. `failures_of_b`: devices on which B diverged minus those on which A did. Leaving out
+    failed devices improves a candidate's mean, so a verdict in favour of the one that failed more often is only a
+    `perhaps`."""
     if change.p >= chance:
         return SAME
     wanted = target(goal)

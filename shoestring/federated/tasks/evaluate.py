@@ -1,7 +1,8 @@
-"""Federated evaluation: how good candidates are on the private records of devices, before and after each device trained them itself.
+"""Federated evaluation: how good candidates are on devices' held-out records, before and after each device trained
+them.
 
-Every device measures all candidates on the records that it holds out, and tells sums (`device`). Of every candidate and metric the
-developer sees the mean over samples and over devices, their standard errors, and a histogram of the devices' values; the same for each
+Every device evaluates all candidates and sends sums (`device`). For every candidate and metric, the developer sees the
+mean over samples and over devices, their standard errors, and a histogram of the devices' values, overall and for each
 group that the job declares.
 """
 
@@ -19,8 +20,8 @@ from shoestring.core.suggest import did_you_mean
 from shoestring.federated.tasks.aggregates import Histogram
 from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import WEIGHINGS
-from shoestring.federated.tasks.gather import Cohort, seen_of
-from shoestring.federated.tasks.release import LEAST, Released
+from shoestring.federated.tasks.gather import Cohort, ask_and_release
+from shoestring.federated.tasks.release import LEAST, ReleasedTotals
 from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.totals import ALONE, MetricSums, Telemetry
 
@@ -30,12 +31,12 @@ ALL = ""  # the group of all devices
 @dataclass(frozen=True)
 class Estimate:
     mean: float
-    error: float  # standard error, between devices
+    error: float  # standard error between devices
 
 
 @dataclass(frozen=True)
 class MeasuredMetric:
-    """One metric of one candidate, of all devices or of a group."""
+    """One metric of one candidate, over all devices or over a group."""
 
     candidate: str
     when: str  # BEFORE or AFTER the device's own training
@@ -44,7 +45,7 @@ class MeasuredMetric:
     devices: int
     by_device: Estimate
     by_sample: Estimate | None  # None: withheld
-    histogram: Histogram | None = None  # of devices; None: they are too few for two bins
+    histogram: Histogram | None = None  # of the devices' values; None: too few devices for two bins
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Evaluation:
     candidates: tuple[TuneCandidate, ...]
     measured: tuple[MeasuredMetric, ...]
     telemetry: Telemetry
-    least: int  # devices that anything is told about
-    seen: Released = field(repr=False)  # the sums that it was made of; they are not written
-    failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which it gave no finite number
+    least: int  # results are released for at least so many devices
+    seen: ReleasedTotals = field(repr=False)  # the sums behind the result; not in its JSON
+    failed: Mapping[str, int] = field(default_factory=dict)  # candidate -> devices on which a metric was not finite
     withheld: tuple[str, ...] = ()
 
     def numbered(self, candidate: str) -> int:
@@ -70,7 +71,7 @@ class Evaluation:
         found = next((one for one in self.measured if (one.candidate, one.metric, one.when, one.group) == wanted), None)
         if found is None:
             raise Mistake(
-                f"nothing was measured of {metric!r} {when} training, of the candidate {candidate!r}"
+                f"there is no {metric!r} {when} training of the candidate {candidate!r}"
                 f"{f' in the group {group!r}' if group else ''}"
             )
         return found
@@ -89,29 +90,27 @@ def evaluate(
     least: int = LEAST,
     edges: Mapping[str, tuple[float, ...]] | None = None,
 ) -> Evaluation:
-    """The candidates on the devices of these names."""
+    """Evaluate candidates on these devices."""
     question = Question(tuple(candidates), edges or {})
-    return evaluation(question, seen_of(question, cohort, names, least))
+    return evaluation_of(question, ask_and_release(question, cohort, names, least))
 
 
-def evaluation(question: Question, seen: Released) -> Evaluation:
-    """What is seen, as means and standard errors."""
+def evaluation_of(question: Question, seen: ReleasedTotals) -> Evaluation:
+    """Turn released sums into means and standard errors."""
     labels = [one.name for one in question.candidates]
     found = [
-        measured(entry, labels, group)
+        measured_metric(entry, labels, group)
         for group, totals in ((ALL, seen.whole), *seen.groups.items())
         for entry in totals.entries
         if entry.kind == ALONE
     ]
-    found.sort(
-        key=lambda one: (one.metric, labels.index(one.candidate))
-    )  # stable: groups and before, after as they came
+    found.sort(key=lambda one: (one.metric, labels.index(one.candidate)))  # stable: groups and moments keep their order
     return Evaluation(
         question.candidates, tuple(found), seen.whole.telemetry, seen.least, seen, failures(labels, seen), seen.withheld
     )
 
 
-def measured(entry: MetricSums, labels: Sequence[str], group: str) -> MeasuredMetric:
+def measured_metric(entry: MetricSums, labels: Sequence[str], group: str) -> MeasuredMetric:
     own, every = (estimate(entry, by) for by in ("devices", "samples"))
     assert own is not None, "means over devices are never withheld"
     return MeasuredMetric(
@@ -125,6 +124,6 @@ def estimate(entry: MetricSums, by: str) -> Estimate | None:
     return Estimate(mean, error) if isfinite(mean) and isfinite(error) else None
 
 
-def failures(labels: Sequence[str], seen: Released) -> dict[str, int]:
-    """Candidates that failed somewhere, and on how many devices."""
+def failures(labels: Sequence[str], seen: ReleasedTotals) -> dict[str, int]:
+    """Candidates that failed on some device, with the number of such devices."""
     return {name: count for name, count in zip(labels, seen.whole.failed, strict=False) if count}

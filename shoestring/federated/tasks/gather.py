@@ -1,4 +1,4 @@
-"""A question to many devices, and what they tell, added up by group in the order of their names."""
+"""Asks many devices a question, adds up their answers by group, and releases what the developer may see."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.suggest import did_you_mean
-from shoestring.federated.device_errors import class_of, withheld
+from shoestring.federated.device_errors import error_class, withhold_text
 from shoestring.federated.records import Records
-from shoestring.federated.tasks.device import DeviceEngine, Question, answers, failure
+from shoestring.federated.tasks.device import DeviceEngine, Question, ask_devices, failed_device
 from shoestring.federated.tasks.registry import Registry
-from shoestring.federated.tasks.release import Released, released
-from shoestring.federated.tasks.totals import DeviceTotals, Telemetry, together
+from shoestring.federated.tasks.release import ReleasedTotals, release_totals
+from shoestring.federated.tasks.totals import DeviceTotals, Telemetry, sum_totals
 
-CHUNK = 64  # devices at once
+CHUNK = 64  # devices that work at once
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """Devices that can be asked, and what they are given. Simulated: their records are here."""
+    """Simulated devices that can be asked, with the models that they receive."""
 
     job: Job
     engine: DeviceEngine
-    records: Callable[[str], Records]  # of a device, by its name
+    records: Callable[[str], Records]  # a device's records by its name
     models: Mapping[str, Tensor]  # weights by name, a row (size) each
-    registry: Registry  # what was told of these devices before
+    registry: Registry  # which devices earlier results were about
     seed: int = 0
     chunk: int = CHUNK
     clock: Callable[[], float] = perf_counter
@@ -40,25 +40,31 @@ class Cohort:
 
 @dataclass(frozen=True)
 class GatheredTotals:
-    """What devices told, by group. It is known to whoever adds up."""
+    """The exact sums of all answers by group. The developer must not see them."""
 
     sums: Mapping[str, DeviceTotals]
-    answered: Mapping[str, Sequence[str]]  # the devices whose results are in the sums
+    answered: Mapping[str, Sequence[str]]  # the devices whose answers are in the sums
 
     def in_one(self, group: str) -> GatheredTotals:
-        """All groups as one."""
+        """Merge all groups into one."""
         return GatheredTotals(
-            {group: together(self.sums.values())}, {group: [name for names in self.answered.values() for name in names]}
+            {group: sum_totals(self.sums.values())},
+            {group: [name for names in self.answered.values() for name in names]},
         )
 
 
-def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None) -> Released:
-    """Ask devices, and release what the developer may see: the one way to a result, which the registry knows before anybody does.
-    `whole`: the group that all devices are put into; None: those that they belong to."""
+def ask_and_release(
+    question: Question, cohort: Cohort, names: Sequence[str], least: int, whole: str | None = None
+) -> ReleasedTotals:
+    """Ask devices and release what the developer may see. Every result comes from here, and is in the registry before
+    it is returned.
+
+    `whole`: a group for all devices together; None: the groups that they belong to.
+    """
     cohort.registry.refuse_asking(names, least)
-    found = gathered(question, cohort, names)
+    found = gather_totals(question, cohort, names)
     found = found if whole is None else found.in_one(whole)
-    seen = released(found.sums, least)
+    seen = release_totals(found.sums, least)
     everybody = [name for some in found.answered.values() for name in some]
     others = [name for group, some in found.answered.items() if group not in seen.groups for name in some]
     cohort.registry.note(
@@ -73,55 +79,56 @@ def seen_of(question: Question, cohort: Cohort, names: Sequence[str], least: int
     return seen
 
 
-def gathered(question: Question, cohort: Cohort, names: Sequence[str]) -> GatheredTotals:
-    """The sums of every group; what the developer may see of them, `release` says."""
-    check(question, cohort, names)
+def gather_totals(question: Question, cohort: Cohort, names: Sequence[str]) -> GatheredTotals:
+    """Ask devices and add up their answers by group. `release` decides what the developer may see of the sums."""
+    check_question(question, cohort, names)
     found: dict[str, DeviceTotals] = {}
     answered: dict[str, list[str]] = {}
     last: Exception | None = None
     for begin in range(0, len(names), cohort.chunk):
-        for name, told, error in told_by(question, cohort, names[begin : begin + cohort.chunk]):
+        for name, answer, error in ask_chunk(question, cohort, names[begin : begin + cohort.chunk]):
             group = cohort.group(name)
-            found[group] = found.get(group, DeviceTotals()).plus(told)
-            answered.setdefault(group, []).extend([name] * told.telemetry.devices)
+            found[group] = found.get(group, DeviceTotals()).plus(answer)
+            answered.setdefault(group, []).extend([name] * answer.telemetry.devices)
             last = error or last
-    whole = together(found.values()).telemetry
+    whole = sum_totals(found.values()).telemetry
     if last is not None and not whole.devices:
         kinds = ", ".join(f"{count} {kind}" for kind, count in whole.errors)
         raise Mistake(
             f"none of the {len(names)} devices could answer: {kinds}; add --traceback to see where"
-        ) from withheld(last)
+        ) from withhold_text(last)
     return GatheredTotals(found, answered)
 
 
-def told_by(
+def ask_chunk(
     question: Question, cohort: Cohort, names: Sequence[str]
 ) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
-    """What devices tell. Where they fail together each is asked alone, and of an error nothing leaves the device but its kind."""
+    """The answers of some devices at once. If that fails, each device is asked alone. Only an error's class leaves a
+    device."""
     used = {one.model for one in question.candidates}
     models = {name: row for name, row in cohort.models.items() if name in used}
     try:
         records = [cohort.records(name) for name in names]
-        told = answers(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
+        answers = ask_devices(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
     except Exception as error:
         if len(names) > 1:
             for name in names:
-                yield from told_by(question, cohort, [name])
+                yield from ask_chunk(question, cohort, [name])
         else:
-            yield names[0], failure(class_of(error), Telemetry(asked=1)), error
+            yield names[0], failed_device(error_class(error), Telemetry(asked=1)), error
         return
-    yield from ((name, one, None) for name, one in zip(names, told, strict=True))
+    yield from ((name, one, None) for name, one in zip(names, answers, strict=True))
 
 
-def check(question: Question, cohort: Cohort, names: Sequence[str]) -> None:
-    """What would fail on every device is told before any is asked."""
+def check_question(question: Question, cohort: Cohort, names: Sequence[str]) -> None:
+    """Before any device is asked, refuse a question that would fail on all of them."""
     if not question.candidates:
         raise Mistake("there is no candidate to evaluate: give settings, or models")
     if not names:
         raise Mistake("there is no device to ask")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise Mistake(f"the device {twice!r} is asked twice: it would count as two")
+        raise Mistake(f"the device {twice!r} is asked twice and would count as two")
     labels = [one.name for one in question.candidates]
     if len(set(labels)) < len(labels):
         raise Mistake(
@@ -136,5 +143,5 @@ def check(question: Question, cohort: Cohort, names: Sequence[str]) -> None:
         one.local(cohort.job.local)
     if not cohort.job.local.held_out:
         raise Mistake(
-            "devices hold no records out, so there is nothing to judge by: give the job local=Local(held_out=0.2)"
+            "devices hold out no records, so they have nothing to evaluate on: give the job local=Local(held_out=0.2)"
         )

@@ -1,4 +1,4 @@
-"""A task, done: from a configuration and devices to a result."""
+"""Runs a task on devices."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoestring.federated.tasks.task import FederatedTask
 from shoestring.federated.tasks.tune import Tuning, tune
 
 
-def performed(task: FederatedTask, cohort: Cohort, names: Sequence[str]) -> Evaluation | Tuning | Comparison:
-    """The result of a task on the devices of these names, in which no device can be told apart."""
+def perform_task(task: FederatedTask, cohort: Cohort, names: Sequence[str]) -> Evaluation | Tuning | Comparison:
+    """Run a task on these devices. The result does not reveal any single device."""
     asked = replace(cohort, seed=task.seed, job=replace(cohort.job, goal=task.goal))
     switches = {name: bool(task.parameters[name]) for name in ("halving", "apart") if name in task.parameters}
     if task.kind == "evaluate":
@@ -24,4 +24,4 @@ def performed(task: FederatedTask, cohort: Cohort, names: Sequence[str]) -> Eval
     if task.kind == "compare":
         a, b = task.candidates
         return compare(a, b, asked, names, task.by, task.least, switches.get("apart", False))
-    raise Mistake("a task of the kind train is done by rounds: shoestring federate")
+    raise Mistake("a task of the kind train needs rounds: use shoestring federate")

@@ -1,8 +1,9 @@
-"""Which devices something was told about, so that no two results differ by a few of them: their difference would be about those few.
+"""Records which devices earlier results were about, and refuses results whose devices differ from those by a few: the
+difference of the two results would be about those few.
 
-A file a population, a line a release: the devices that were asked, and those that every number is about (all that answered, and each
-group), as digests of their names. It is written, and on disk, before anything is told, by whoever asks: every task has one
-(`gather.seen_of`), whichever command or process begins it, and holds the file while it looks and writes.
+There is one file per population and one line per release, with digests of the names of all devices asked, and of the
+devices behind every number (all that answered, and each group). A line is on disk before its result is released. Every
+task goes through `gather.ask_and_release`, which holds the file's lock while it checks and writes.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import append_synced, held_to_append
 from shoestring.core.regular import read_regular
 
-DIGEST = 8  # bytes of a device's name
+DIGEST = 8  # bytes of a name's digest
 CRC = len(b',"crc":"01234567"}')
 
-Digests = frozenset[bytes]  # devices, by their names
+Digests = frozenset[bytes]  # a set of devices, as digests of their names
 
 
 @dataclass(frozen=True)
-class Told:
-    """One release."""
+class ReleaseRecord:
+    """One line of the registry: the devices of one released result."""
 
     asked: Digests
-    about: tuple[Digests, ...]  # of every number of it
+    about: tuple[Digests, ...]  # the devices behind each number
     least: int
 
 
 class TooClose(Mistake):
-    """A result would differ from an earlier one by a few devices."""
+    """A result's devices differ from those of an earlier result by too few."""
 
 
 class Registry:
-    """`path`: None keeps it in this object alone, for who has one process and no other result of these devices."""
+    """The registry of a population. Without a `path` it lives in memory: enough for one process and no earlier results."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.kept: list[Told] = []
+        self.records: list[ReleaseRecord] = []
 
     def refuse_asking(self, names: Iterable[str], least: int) -> None:
-        """Refuse to ask devices that are nearly those of an earlier task, before they work."""
-        refuse(
+        """Before devices work, refuse a set that differs from that of an earlier task by too few devices."""
+        refuse_overlap(
             [digests(names)],
             [(one.asked,) for one in self.earlier()],
             [one.least for one in self.earlier()],
@@ -57,46 +58,48 @@ class Registry:
         )
 
     def note(self, asked: Iterable[str], about: Iterable[Collection[str]], least: int) -> None:
-        """Note what is about to be told, or refuse; when this returns it is on disk."""
-        told = Told(digests(asked), tuple(dict.fromkeys(map(digests, about))), least)
-        with self.held() as file:
+        """Record a result that is about to be released, or refuse it. The record is on disk when this returns."""
+        record = ReleaseRecord(digests(asked), tuple(dict.fromkeys(map(digests, about))), least)
+        with self.locked() as file:
             earlier = self.earlier()
-            refuse(told.about, [one.about for one in earlier], [one.least for one in earlier], least, "was about")
-            if told not in earlier:
-                self.add(told, file)
+            refuse_overlap(
+                record.about, [one.about for one in earlier], [one.least for one in earlier], least, "was about"
+            )
+            if record not in earlier:
+                self.add(record, file)
 
-    def earlier(self) -> list[Told]:
+    def earlier(self) -> list[ReleaseRecord]:
         if self.path is None:
-            return self.kept
+            return self.records
         try:
             lines = read_regular(self.path).split(b"\n")
         except FileNotFoundError:
             return []
-        found = [told_of(line) for line in lines[:-1]]
+        found = [parse_line(line) for line in lines[:-1]]
         if lines[-1] or None in found:
             raise Mistake(
-                f"{self.path}, which says what devices were asked before, is damaged: whether a result would give a device away "
-                f"can't be known; put a whole copy back, or give another --ledger if these are other devices"
+                f"{self.path}, which records the devices of earlier results, is damaged, so nobody can tell whether a new result would "
+                f"expose a device: restore an intact copy, or give another --ledger if these are other devices"
             )
         return [one for one in found if one is not None]
 
     @contextmanager
-    def held(self) -> Iterator[int]:
-        """While inside, nobody else writes."""
+    def locked(self) -> Iterator[int]:
+        """Lock the file, so that nobody else writes."""
         if self.path is None:
             yield -1
             return
         with held_to_append(self.path) as file:
             yield file
 
-    def add(self, told: Told, file: int) -> None:
+    def add(self, record: ReleaseRecord, file: int) -> None:
         if self.path is None:
-            self.kept.append(told)
+            self.records.append(record)
             return
-        append_synced(file, line_of(told))
+        append_synced(file, line_of(record))
 
 
-def refuse(
+def refuse_overlap(
     now: Sequence[Digests], earlier: Sequence[Sequence[Digests]], bounds: Sequence[int], least: int, word: str
 ) -> None:
     for cohorts, bound in zip(earlier, bounds, strict=True):
@@ -105,8 +108,8 @@ def refuse(
                 apart = len(one ^ other)
                 if 0 < apart < max(least, bound):
                     raise TooClose(
-                        f"an earlier result {word} these devices, but for {apart}: the difference of both would be about fewer "
-                        f"than {max(least, bound)}; ask the same ones, or others"
+                        f"an earlier result {word} these devices, except for {apart}: the difference of both would be about fewer "
+                        f"than {max(least, bound)}; ask the same devices, or others"
                     )
 
 
@@ -114,29 +117,35 @@ def digests(names: Iterable[str]) -> Digests:
     return frozenset(hashlib.blake2b(name.encode(), digest_size=DIGEST).digest() for name in names)
 
 
-def line_of(told: Told) -> bytes:
-    record = {"asked": written(told.asked), "about": [written(one) for one in told.about], "least": told.least}
-    head = json.dumps(record, separators=(",", ":")).encode()[:-1]
+def line_of(record: ReleaseRecord) -> bytes:
+    fields = {
+        "asked": encode_devices(record.asked),
+        "about": [encode_devices(one) for one in record.about],
+        "least": record.least,
+    }
+    head = json.dumps(fields, separators=(",", ":")).encode()[:-1]
     return head + b',"crc":"%08x"}\n' % crc32(head)
 
 
-def written(devices: Digests) -> str:
+def encode_devices(devices: Digests) -> str:
     return b64encode(b"".join(sorted(devices))).decode()
 
 
-def told_of(line: bytes) -> Told | None:
-    """None: the line is damaged."""
+def parse_line(line: bytes) -> ReleaseRecord | None:
+    """The record of a line; None if the line is damaged."""
     head = line[:-CRC]
     if line[-CRC:] != b',"crc":"%08x"}' % crc32(head):
         return None
     try:
         found = json.loads(head + b"}")
-        return Told(read(found["asked"]), tuple(map(read, found["about"])), int(found["least"]))
+        return ReleaseRecord(
+            decode_devices(found["asked"]), tuple(map(decode_devices, found["about"])), int(found["least"])
+        )
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def read(text: str) -> Digests:
+def decode_devices(text: str) -> Digests:
     data = b64decode(text, validate=True)
     if len(data) % DIGEST:
         raise ValueError("it is cut off")

@@ -1,17 +1,18 @@
-"""What of the sums the developer may see: nothing about fewer than `least` devices.
+"""Which sums the developer may see: nothing about fewer than `least` devices.
 
-    a metric        that fewer devices measured is withheld
-    a group         of fewer devices is put together with the next smallest, until there are enough: were it only left out, the whole
-                    minus the other groups would tell it
-    a bin           of fewer devices is put together with the next one
-    over samples    the sums by samples are withheld where one device may have more than half of them (sqrt(sum w^2) > sum w / 2)
+    a metric        measured by fewer devices is withheld
+    a group         of fewer devices is merged with the next smallest until there are enough. Leaving it out would not hide it: it would be
+                    the whole minus the other groups
+    a bin           of fewer devices is merged with the next one
+    over samples    means over samples are withheld if one device may have more than half of the samples (sqrt(sum w^2) > sum w / 2)
 
-Protected: every number is about `least` devices or more, and so is every difference of two numbers of one release; the rungs of a tuning
-use other devices each, so that theirs are, too. A result about devices that are nearly those of an earlier one, because others were asked
-or because others answered, is refused (`registry`): the difference would be about the few.
-Not protected: what three or more releases of overlapping devices give together; two of the same devices one of which has other records
-the second time; what a developer knows who has the records of all devices but one; and how many devices met which kind of error or
-diverged. That needs noise: sums are not differentially private by being sums.
+Protected: every number is about `least` devices or more, and so is the difference of any two numbers of one release.
+The rungs of a tuning ask different devices, so this holds between rungs, too. A result whose devices differ from those
+of an earlier result by a few is refused (`registry`), because the difference of both results would be about those few.
+Not protected: combinations of three or more releases about overlapping devices; two releases about the same devices if
+one device changed its records in between; anything against a developer who has the records of all devices but one; and
+how many devices diverged or had which kind of error. These need noise: sums by themselves are not differentially
+private.
 
 Contract: All that a developer sees of it comes out of `released` (tests/federated/tasks/test_release.py).
 """
@@ -24,65 +25,64 @@ from math import isnan, nan, sqrt
 
 from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.aggregates import HEAD, ColumnMoments, Histogram
-from shoestring.federated.tasks.totals import DeviceTotals, Key, MetricSums, Telemetry, together
+from shoestring.federated.tasks.totals import DeviceTotals, Key, MetricSums, Telemetry, sum_totals
 
-LEAST = 10  # devices
-LARGEST = 0.5  # share of the samples that one device may have
-OTHERS = "others"  # the name of small groups that were put together
+LEAST = 10  # devices that a released number must be about
+LARGEST = 0.5  # largest share of the samples that one device may have
+OTHERS = "others"  # name of the merged small groups
 
 
 @dataclass(frozen=True)
-class Released:
-    """What the developer sees."""
+class ReleasedTotals:
+    """The sums that the developer sees."""
 
     whole: DeviceTotals
-    groups: Mapping[str, DeviceTotals]  # empty: there are none, or all but one are too small
+    groups: Mapping[str, DeviceTotals]  # empty if there are no groups, or if merging leaves a single one
     least: int
-    withheld: tuple[str, ...] = ()  # what is not in it, in words
+    withheld: tuple[str, ...] = ()  # what was withheld, and why
 
 
 class TooFew(Mistake):
-    """Nothing can be said about so few devices."""
+    """There are too few devices to release anything."""
 
 
-def released(by_group: Mapping[str, DeviceTotals], least: int = LEAST) -> Released:
-    """The sums of groups of devices, as far as they may be seen; where even all devices are too few, `TooFew`."""
+def release_totals(by_group: Mapping[str, DeviceTotals], least: int = LEAST) -> ReleasedTotals:
+    """The part of the groups' sums that the developer may see. Raises TooFew if all devices together are too few."""
     if least < 2:
-        raise Mistake(f"least={least}: at least 2, or one device's result would be seen; {LEAST} is usual")
-    whole = together(by_group.values())
+        raise Mistake(f"least={least}: with less than 2, a single device's result would be released; {LEAST} is usual")
+    whole = sum_totals(by_group.values())
     if whole.telemetry.devices < least:
         raise TooFew(
-            f"{whole.telemetry.devices} devices answered, and nothing is told about fewer than {least}: ask more of them"
+            f"{whole.telemetry.devices} devices answered, and results are released for at least {least}: ask more devices"
             f"{errors_text(whole)}"
         )
     few = sorted({entry.metric for entry in whole.entries if entry.moments.devices < least})
-    kept = {name: without(totals, whole, least) for name, totals in by_group.items()}
+    kept = {name: drop_rare_metrics(totals, whole, least) for name, totals in by_group.items()}
     pooled, joined = pooled_groups(kept, least)
     withheld = [f"{metric}: fewer than {least} devices measured it" for metric in few]
     withheld += [
-        f"{joined} groups have fewer than {least} devices, or would give such a one away: they are put together as "
-        f"{OTHERS!r}"
+        f"{joined} groups have fewer than {least} devices, or are needed to hide such a group: they are merged as {OTHERS!r}"
     ] * bool(joined and len(pooled) > 1)
     withheld += [f"groups: all but one would have fewer than {least} devices"] * (len(pooled) < 2 <= len(by_group))
-    uneven = {entry.key for totals in pooled.values() for entry in totals.entries if dominated(entry)}
+    uneven = {entry.key for totals in pooled.values() for entry in totals.entries if is_dominated(entry)}
     groups = (
         {
             name: replace(
-                coarse(totals, least, uneven), telemetry=Telemetry(devices=totals.telemetry.devices), failed=()
+                coarsen(totals, least, uneven), telemetry=Telemetry(devices=totals.telemetry.devices), failed=()
             )
             for name, totals in pooled.items()
         }
         if len(pooled) > 1
         else {}
     )
-    all_devices = without(whole, whole, least)
-    found = coarse(all_devices, least, {entry.key for entry in all_devices.entries if dominated(entry)})
-    masked = sorted(uneven_in(found).union(*map(uneven_in, groups.values())))
+    all_devices = drop_rare_metrics(whole, whole, least)
+    found = coarsen(all_devices, least, {entry.key for entry in all_devices.entries if is_dominated(entry)})
+    masked = sorted(uneven_metrics(found).union(*map(uneven_metrics, groups.values())))
     withheld += [
-        f"{metric} over samples{' of groups' * (metric not in uneven_in(found))}: one device may have more than half of them"
+        f"{metric} over samples{' of groups' * (metric not in uneven_metrics(found))}: one device may have more than half of them"
         for metric in masked
     ]
-    return Released(found, groups, least, tuple(withheld))
+    return ReleasedTotals(found, groups, least, tuple(withheld))
 
 
 def errors_text(whole: DeviceTotals) -> str:
@@ -91,52 +91,53 @@ def errors_text(whole: DeviceTotals) -> str:
     )
 
 
-def without(totals: DeviceTotals, whole: DeviceTotals, least: int) -> DeviceTotals:
-    """Without what too few of all devices measured."""
+def drop_rare_metrics(totals: DeviceTotals, whole: DeviceTotals, least: int) -> DeviceTotals:
+    """Drop the metrics that too few of all devices measured."""
     enough = {entry.key for entry in whole.entries if entry.moments.devices >= least}
     return replace(totals, entries=tuple(entry for entry in totals.entries if entry.key in enough))
 
 
-def smallest(totals: DeviceTotals) -> int:
-    """The fewest devices that anything in it is about."""
+def fewest_devices(totals: DeviceTotals) -> int:
+    """The smallest number of devices that any entry is about."""
     return min([totals.telemetry.devices, *(entry.moments.devices for entry in totals.entries)])
 
 
 def pooled_groups(by_group: Mapping[str, DeviceTotals], least: int) -> tuple[dict[str, DeviceTotals], int]:
-    """Groups of enough devices each, and how many were put together for that.
+    """Merge small groups until each has enough devices; also return how many groups were merged.
 
-    Whoever subtracts all groups that stand from the whole gets those that were put together, so these are enough, too.
+    The merged group must have enough devices, too, because it equals the whole minus all other groups.
     """
-    rising = sorted(by_group, key=lambda name: (smallest(by_group[name]), name))
-    small = [name for name in rising if smallest(by_group[name]) < least]
-    while small and len(small) < len(rising) and smallest(together(by_group[name] for name in small)) < least:
+    rising = sorted(by_group, key=lambda name: (fewest_devices(by_group[name]), name))
+    small = [name for name in rising if fewest_devices(by_group[name]) < least]
+    while small and len(small) < len(rising) and fewest_devices(sum_totals(by_group[name] for name in small)) < least:
         small = rising[: len(small) + 1]
     found = {name: totals for name, totals in by_group.items() if name not in small}
     if small:
         name = OTHERS if OTHERS not in found else f"{OTHERS} (small groups)"
-        found[name] = together(totals for group, totals in by_group.items() if group in small)
+        found[name] = sum_totals(totals for group, totals in by_group.items() if group in small)
     return found, len(small)
 
 
-def dominated(entry: MetricSums) -> bool:
+def is_dominated(entry: MetricSums) -> bool:
     """Whether one device may have more than half of the samples."""
     w, w2 = entry.moments.sums[1:3]
     return sqrt(w2) > LARGEST * w
 
 
-def uneven_in(totals: DeviceTotals) -> set[str]:
+def uneven_metrics(totals: DeviceTotals) -> set[str]:
     return {entry.metric for entry in totals.entries if isnan(entry.moments.sums[1])}
 
 
-def coarse(totals: DeviceTotals, least: int, uneven: Collection[Key]) -> DeviceTotals:
-    """With bins of enough devices, and without sums by samples of what is `uneven`: in all groups, or the others would give it away."""
+def coarsen(totals: DeviceTotals, least: int, uneven: Collection[Key]) -> DeviceTotals:
+    """Merge histogram bins, and drop sums over samples of the `uneven` metrics. The caller drops a metric in all
+    groups: otherwise the other groups would reveal it."""
     return replace(
         totals,
         entries=tuple(
             replace(
                 entry,
                 moments=by_devices_alone(entry.moments) if entry.key in uneven else entry.moments,
-                histogram=joined(entry.histogram, least) if entry.histogram is not None else None,
+                histogram=join_bins(entry.histogram, least) if entry.histogram is not None else None,
             )
             for entry in totals.entries
         ),
@@ -145,7 +146,7 @@ def coarse(totals: DeviceTotals, least: int, uneven: Collection[Key]) -> DeviceT
 
 def by_devices_alone(moments: ColumnMoments) -> ColumnMoments:
     k = moments.columns
-    own = k + k * (k + 1) // 2  # numbers of means over devices
+    own = k + k * (k + 1) // 2  # how many numbers means over devices need
     return ColumnMoments(
         k,
         (
@@ -157,13 +158,13 @@ def by_devices_alone(moments: ColumnMoments) -> ColumnMoments:
     )
 
 
-def joined(histogram: Histogram, least: int) -> Histogram | None:
-    """The same with neighbouring bins put together until each has enough devices; None if all together have not.
+def join_bins(histogram: Histogram, least: int) -> Histogram | None:
+    """Merge neighbouring bins until each has enough devices; None if all devices together are too few for two bins.
 
-    >>> joined(Histogram((0.0, 1.0, 2.0, 3.0), (0, 3, 9, 12, 2)), 10)
+    >>> join_bins(Histogram((0.0, 1.0, 2.0, 3.0), (0, 3, 9, 12, 2)), 10)
     Histogram(edges=(2.0,), counts=(12, 14))
     """
-    bins: list[tuple[int, float]] = []  # devices, and the edge at the right
+    bins: list[tuple[int, float]] = []  # (devices, right edge)
     held = 0
     for count, edge in zip(histogram.counts, (*histogram.edges, nan), strict=True):
         held += count

@@ -1,4 +1,4 @@
-"""Candidate settings of a device's own training, and grids of them as text: `lr=0.01,0.1,1 epochs=1,2` are six."""
+"""Candidate settings for local training, and grids of them as text: `lr=0.01,0.1,1 epochs=1,2` has six."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ KINDS: Mapping[str, type] = {
     "batch": int,
     "lr": float,
     "steps": int,
-}  # of Local, what a candidate can set
+}  # the settings of Local that a candidate can change
 REFUSED = {
-    "held_out": "candidates are compared by the same records, so it is the same for all: set it in the job's Local",
+    "held_out": "all candidates are evaluated on the same records: set it in the job's Local",
     "optimizer": "it is a function of the job: set it in the job's Local",
 }
-MOST = 1000  # settings of a grid
+MOST = 1000  # settings in a grid at most
 
 Value = int | float
 
 
 @dataclass(frozen=True)
 class TuneCandidate:
-    """What is tried: weights, and how the device trains them on its own records before they are judged."""
+    """A candidate: a model, and the settings with which devices train it on their own records before they evaluate it."""
 
     name: str
-    settings: Mapping[str, Value] = field(default_factory=dict)  # of Local; those that are not given are the job's
-    model: str = ""  # the name of its weights among the task's models
-    trains: bool = True  # else the weights are judged as they are
+    settings: Mapping[str, Value] = field(default_factory=dict)  # of Local; the job's where they are left out
+    model: str = ""  # name of its weights among the task's models
+    trains: bool = True  # False: the weights are evaluated as they are
 
     def local(self, of_job: Local) -> Local:
         """The job's Local with these settings."""
-        check(self.settings)
+        check_settings(self.settings)
         if "lr" in self.settings and of_job.optimizer is not None:
             raise Mistake(
-                f"{self.name}: devices have an optimizer (the Job's or its Local's), which knows no lr: leave lr out of the "
+                f"{self.name}: devices have an optimizer (the Job's or its Local's), so lr has no effect: leave lr out of the "
                 f"settings, or give Local(lr=...) without an optimizer"
             )
         return replace(of_job, **self.settings)  # type: ignore[arg-type]   # checked above
 
 
-def check(settings: Mapping[str, object]) -> None:
+def check_settings(settings: Mapping[str, object]) -> None:
     for name, value in settings.items():
         if name in REFUSED:
             raise Mistake(f"{name}={value} among settings: {REFUSED[name]}")
@@ -62,12 +62,13 @@ def check(settings: Mapping[str, object]) -> None:
 
 
 def candidates_of(settings: Sequence[Mapping[str, Value]], model: str = "") -> tuple[TuneCandidate, ...]:
-    """Settings as candidates of one model, by name."""
+    """A candidate of one model for each of these settings."""
     return tuple(TuneCandidate(text_of(one), one, model) for one in settings)
 
 
 def text_of(settings: Mapping[str, Value]) -> str:
-    """
+    """The name of a candidate.
+
     >>> text_of({"lr": 0.1, "epochs": 2}), text_of({})
     ('lr=0.1 epochs=2', 'as in the job')
     """
@@ -75,7 +76,7 @@ def text_of(settings: Mapping[str, Value]) -> str:
 
 
 def settings_of(written: str) -> tuple[Mapping[str, Value], ...]:
-    """All combinations of the values that are given.
+    """All settings of a grid.
 
     >>> settings_of("lr=0.01,0.1 epochs=1,2")
     ({'lr': 0.01, 'epochs': 1}, {'lr': 0.01, 'epochs': 2}, {'lr': 0.1, 'epochs': 1}, {'lr': 0.1, 'epochs': 2})
@@ -89,7 +90,7 @@ def settings_of(written: str) -> tuple[Mapping[str, Value], ...]:
             raise Mistake(f"{name} is given twice among settings: write all its values at once, such as {name}=1,2")
         values[name] = tuple(value_of(name, one) for one in given.split(","))
         for value in values[name]:
-            check({name: value})
+            check_settings({name: value})
         if len(set(values[name])) < len(values[name]):
             raise Mistake(f"{item!r} among settings has a value twice: leave one out")
     if not values:
@@ -106,6 +107,6 @@ def value_of(name: str, text: str) -> Value:
     except (SyntaxError, ValueError):
         value = None
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        check({name: 1})  # an unknown name is what is told first
+        check_settings({name: 1})  # report an unknown name before a bad value
         raise Mistake(f"{name}={text} among settings: {text!r} is not a number")
     return float(value) if KINDS.get(name) is float else value

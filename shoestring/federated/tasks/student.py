@@ -1,9 +1,9 @@
-"""Student's t distribution, which says how far a mean of few devices may be off. scipy is no dependency of ours.
+"""Student's t distribution, for intervals and tests of means over few devices. (scipy is not a dependency.)
 
     P(|T| > t)  =  I_x(df / 2, 1 / 2),    x = df / (df + t^2)
 
-I is the regularised incomplete beta function, here by its continued fraction (Press, Teukolsky, Vetterling, Flannery 2007, Numerical
-Recipes, section 6.4).
+I is the regularised incomplete beta function, here by its continued fraction (Press, Teukolsky, Vetterling, Flannery
+2007, Numerical Recipes, section 6.4).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from statistics import NormalDist
 
 from shoestring.core.errors import Mistake
 
-NORMAL = 1e7  # degrees of freedom from which on it is the normal distribution, to all digits that matter
+NORMAL = 1e7  # degrees of freedom above which the normal distribution is used
 TINY = 1e-300
 CLOSE = 1e-15
 
 
 def incomplete_beta(a: float, b: float, x: float, y: float) -> float:
-    """I_x(a, b). `y` is 1 - x, given because whoever knows it knows it with more digits.
+    """I_x(a, b). `y` is 1 - x; the caller passes it, because computing it here would lose digits.
 
     >>> round(incomplete_beta(2, 3, 0.4, 0.6), 10)   # 6 x^2 - 8 x^3 + 3 x^4
     0.5248
     """
     if x <= 0 or y <= 0:
         return float(y <= 0)
-    if x > (a + 1) / (a + b + 2):  # the fraction converges quickly below this
+    if x > (a + 1) / (a + b + 2):  # the continued fraction converges quickly below this
         return 1 - incomplete_beta(b, a, y, x)
     front = exp(lgamma(a + b) - lgamma(a) - lgamma(b) + a * log(x) + b * log(y)) / a
     return front * fraction(a, b, x)
@@ -71,7 +71,7 @@ def tails(t: float, df: float) -> float:
 
 @lru_cache(maxsize=4096)
 def quantile(level: float, df: float) -> float:
-    """The t that |T| stays within with the chance `level`.
+    """The t for which |T| <= t has probability `level`.
 
     >>> round(quantile(0.95, 10), 6), round(quantile(0.95, 1), 4), round(quantile(0.95, 1e9), 6)
     (2.228139, 12.7062, 1.959964)
@@ -84,7 +84,7 @@ def quantile(level: float, df: float) -> float:
     t = NormalDist().inv_cdf((1 + level) / 2)
     if df >= NORMAL:
         return t
-    # The tail is convex, and the normal distribution's quantile lies left of the root: Newton's steps rise to it and never pass it
+    # The tail is convex and the normal quantile is left of the root, so Newton's steps approach the root without passing it
     scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)
     for _ in range(1000):
         step = (tails(t, df) - (1 - level)) / (2 * scale * exp(-(df + 1) / 2 * log1p(t * t / df)))

@@ -1,4 +1,4 @@
-"""Results as tables of text: terminal and page show the same ones."""
+"""Results as tables of text, the same for terminal and page."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from shoestring.core.units import bytes_text
 from shoestring.federated.tasks.compare import Change, Comparison
 from shoestring.federated.tasks.evaluate import ALL, Estimate, Evaluation
 from shoestring.federated.tasks.totals import Telemetry
-from shoestring.federated.tasks.tune import Tried, Tuning
+from shoestring.federated.tasks.tune import TriedSetting, Tuning
 
 
 @dataclass(frozen=True)
 class ReportTable:
     title: str
     rows: tuple[tuple[str, ...], ...]  # the first is the heading
-    right: tuple[int, ...]  # columns of figures
+    right: tuple[int, ...]  # right-aligned columns
     notes: tuple[str, ...] = ()
 
 
-def number(value: float | None, signed: bool = False) -> str:
+def number_text(value: float | None, signed: bool = False) -> str:
     """
-    >>> number(0.123456), number(-3.0, signed=True), number(None), number(12345.6)
+    >>> number_text(0.123456), number_text(-3.0, signed=True), number_text(None), number_text(12345.6)
     ('0.1235', '-3', '', '1.235e+04')
     """
     return "" if value is None else f"{value:{'+' if signed else ''}.4g}"
 
 
-def about(estimate: Estimate | None) -> str:
-    return f"{number(estimate.mean)} ± {estimate.error:.2g}" if estimate is not None else "withheld"
+def mean_text(estimate: Estimate | None) -> str:
+    return f"{number_text(estimate.mean)} ± {estimate.error:.2g}" if estimate is not None else "withheld"
 
 
 def group_text(group: str) -> str:
     return "all" if group == ALL else group
 
 
-def telemetry_text(told: Telemetry) -> str:
+def telemetry_text(telemetry: Telemetry) -> str:
     """
     >>> telemetry_text(Telemetry(12, 10, 20, 3.0, 1000, 20000, (("RuntimeError", 2),)))
     '10 of 12 devices answered, 20 trainings, 19.5 KiB down, 1,000 B up; errors: 2 RuntimeError'
     """
-    errors = "; errors: " + ", ".join(f"{count} {kind}" for kind, count in told.errors) if told.errors else ""
+    errors = "; errors: " + ", ".join(f"{count} {kind}" for kind, count in telemetry.errors) if telemetry.errors else ""
     return (
-        f"{told.devices:,} of {told.asked:,} devices answered, {told.trainings:,} trainings, {bytes_text(told.down)} down, "
-        f"{bytes_text(told.up)} up{errors}"
+        f"{telemetry.devices:,} of {telemetry.asked:,} devices answered, {telemetry.trainings:,} trainings, "
+        f"{bytes_text(telemetry.down)} down, {bytes_text(telemetry.up)} up{errors}"
     )
 
 
 def failed_notes(result: Evaluation | Tuning | Comparison) -> tuple[str, ...]:
     return tuple(
-        f"{name}: no finite number on {count:,} device{'s' * (count != 1)}, which are not in its figures"
+        f"{name}: no finite number on {count:,} device{'s' * (count != 1)}, which its figures leave out"
         for name, count in result.failed.items()
     )
 
@@ -64,8 +64,8 @@ def evaluation_tables(result: Evaluation) -> tuple[ReportTable, ...]:
                 group_text(one.group),
                 one.when,
                 f"{one.devices:,}",
-                about(one.by_sample),
-                about(one.by_device),
+                mean_text(one.by_sample),
+                mean_text(one.by_device),
             )
             for one in result.measured
             if one.metric == metric
@@ -74,14 +74,14 @@ def evaluation_tables(result: Evaluation) -> tuple[ReportTable, ...]:
         tables.append(ReportTable(metric, (heading, *rows), (3, 4, 5)))
     return (
         *tables,
-        notes(
-            result, f"± is one standard error between devices; nothing is told about fewer than {result.least} devices"
+        notes_table(
+            result, f"± is one standard error between devices; results are released for at least {result.least} devices"
         ),
     )
 
 
-def notes(result: Evaluation | Tuning | Comparison, *more: str) -> ReportTable:
-    """A table without rows: what is to be said below."""
+def notes_table(result: Evaluation | Tuning | Comparison, *more: str) -> ReportTable:
+    """A table without rows: notes to print below the others."""
     withheld = tuple(f"withheld: {one}" for one in result.withheld)
     return ReportTable("", (), (), (*more, *failed_notes(result), *withheld, telemetry_text(result.telemetry)))
 
@@ -120,15 +120,15 @@ def tuning_tables(result: Tuning) -> tuple[ReportTable, ...]:
         tables.append(
             ReportTable("rungs", (("rung", "settings", "devices", "trainings", "up"), *rungs), (0, 1, 2, 3, 4))
         )
-    said = "± is one standard error; `as good` are those that are not significantly worse than the best of their rung, all of them together"
-    return (*tables, notes(result, said))
+    said = "± is one standard error; `as good`: not significantly worse than the best of the rung, corrected for all its settings"
+    return (*tables, notes_table(result, said))
 
 
-def standing(one: Tried, best: bool) -> tuple[str, str, str]:
+def standing(one: TriedSetting, best: bool) -> tuple[str, str, str]:
     if one.mean is None or one.error is None or one.behind is None or one.behind_error is None:
         return "", "", "diverged"
-    behind = "" if not one.behind_error else f"{number(one.behind)} ± {one.behind_error:.2g}"
-    return about(Estimate(one.mean, one.error)), behind, "best" if best else "as good" if one.as_good else "worse"
+    behind = "" if not one.behind_error else f"{number_text(one.behind)} ± {one.behind_error:.2g}"
+    return mean_text(Estimate(one.mean, one.error)), behind, "best" if best else "as good" if one.as_good else "worse"
 
 
 def comparison_tables(result: Comparison) -> tuple[ReportTable, ...]:
@@ -159,26 +159,34 @@ def comparison_tables(result: Comparison) -> tuple[ReportTable, ...]:
     said = [f"A: {result.a}; B: {result.b}; means over {result.by}, {result.when} the devices' own training; {design}"]
     if any(one.group != ALL for one in result.changes):
         said.append(
-            "every interval is for itself; the verdict on a group holds for all groups of the metric together (Holm), and "
-            "`perhaps` is what would be sure of that group alone"
+            "every interval is for one group by itself; verdicts on groups are corrected for all groups of the metric (Holm), and "
+            "`perhaps` means significant for that group alone only"
         )
     if any(one.percent is None or one.low is None for one in result.changes):
-        said.append("without an interval: A's mean can't be told from 0, and a percentage of it means nothing")
-    return (*tables, notes(result, *said))
+        said.append(
+            "without an interval: A's mean is not significantly different from 0, and a percentage of it means nothing"
+        )
+    return (*tables, notes_table(result, *said))
 
 
 def change_row(one: Change, grouped: bool) -> tuple[str, ...]:
     devices = (
         f"{one.devices[0]:,}" if one.devices[0] == one.devices[1] else f"{one.devices[0]:,} and {one.devices[1]:,}"
     )
-    delta = f"{number(one.percent, signed=True)} %" if one.percent is not None else number(one.delta, signed=True)
-    interval = f"{number(one.low, signed=True)} to {number(one.high, signed=True)} %" if one.low is not None else "none"
+    delta = (
+        f"{number_text(one.percent, signed=True)} %" if one.percent is not None else number_text(one.delta, signed=True)
+    )
+    interval = (
+        f"{number_text(one.low, signed=True)} to {number_text(one.high, signed=True)} %"
+        if one.low is not None
+        else "none"
+    )
     adjusted = (f"{one.holm:.2g}" if one.group != ALL else "",) if grouped else ()
     return (
         group_text(one.group),
         devices,
-        number(one.a),
-        number(one.b),
+        number_text(one.a),
+        number_text(one.b),
         delta,
         interval,
         f"{one.p:.2g}",

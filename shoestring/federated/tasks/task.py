@@ -1,9 +1,9 @@
-"""A task for devices: a configuration and attachments. Results and telemetry come back; on-device records stay.
+"""A task for devices: a configuration with attached models. Results and telemetry come back; records stay on devices.
 
-    task.json                 the configuration, with a seal that shows damage
-    models/NAME.f32           weights, a row of 32-bit numbers each, known by their SHA-256
+    task.json                 the configuration, with a checksum
+    models/NAME.f32           weights, a row of 32-bit numbers each, identified by their SHA-256
 
-What a device runs is the job file that `code` names, by its digest: a device that has another one refuses.
+A device runs the job file named by `code`, and refuses if its own copy has another SHA-256.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ FILE = "task.json"
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file that goes with a task."""
+    """A file that belongs to a task."""
 
     name: str
-    path: str  # in the task's folder
+    path: str  # relative to the task's folder
     sha256: str
     size: int  # bytes
 
@@ -57,15 +57,13 @@ class FederatedTask:
     kind: str  # one of KINDS
     code: Code
     models: tuple[Attachment, ...]
-    candidates: tuple[TuneCandidate, ...] = ()  # of a comparison: A and B
-    goal: str = "min loss"  # what a tuning chooses by
+    candidates: tuple[TuneCandidate, ...] = ()  # for a comparison: A and B
+    goal: str = "min loss"  # the metric that tuning optimizes
     by: str = "devices"  # means over "devices" or "samples"
     seed: int = 0
-    least: int = LEAST  # devices that anything is told about
+    least: int = LEAST  # results are released for at least so many devices
     edges: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # of histograms, by metric
-    parameters: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # of a training: rounds, techniques; of a tuning: halving
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # for training: rounds, techniques; for tuning: halving
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -92,16 +90,15 @@ def code_of(file: str | Path, flags: Mapping[str, Any] | None = None) -> Code:
 
 
 def check_code(code: Code, file: str | Path) -> None:
-    """A device runs the code of the task, or nothing."""
+    """Refuse a job file that is not the one the task was made with."""
     if hashlib.sha256(Path(file).read_bytes()).hexdigest() != code.sha256:
         raise Mistake(
-            f"{file} is not the job file of the task: its SHA-256 is another one; get {code.file} as it was when the task "
-            f"was made"
+            f"{file} is not the job file of the task: it has another SHA-256; get {code.file} as it was when the task was made"
         )
 
 
 def attach(name: str, row: Tensor, folder: Path) -> Attachment:
-    """Write weights beside a task."""
+    """Write weights into a task's folder."""
     data = row.detach().to(torch.float32).contiguous().numpy().astype("<f4").tobytes()
     digest = hashlib.sha256(data).hexdigest()
     path = Path("models") / f"{digest[:16]}.f32"
@@ -111,12 +108,12 @@ def attach(name: str, row: Tensor, folder: Path) -> Attachment:
     return Attachment(name, str(path), digest, len(data))
 
 
-def row_of(attachment: Attachment, folder: Path) -> Tensor:
-    """The weights, if they are what was attached."""
+def read_weights(attachment: Attachment, folder: Path) -> Tensor:
+    """Read attached weights; a Mistake if the file is not the one that was attached."""
     file = (folder / attachment.path).resolve()
     if not file.is_relative_to(folder.resolve()):
         raise Mistake(
-            f"the model {attachment.name!r} lies outside of the task's folder, at {attachment.path}: it is not read"
+            f"the model {attachment.name!r} is outside of the task's folder, at {attachment.path}: it is not read"
         )
     try:
         data = file.read_bytes()
@@ -129,15 +126,15 @@ def row_of(attachment: Attachment, folder: Path) -> Tensor:
     return torch.from_numpy(np.frombuffer(data, "<f4").copy())
 
 
-def write(task: FederatedTask, folder: Path) -> Path:
+def write_task(task: FederatedTask, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with draft_file(folder / FILE) as draft:
         draft.write_bytes(sealed(to_json(task)))
     return folder / FILE
 
 
-def read(folder: Path) -> FederatedTask:
-    """A task as it was written; what is damaged, unknown or of a newer version is refused."""
+def read_task(folder: Path) -> FederatedTask:
+    """Read a task; a Mistake if it is damaged, unknown or of a newer version."""
     try:
         return from_json(FederatedTask, unsealed((folder / FILE).read_bytes())[0])
     except FileNotFoundError:
@@ -146,5 +143,5 @@ def read(folder: Path) -> FederatedTask:
         raise Mistake(f"{folder / FILE} can't be used: {error}") from error
 
 
-def models_of(task: FederatedTask, folder: Path) -> dict[str, Tensor]:
-    return {one.name: row_of(one, folder) for one in task.models}
+def read_models(task: FederatedTask, folder: Path) -> dict[str, Tensor]:
+    return {one.name: read_weights(one, folder) for one in task.models}

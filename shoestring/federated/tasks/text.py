@@ -1,4 +1,4 @@
-"""Results of tasks for the terminal."""
+"""Prints results of tasks on the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tables_text(tables: Iterable[ReportTable], screen: Screen = PIPE) -> str:
 
 
 def rows_parts(table: ReportTable, screen: Screen) -> list[RenderableType]:
-    """The rows as a table; where that would not fit, as a name and a line of figures each."""
+    """The rows as a table or, on a narrow screen, as a name and a line of figures each."""
     widths = [max(map(len, column)) + 2 for column in zip(*table.rows, strict=True)]
     if screen.width is None or sum(widths) <= screen.width:
         return [table_part(table.rows, table.right)]

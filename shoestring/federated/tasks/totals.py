@@ -1,4 +1,4 @@
-"""What one device tells, or many of them together: sums by what they are of, and telemetry. Adding two of them gives a third."""
+"""The answer of one device, or the sum of many answers: metric sums and telemetry. Two totals add up to another one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoestring.federated.tasks.aggregates import ColumnMoments, Histogram
 
-BEFORE, AFTER = "before", "after"  # the device's own training
+BEFORE, AFTER = "before", "after"  # a device's local training
 
 ALONE, PAIRED, JOINTLY = "alone", "paired", "jointly"
 
@@ -16,15 +16,15 @@ Key = tuple[tuple[int, ...], str, str, str]
 
 @dataclass(frozen=True)
 class Telemetry:
-    """How it went, without what was found."""
+    """How the work went, without any results."""
 
-    asked: int = 0  # devices
-    devices: int = 0  # that answered
-    trainings: int = 0  # of a model on a device
+    asked: int = 0  # devices asked
+    devices: int = 0  # devices that answered
+    trainings: int = 0  # candidates trained, over all devices
     seconds: float = 0.0  # of all devices together
-    up: int = 0  # bytes that they sent,
-    down: int = 0  # and that they were given
-    errors: tuple[tuple[str, int], ...] = ()  # devices by kind of error; the name of a kind, never its text
+    up: int = 0  # bytes sent by devices,
+    down: int = 0  # and to them
+    errors: tuple[tuple[str, int], ...] = ()  # number of devices by exception class; never an error message
 
     def plus(self, other: Telemetry) -> Telemetry:
         kinds = dict(self.errors)
@@ -45,7 +45,7 @@ class Telemetry:
 class MetricSums:
     """Sums of one metric."""
 
-    about: tuple[int, ...]  # candidates by number
+    about: tuple[int, ...]  # numbers of the candidates
     when: str  # BEFORE or AFTER the device's own training
     metric: str
     moments: ColumnMoments
@@ -69,11 +69,11 @@ class MetricSums:
 
 @dataclass(frozen=True)
 class DeviceTotals:
-    """What one device tells, or many of them together."""
+    """The answer of one device, or the sum of many answers."""
 
     entries: tuple[MetricSums, ...] = ()
     telemetry: Telemetry = Telemetry()
-    failed: tuple[int, ...] = ()  # by candidate: devices on which it gave no finite number
+    failed: tuple[int, ...] = ()  # for every candidate: devices on which a metric was not finite
 
     def plus(self, other: DeviceTotals) -> DeviceTotals:
         mine = {entry.key: entry for entry in self.entries}
@@ -86,8 +86,8 @@ class DeviceTotals:
         return DeviceTotals(tuple(mine.values()), self.telemetry.plus(other.telemetry), tuple(failed))
 
 
-def together(several: Iterable[DeviceTotals]) -> DeviceTotals:
-    """All of them, added up in the order in which they come."""
+def sum_totals(several: Iterable[DeviceTotals]) -> DeviceTotals:
+    """Add up totals in the given order."""
     whole = DeviceTotals()
     for one in several:
         whole = whole.plus(one)

@@ -1,17 +1,19 @@
-"""Federated tuning: settings of the devices' own training, chosen by how good the personal models are that they make.
+"""Federated tuning: choose the settings of local training that give the best personal models.
 
-Every device trains with all settings from the same weights, judges each result on what it holds out, and sends sums, with those of products
-of any two settings: so settings are compared on the same devices, and what makes a device easy or hard cancels.
+Every device trains with all settings from the same weights, evaluates each result on its held-out records, and sends
+sums, including products of any two settings. So settings are compared on the same devices, and differences between
+devices cancel.
 
-By halves, many settings cost little: all of them on few devices, the better half on twice as many others, and so on.
+Successive halving makes many settings cheap: all of them on few devices, the better half on twice as many other
+devices, and so on.
 
     rung r of R:    C / 2^r settings on N 2^r / (2^R - 1) devices         each rung is about as much work
 
-Every rung asks devices that were not asked before, so an estimate is never one that its setting was selected by, except for the last
-choice itself. Karnin, Koren, Somekh 2013, Almost Optimal Exploration in Multi-Armed Bandits, ICML; Jamieson, Talwalkar 2016, Non-stochastic
-Best Arm Identification and Hyperparameter Optimization, arXiv 1502.07943.
+Every rung asks new devices, so an estimate is independent of the selections before it; only the final choice is
+selected by its own estimate. Karnin, Koren, Somekh 2013, Almost Optimal Exploration in Multi-Armed Bandits, ICML;
+Jamieson, Talwalkar 2016, Non-stochastic Best Arm Identification and Hyperparameter Optimization, arXiv 1502.07943.
 
-A setting that diverged on a device is not chosen while there is one that did not: a mean without that device would praise it.
+A setting that diverged on some device is chosen only if all did: a mean without that device would be too good.
 """
 
 from __future__ import annotations
@@ -28,25 +30,25 @@ from shoestring.core.job import target
 from shoestring.federated.tasks.device import Question
 from shoestring.federated.tasks.estimates import LEVEL, WEIGHINGS, Means
 from shoestring.federated.tasks.evaluate import ALL, failures
-from shoestring.federated.tasks.gather import Cohort, seen_of
-from shoestring.federated.tasks.release import LEAST, Released, TooFew
+from shoestring.federated.tasks.gather import Cohort, ask_and_release
+from shoestring.federated.tasks.release import LEAST, ReleasedTotals, TooFew
 from shoestring.federated.tasks.settings import TuneCandidate
 from shoestring.federated.tasks.student import tails
 from shoestring.federated.tasks.totals import Telemetry
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A setting, as it was last tried."""
+class TriedSetting:
+    """A setting and its results in the last rung that tried it."""
 
     candidate: TuneCandidate
-    rung: int  # the last one that it was in, from 0
+    rung: int  # from 0
     devices: int
     mean: float | None  # of the metric; None: it failed on some devices
-    error: float | None  # standard error
-    behind: float | None  # by how much it is worse than the best of its rung,
-    behind_error: float | None  # on the same devices
-    p: float | None  # of being as good, for all settings of the rung together (Bonferroni)
+    error: float | None  # standard error of the mean
+    behind: float | None  # how much worse it is than the best of its rung, on the same devices
+    behind_error: float | None  # standard error of that
+    p: float | None  # p value of being as good, corrected for all settings of the rung (Bonferroni)
     as_good: bool  # not significantly worse than the best of its rung
 
 
@@ -60,10 +62,10 @@ class Rung:
 @dataclass(frozen=True)
 class Tuning:
     metric: str
-    most: bool  # the largest is best
+    most: bool  # whether larger is better
     by: str  # means over "devices" or "samples"
-    best: Tried
-    tried: tuple[Tried, ...]  # best first
+    best: TriedSetting
+    tried: tuple[TriedSetting, ...]  # best first
     rungs: tuple[Rung, ...]
     telemetry: Telemetry
     least: int
@@ -82,19 +84,19 @@ def tune(
     least: int = LEAST,
     halving: bool = False,
 ) -> Tuning:
-    """The best of the candidates by the job's goal. `names`: devices in the order in which they are asked."""
+    """Find the best candidate by the job's goal. `names`: devices in the order in which they are asked."""
     wanted = target(cohort.job.goal)
     sizes = rung_sizes(len(candidates), len(names), least) if halving else [len(names)]
     left, begin, rungs = list(candidates), 0, []
-    tried: dict[str, Tried] = {}
+    tried: dict[str, TriedSetting] = {}
     failed: dict[str, int] = {}
     withheld: tuple[str, ...] = ()
     for number, size in enumerate(sizes):
         question = Question(tuple(left), jointly=wanted.metric)
-        seen = seen_of(
+        seen = ask_and_release(
             question, cohort, names[begin : begin + size], least, whole=ALL
-        )  # a setting is chosen for all groups
-        found = ranked(left, seen, wanted.most, by, number)
+        )  # one setting is chosen for all groups together
+        found = rank_rung(left, seen, wanted.most, by, number)
         tried |= {one.candidate.name: one for one in found}
         failed |= failures([one.name for one in left], seen)
         withheld = tuple(dict.fromkeys((*withheld, *seen.withheld)))
@@ -103,8 +105,8 @@ def tune(
         begin += size
         if len(left) == 1:
             break
-    # Who got further stands above; of the same rung, the better one
-    order = sorted(tried.values(), key=lambda one: (-one.rung, *standing(one)))
+    # Later rungs first; within a rung, the better setting first
+    order = sorted(tried.values(), key=lambda one: (-one.rung, *sort_key(one)))
     telemetry = Telemetry()
     for rung in rungs:
         telemetry = telemetry.plus(rung.telemetry)
@@ -113,7 +115,7 @@ def tune(
     )
 
 
-def standing(one: Tried) -> tuple[bool, float]:
+def sort_key(one: TriedSetting) -> tuple[bool, float]:
     return one.mean is None, one.behind if one.behind is not None else 0.0
 
 
@@ -124,7 +126,7 @@ def rung_sizes(settings: int, devices: int, least: int) -> list[int]:
     ([20, 40, 80, 160], [25], [50])
     """
     if devices < least:
-        raise TooFew(f"{devices} devices, and nothing is told about fewer than {least}: ask more of them")
+        raise TooFew(f"{devices} devices, and results are released for at least {least}: ask more devices")
     rungs = max(ceil(log2(settings)), 1) if settings > 1 else 1
     while devices // (2**rungs - 1) < least:
         rungs -= 1
@@ -133,8 +135,22 @@ def rung_sizes(settings: int, devices: int, least: int) -> list[int]:
     return [*sizes[:-1], devices - sum(sizes[:-1])]
 
 
-def ranked(candidates: Sequence[TuneCandidate], seen: Released, most: bool, by: str, rung: int) -> list[Tried]:
-    """The candidates of one rung, best first, and those that failed at the end, fewest failures first."""
+@dataclass(frozen=True)
+class RungEstimates:
+    """What the candidates of one rung are compared by."""
+
+    number: int  # from 0
+    devices: int
+    means: Means
+    best: int  # place of the best candidate
+    compared: int  # candidates that did not fail
+    most: bool  # whether larger is better
+
+
+def rank_rung(
+    candidates: Sequence[TuneCandidate], seen: ReleasedTotals, most: bool, by: str, rung: int
+) -> list[TriedSetting]:
+    """Rank the candidates of a rung: the best first, then those that failed on some device, fewest failures first."""
     entry = seen.whole.entries[0]
     means = WEIGHINGS[by](np.asarray(entry.moments.sums), len(candidates))
     if not np.isfinite(means.mean).all():
@@ -147,26 +163,25 @@ def ranked(candidates: Sequence[TuneCandidate], seen: Released, most: bool, by: 
         least = min(range(len(candidates)), key=lambda place: fails[place])
         raise Mistake(
             f"every setting diverged on some device, {candidates[least].name} on the fewest, {fails[least]} of "
-            f"{entry.moments.devices}: try smaller rates, or fewer epochs"
+            f"{entry.moments.devices}: try smaller learning rates, or fewer epochs"
         )
     good.sort(key=lambda place: -means.mean[place] if most else means.mean[place])
-    found = [
-        one_tried(candidates[place], place, good[0], means, len(good), most, rung, entry.moments.devices)
-        for place in good
-    ]
+    estimates = RungEstimates(rung, entry.moments.devices, means, good[0], len(good), most)
+    found = [tried_setting(candidates[place], place, estimates) for place in good]
     bad = sorted((place for place in range(len(candidates)) if fails[place]), key=lambda place: fails[place])
     return found + [
-        Tried(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False) for place in bad
+        TriedSetting(candidates[place], rung, entry.moments.devices, None, None, None, None, None, False)
+        for place in bad
     ]
 
 
-def one_tried(
-    candidate: TuneCandidate, place: int, best: int, means: Means, compared: int, most: bool, rung: int, devices: int
-) -> Tried:
-    """A candidate beside the best of its rung. What rounding of the sums can hide counts as uncertain."""
-    behind = float((means.mean[best] - means.mean[place]) * (1 if most else -1))
+def tried_setting(candidate: TuneCandidate, place: int, rung: RungEstimates) -> TriedSetting:
+    """A candidate compared with the best of its rung. The standard error is at least what rounding of the sums can
+    hide."""
+    means, best = rung.means, rung.best
+    behind = float((means.mean[best] - means.mean[place]) * (1 if rung.most else -1))
     variance = means.cov[place, place] + means.cov[best, best] - 2 * means.cov[place, best]
     error = float(np.sqrt(max(variance, means.rounding[place] + means.rounding[best]))) if place != best else 0.0
-    p = min(tails(behind / error, float(means.df)) * max(compared - 1, 1), 1.0) if error else 1.0
+    p = min(tails(behind / error, float(means.df)) * max(rung.compared - 1, 1), 1.0) if error else 1.0
     mean, own = float(means.mean[place]), float(np.sqrt(means.cov[place, place]))
-    return Tried(candidate, rung, devices, mean, own, behind, error, p, p >= 1 - LEVEL)
+    return TriedSetting(candidate, rung.number, rung.devices, mean, own, behind, error, p, p >= 1 - LEVEL)

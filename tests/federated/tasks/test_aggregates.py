@@ -7,15 +7,25 @@ from hypothesis import strategies as st
 
 from shoestring.core.codec import from_json, to_json
 from shoestring.core.errors import Mistake
-from shoestring.federated.tasks.aggregates import EDGES, ColumnMoments, Histogram, counted, length, moments, sums_of
-from shoestring.federated.tasks.totals import AFTER, DeviceTotals, MetricSums, Telemetry, together
+from shoestring.federated.tasks.aggregates import (
+    EDGES,
+    ColumnMoments,
+    Histogram,
+    device_moments,
+    one_value_histogram,
+    sums_length,
+    sums_of,
+)
+from shoestring.federated.tasks.totals import AFTER, DeviceTotals, MetricSums, Telemetry, sum_totals
 
 numbers = st.floats(-100, 100)
 devices = st.lists(st.tuples(st.floats(1, 50), numbers, numbers), min_size=1, max_size=12)
 
 
 def told(weight: float, a: float, b: float, candidate: int = 0) -> DeviceTotals:
-    entry = MetricSums((candidate,), AFTER, "loss", moments(weight, [a, b]), counted(a / weight, EDGES))
+    entry = MetricSums(
+        (candidate,), AFTER, "loss", device_moments(weight, [a, b]), one_value_histogram(a / weight, EDGES)
+    )
     return DeviceTotals((entry,), Telemetry(1, 1, 2, 0.5, 10, 20, (("odd", 1),)), (1, 0))
 
 
@@ -24,12 +34,12 @@ def told(weight: float, a: float, b: float, candidate: int = 0) -> DeviceTotals:
 def test_the_order_in_which_devices_are_added_changes_only_rounding(
     values: list[tuple[float, float, float]], random: object
 ) -> None:
-    one_by_one = together(told(*value) for value in values)
+    one_by_one = sum_totals(told(*value) for value in values)
     shuffled = list(values)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     middle = len(values) // 2
-    in_two = together(told(*value) for value in shuffled[:middle]).plus(
-        together(told(*value) for value in shuffled[middle:])
+    in_two = sum_totals(told(*value) for value in shuffled[:middle]).plus(
+        sum_totals(told(*value) for value in shuffled[middle:])
     )
     (first,), (second,) = one_by_one.entries, in_two.entries
     scale = np.abs(sums_of(np.array([v[0] for v in values]), np.array([v[1:] for v in values]))).sum(0)
@@ -61,7 +71,7 @@ def test_sums_are_the_ten_that_a_person_would_write() -> None:
         a @ b,
         b @ b,
     ]
-    assert found.tolist() == pytest.approx(wanted) and len(wanted) == length(2)
+    assert found.tolist() == pytest.approx(wanted) and len(wanted) == sums_length(2)
 
 
 def test_different_metrics_stay_apart() -> None:
@@ -71,7 +81,13 @@ def test_different_metrics_stay_apart() -> None:
 
 def test_a_value_on_an_edge_belongs_to_the_bin_above_and_none_is_lost() -> None:
     edges = (0.0, 1.0)
-    assert [counted(value, edges).counts.index(1) for value in (-5.0, 0.0, 0.5, 1.0, 1e9)] == [0, 1, 1, 2, 2]
+    assert [one_value_histogram(value, edges).counts.index(1) for value in (-5.0, 0.0, 0.5, 1.0, 1e9)] == [
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_histograms_and_sums_that_do_not_fit_are_refused() -> None:
@@ -80,12 +96,12 @@ def test_histograms_and_sums_that_do_not_fit_are_refused() -> None:
         lambda: Histogram((), (1,)),
         lambda: Histogram((1.0,), (1,)),
         lambda: ColumnMoments(1, (1.0,)),
-        lambda: counted(1.0, (0.0,)).plus(counted(1.0, (0.5,))),
+        lambda: one_value_histogram(1.0, (0.0,)).plus(one_value_histogram(1.0, (0.5,))),
     ):
         with pytest.raises(Mistake):
             wrong()
 
 
 def test_what_a_device_tells_is_written_and_read_to_the_bit() -> None:
-    whole = together([told(3.0, 0.1, 0.7), told(7.0, 1 / 3, 1e-9)])
+    whole = sum_totals([told(3.0, 0.1, 0.7), told(7.0, 1 / 3, 1e-9)])
     assert from_json(DeviceTotals, to_json(whole)) == whole

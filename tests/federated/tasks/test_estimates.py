@@ -7,7 +7,14 @@ import pytest
 from numpy.random import Generator
 
 from shoestring.federated.tasks.aggregates import Floats, sums_of
-from shoestring.federated.tasks.estimates import WEIGHINGS, by_device, by_sample, effective, independent, paired
+from shoestring.federated.tasks.estimates import (
+    WEIGHINGS,
+    by_device,
+    by_sample,
+    effective_devices,
+    independent_difference,
+    paired_difference,
+)
 from shoestring.federated.tasks.student import quantile
 
 EXPERIMENTS = 1000
@@ -47,7 +54,7 @@ def world(random: Generator, devices: int, tail: Tail, change: float = TRUTH) ->
 @pytest.mark.parametrize("devices", [30, 200])
 def test_the_paired_interval_covers_the_truth_in_95_percent_of_experiments(devices: int, tail: Tail, by: str) -> None:
     weights, a, b = world(np.random.default_rng(1), devices, tail)
-    found = paired(WEIGHINGS[by](summed(weights, a, b - a), 2))
+    found = paired_difference(WEIGHINGS[by](summed(weights, a, b - a), 2))
     assert 0.93 <= np.mean((found.low <= TRUTH) & (found.high >= TRUTH)) <= 0.97
 
 
@@ -59,13 +66,13 @@ def test_the_interval_of_two_samples_covers_the_truth_in_95_percent_of_experimen
 ) -> None:
     random = np.random.default_rng(2)
     (w1, a, _), (w2, _, b) = world(random, devices[0], tail), world(random, devices[1], tail)
-    found = independent(WEIGHINGS[by](summed(w1, a), 1), WEIGHINGS[by](summed(w2, b), 1))
+    found = independent_difference(WEIGHINGS[by](summed(w1, a), 1), WEIGHINGS[by](summed(w2, b), 1))
     assert 0.93 <= np.mean((found.low <= TRUTH) & (found.high >= TRUTH)) <= 0.97
 
 
 def test_without_a_difference_five_percent_of_experiments_see_one() -> None:
     weights, a, b = world(np.random.default_rng(3), 30, heavy, change=0.0)
-    found = paired(by_device(summed(weights, a, b - a), 2))
+    found = paired_difference(by_device(summed(weights, a, b - a), 2))
     seen = found.p < 0.05
     assert 0.03 <= seen.mean() <= 0.07
     assert np.array_equal(seen, (found.low > 0) | (found.high < 0)), "the interval leaves 0 out where p says so"
@@ -73,8 +80,8 @@ def test_without_a_difference_five_percent_of_experiments_see_one() -> None:
 
 def test_pairing_narrows_the_interval_where_devices_differ() -> None:
     weights, a, b = world(np.random.default_rng(4), 30, heavy)
-    same = paired(by_device(summed(weights, a, b - a), 2))
-    apart = independent(by_device(summed(weights, a), 1), by_device(summed(weights, b), 1))
+    same = paired_difference(by_device(summed(weights, a, b - a), 2))
+    apart = independent_difference(by_device(summed(weights, a), 1), by_device(summed(weights, b), 1))
     assert np.median(same.high - same.low) < 0.5 * np.median(apart.high - apart.low)
 
 
@@ -98,13 +105,13 @@ def test_means_over_samples_are_a_ratio_and_equal_devices_are_the_usual_case() -
     assert found.cov[0, 0] == pytest.approx((share**2 * (values - mean) ** 2).sum() / expected * (share**2).sum())
     equal = np.full(40, 7.0)
     assert by_sample(summed(equal, values), 1).cov == pytest.approx(by_device(summed(equal, values), 1).cov)
-    assert effective(summed(equal, values)) == pytest.approx(40)
+    assert effective_devices(summed(equal, values)) == pytest.approx(40)
 
 
 def test_the_interval_is_where_the_test_of_d_minus_delta_a_accepts() -> None:
     random = np.random.default_rng(7)
     a, b = random.normal(3, 2, 25), random.normal(3.5, 2, 25)
-    found = paired(by_device(summed(np.ones(25), a, b - a), 2))
+    found = paired_difference(by_device(summed(np.ones(25), a, b - a), 2))
     for end in (found.low, found.high):
         z = (b - a) - end / 100 * a
         assert abs(z.mean()) / (z.std(ddof=1) / 5) == pytest.approx(quantile(0.95, 24))
@@ -112,22 +119,22 @@ def test_the_interval_is_where_the_test_of_d_minus_delta_a_accepts() -> None:
 
 def test_a_negative_mean_keeps_the_direction_of_the_difference() -> None:
     a = np.array([-2.0, -2.2, -1.9, -2.1])
-    found = paired(by_device(summed(np.ones(4), a, np.full(4, 0.2)), 2))
+    found = paired_difference(by_device(summed(np.ones(4), a, np.full(4, 0.2)), 2))
     assert found.percent == pytest.approx(100 * 0.2 / 2.05) and found.low < found.percent < found.high
 
 
 def test_a_mean_that_may_be_zero_has_no_percentage() -> None:
     random = np.random.default_rng(8)
     a = random.normal(0, 1, 20)
-    found = paired(by_device(summed(np.ones(20), a, random.normal(5, 1, 20)), 2))
+    found = paired_difference(by_device(summed(np.ones(20), a, random.normal(5, 1, 20)), 2))
     assert np.isnan(found.low) and np.isnan(found.high) and found.p < 1e-9
-    none = paired(by_device(summed(np.ones(20), np.zeros(20), np.ones(20)), 2))
+    none = paired_difference(by_device(summed(np.ones(20), np.zeros(20), np.ones(20)), 2))
     assert np.isnan(none.percent) and none.delta == 1
 
 
 def test_equal_results_are_no_difference_and_rounding_makes_no_variance_negative() -> None:
     a = np.full(30, 1e6 + 0.1)
-    found = paired(by_device(summed(np.full(30, 3.0), a, np.zeros(30)), 2))
+    found = paired_difference(by_device(summed(np.full(30, 3.0), a, np.zeros(30)), 2))
     assert found.p == 1 and found.delta == 0 and found.error == 0
     assert (
         by_device(summed(np.full(30, 3.0), a), 1).cov[0, 0] >= 0

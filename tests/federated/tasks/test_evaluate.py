@@ -11,13 +11,13 @@ from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.local import Local
 from shoestring.federated.records import Records
-from shoestring.federated.tasks.device import Question, answers
+from shoestring.federated.tasks.device import Question, ask_devices
 from shoestring.federated.tasks.evaluate import evaluate
-from shoestring.federated.tasks.gather import gathered
+from shoestring.federated.tasks.gather import gather_totals
 from shoestring.federated.tasks.release import TooFew
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
 from shoestring.federated.tasks.text import evaluation_text
-from shoestring.federated.tasks.totals import AFTER, BEFORE, together
+from shoestring.federated.tasks.totals import AFTER, BEFORE, sum_totals
 from tests.federated.tasks.toy import CURVATURE, ZERO, Quadratic, cohort_of, job_of, names_of, records_of
 
 RATES = candidates_of(settings_of("lr=0.1,0.5"))
@@ -114,21 +114,23 @@ def test_a_setting_that_diverges_is_counted_and_spoils_nothing() -> None:
 
 def test_what_leaves_a_device_is_sums_and_nothing_that_it_was_made_of() -> None:
     question, name = Question(RATES), "device 7"
-    (told,) = answers(question, job_of(), Quadratic(), {"": ZERO}, [records_of(name)], 3, lambda: 0.0)
+    (told,) = ask_devices(question, job_of(), Quadratic(), {"": ZERO}, [records_of(name)], 3, lambda: 0.0)
     written = json.dumps(to_json(told))
     assert name not in written
     device = records_of(name)
     assert len(device.data) > 2 and not any(f"{float(sample)!r}" in written for sample in device.data)
     assert told.telemetry.up == 8 * sum(entry.numbers for entry in told.entries)
     backwards = Records(name, device.data, device.trained.flip(0), device.held_out.flip(0))
-    (same,) = answers(question, job_of(), Quadratic(), {"": ZERO}, [backwards], 3, lambda: 0.0)
+    (same,) = ask_devices(question, job_of(), Quadratic(), {"": ZERO}, [backwards], 3, lambda: 0.0)
     for one, other in zip(told.entries, same.entries, strict=True):
         assert one.moments.sums == pytest.approx(other.moments.sums)
 
 
 def test_the_sum_of_all_is_what_devices_told_in_any_order() -> None:
     question, names = Question(RATES), names_of(15)
-    first, second = (together(gathered(question, cohort_of(), some).sums.values()) for some in (names, names[::-1]))
+    first, second = (
+        sum_totals(gather_totals(question, cohort_of(), some).sums.values()) for some in (names, names[::-1])
+    )
     for one, other in zip(first.entries, second.entries, strict=True):
         assert one.moments.sums == pytest.approx(other.moments.sums) and one.histogram == other.histogram
 

@@ -8,7 +8,7 @@ import torch
 from shoestring.federated.layout import layout_of
 from shoestring.federated.records import records_of
 from shoestring.federated.round import DeviceView, Objective, Order, add_sums
-from shoestring.federated.simulation.cohort import Engine, work_of
+from shoestring.federated.simulation.cohort import Engine, engine_work
 from shoestring.federated.tasks.compare import compare
 from shoestring.federated.tasks.evaluate import evaluate
 from shoestring.federated.tasks.gather import Cohort
@@ -40,7 +40,9 @@ def test_an_evaluation_measures_what_a_round_would() -> None:
     result = evaluate([TuneCandidate("job"), TuneCandidate("fast", {"lr": 0.3})], cohort, NAMES)
     devices = [DeviceView(cohort.records(name)) for name in NAMES]
     for candidate, rate in (("job", 0.1), ("fast", 0.3)):
-        updates = work_of(engine)(Order(3, 0, row, judges=True), devices, Objective(replace(cohort.job.local, lr=rate)))
+        updates = engine_work(engine)(
+            Order(3, 0, row, judges=True), devices, Objective(replace(cohort.job.local, lr=rate))
+        )
         for when, told in ((BEFORE, updates.before), (AFTER, updates.after)):
             sums: dict[str, tuple[float, float]] = {}
             for one in told:

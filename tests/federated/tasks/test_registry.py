@@ -1,4 +1,4 @@
-"""No two results differ by a few devices, whoever asks, and whichever devices answer."""
+"""The registry: no two results differ by a few devices, whoever asks and whichever devices answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_60_devices_and_then_59_of_them_are_refused(first: str, second: str, tmp
     TASKS[first](replace(cohort_of(), registry=Registry(tmp_path / "asked")), names)
     again = replace(cohort_of(), registry=Registry(tmp_path / "asked"))  # as another command would
     for other in (names[1:], [*names, "device 60"], names[:51]):
-        with pytest.raises(TooClose, match=r"but for [19]: the difference of both would be about fewer than 10"):
+        with pytest.raises(TooClose, match=r"except for [19]: the difference of both would be about fewer than 10"):
             TASKS[second](again, other)
     TASKS[second](again, names)  # the same ones again
     TASKS[second](again, names[:50])  # ten fewer
@@ -51,7 +51,7 @@ def test_a_device_that_answers_once_only_is_not_given_away(tmp_path: Path) -> No
     """The same are asked, and one of them fails the second time: the difference would be its result."""
     names, registry = names_of(40), Registry(tmp_path / "asked")
     evaluate(RATES, replace(cohort_of(), registry=registry), names)
-    with pytest.raises(TooClose, match="was about these devices, but for 1"):
+    with pytest.raises(TooClose, match="was about these devices, except for 1"):
         evaluate(RATES, replace(cohort_of(Quadratic(breaks="device 7")), registry=registry), names)
 
 
@@ -66,7 +66,7 @@ def test_groups_that_are_drawn_otherwise_the_second_time_do_not_differ_by_a_few(
         RATES, replace(cohort_of(group=lambda name: "even" if int(name[7:]) % 2 else "odd"), registry=registry), names
     )
     moved = cohort_of(group=lambda name: "even" if int(name[7:]) % 2 or name == "device 4" else "odd")
-    with pytest.raises(TooClose, match="but for 1"):
+    with pytest.raises(TooClose, match="except for 1"):
         evaluate(RATES, replace(moved, registry=registry), names)
     evaluate(
         RATES,
@@ -136,7 +136,7 @@ def test_commands_know_of_each_other(tmp_path: Path) -> None:
     first = asked("--task", "evaluate", "--per-round", "60")
     assert first.returncode == 0 and json.loads(first.stdout)["telemetry"]["devices"] == 60, first.stderr
     second = asked("--task", "evaluate", "--per-round", "59")
-    assert second.returncode == 2 and "but for 1" in second.stderr and not second.stdout
+    assert second.returncode == 2 and "except for 1" in second.stderr and not second.stdout
     other = asked("--task", "evaluate", "--per-round", "59", "--ledger", "others")
     assert other.returncode == 0 and (tmp_path / "others.asked").exists(), other.stderr
     assert asked("--task", "evaluate", "--per-round", "60", "--ledger", "others").returncode == 2

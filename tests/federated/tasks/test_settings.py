@@ -31,7 +31,7 @@ def test_a_grid_has_every_combination_once() -> None:
         ("lr=-1", "lr=-1"),
         ("epochs=1.5", "whole number"),
         ("epochs=True", "is not a number"),
-        ("held_out=0.5", "compared by the same records"),
+        ("held_out=0.5", "evaluated on the same records"),
         ("optimizer=1", "a function of the job"),
         ("batch=" + ",".join(map(str, range(40))) + " steps=" + ",".join(map(str, range(40))), "1,600 settings"),
     ],
@@ -49,6 +49,6 @@ def test_settings_change_the_jobs_local_and_nothing_else() -> None:
 
 def test_a_rate_that_the_jobs_own_optimizer_would_ignore_is_refused() -> None:
     local = Local(optimizer=torch.optim.Adam, held_out=0.1)
-    with pytest.raises(Mistake, match="knows no lr"):
+    with pytest.raises(Mistake, match="lr has no effect"):
         TuneCandidate("one", {"lr": 1.0}).local(local)
     assert TuneCandidate("one", {"epochs": 2}).local(local).epochs == 2

@@ -10,9 +10,18 @@ from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
-from shoestring.federated.tasks.perform import performed
+from shoestring.federated.tasks.perform import perform_task
 from shoestring.federated.tasks.settings import TuneCandidate, candidates_of, settings_of
-from shoestring.federated.tasks.task import FILE, FederatedTask, attach, check_code, code_of, models_of, read, write
+from shoestring.federated.tasks.task import (
+    FILE,
+    FederatedTask,
+    attach,
+    check_code,
+    code_of,
+    read_models,
+    read_task,
+    write_task,
+)
 from shoestring.federated.tasks.tune import Tuning
 from tests.federated.tasks.toy import cohort_of, names_of
 
@@ -33,30 +42,30 @@ def task_in(folder: Path) -> FederatedTask:
 
 def test_a_task_is_read_as_it_was_written_with_its_models(tmp_path: Path) -> None:
     task = task_in(tmp_path)
-    write(task, tmp_path)
-    assert read(tmp_path) == task
-    assert {name: row.tolist() for name, row in models_of(task, tmp_path).items()} == {"": [0.0], "far": [0.5]}
+    write_task(task, tmp_path)
+    assert read_task(tmp_path) == task
+    assert {name: row.tolist() for name, row in read_models(task, tmp_path).items()} == {"": [0.0], "far": [0.5]}
 
 
 def test_a_changed_task_model_or_job_file_is_refused(tmp_path: Path) -> None:
     task = task_in(tmp_path)
-    file = write(task, tmp_path)
+    file = write_task(task, tmp_path)
     check_code(task.code, tmp_path / "job.py")
     (tmp_path / "job.py").write_text("def job(): pass")
     with pytest.raises(Mistake, match="not the job file of the task"):
         check_code(task.code, tmp_path / "job.py")
     file.write_bytes(file.read_bytes().replace(b'"seed": 7', b'"seed": 8'))
     with pytest.raises(Mistake, match="SHA-256"):
-        read(tmp_path)
+        read_task(tmp_path)
     (tmp_path / task.models[1].path).write_bytes(torch.tensor([0.6]).numpy().tobytes())
     with pytest.raises(Mistake, match="'far' is not what was attached"):
-        models_of(task, tmp_path)
+        read_models(task, tmp_path)
     (tmp_path / task.models[1].path).unlink()
     with pytest.raises(Mistake, match="missing"):
-        models_of(task, tmp_path)
+        read_models(task, tmp_path)
     (tmp_path / FILE).unlink()
     with pytest.raises(Mistake, match="no task in"):
-        read(tmp_path)
+        read_task(tmp_path)
 
 
 def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None:
@@ -65,7 +74,7 @@ def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None
     outside = replace(task.models[0], path="../secret")
     (tmp_path / "secret").write_bytes(b"1234")
     with pytest.raises(Mistake, match="outside"):
-        models_of(replace(task, models=(outside,), candidates=(TuneCandidate("x"),)), tmp_path / "inside")
+        read_models(replace(task, models=(outside,), candidates=(TuneCandidate("x"),)), tmp_path / "inside")
 
 
 def test_what_makes_no_task_is_refused(tmp_path: Path) -> None:
@@ -84,10 +93,10 @@ def test_what_makes_no_task_is_refused(tmp_path: Path) -> None:
 
 def test_every_kind_is_performed_and_training_is_left_to_rounds(tmp_path: Path) -> None:
     task, names = task_in(tmp_path), names_of(40)
-    cohort = replace(cohort_of(), models=models_of(task, tmp_path))
-    assert isinstance(tuned := performed(task, cohort, names), Tuning) and tuned.best.candidate.name == "lr=0.5"
-    assert isinstance(performed(replace(task, kind="evaluate"), cohort, names), Evaluation)
-    assert isinstance(performed(replace(task, kind="compare"), cohort, names), Comparison)
+    cohort = replace(cohort_of(), models=read_models(task, tmp_path))
+    assert isinstance(tuned := perform_task(task, cohort, names), Tuning) and tuned.best.candidate.name == "lr=0.5"
+    assert isinstance(perform_task(replace(task, kind="evaluate"), cohort, names), Evaluation)
+    assert isinstance(perform_task(replace(task, kind="compare"), cohort, names), Comparison)
     with pytest.raises(Mistake, match="rounds"):
-        performed(replace(task, kind="train"), cohort, names)
+        perform_task(replace(task, kind="train"), cohort, names)
     assert to_json(tuned) == tuned.as_json()

@@ -1,4 +1,4 @@
-"""Devices whose loss is h (w - x)^2 / 2 for their own samples x: one step of the rate 1 / h takes them to the mean of theirs."""
+"""Devices with the loss h (w - x)^2 / 2 for their samples x: one step with learning rate 1 / h leads to the mean of x."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Quadratic:
     spoilt: str = ""
     steep: str = ""
 
-    def judged(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
+    def evaluate(self, rows: Tensor, records: Sequence[Records]) -> tuple[Sums, ...]:
         return tuple(self.one(row, device) for row, device in zip(rows.expand(len(records), -1), records, strict=True))
 
     def one(self, row: Tensor, device: Records) -> Sums:
@@ -51,7 +51,9 @@ class Quadratic:
             "near": (float((away.abs() < 0.5).sum()) * scale, float(count)),
         }
 
-    def trained(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Trained:
+    def train_weights(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> Trained:
         assert len(seeds) == len(records)
         rows = start.clone()
         for place, device in enumerate(records):

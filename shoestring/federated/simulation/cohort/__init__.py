@@ -1,9 +1,18 @@
-"""The local training of many simulated devices at once, in one process: hand-written steps, a stacked forward, or one after the other."""
+"""Local training of many simulated devices at once in one process, by one of three methods: fused, stacked or
+sequential."""
 
 from __future__ import annotations
 
-from shoestring.federated.simulation.cohort.engine import Engine, TrainedDevices, work_of
-from shoestring.federated.simulation.cohort.how import How, how_to_work, plainly
-from shoestring.federated.simulation.cohort.way import Differs
+from shoestring.federated.simulation.cohort.engine import Engine, TrainedDevices, engine_work
+from shoestring.federated.simulation.cohort.method import MethodDiffers
+from shoestring.federated.simulation.cohort.method_choice import MethodChoice, choose_method, sequential_choice
 
-__all__ = ["Differs", "Engine", "How", "TrainedDevices", "how_to_work", "plainly", "work_of"]
+__all__ = [
+    "Engine",
+    "MethodChoice",
+    "MethodDiffers",
+    "TrainedDevices",
+    "choose_method",
+    "engine_work",
+    "sequential_choice",
+]

@@ -1,13 +1,14 @@
-"""The first linear layer of devices that go through their samples several times: all steps without its weights.
+"""Trains the first linear layer of many devices in its dual form, per sample: no step touches the layer's weights.
 
-Every step adds multiples of samples to the weights, so what they became is known from one row a sample, D: the sum of  rate x gradient  of
-the steps that it was in. With X all samples of a device and W, b where it began,
+It pays for devices that use their samples in several epochs. Every step adds multiples of samples to the weights, so the weights follow
+from a row per sample, D: the sum of  rate x gradient  over the steps that used the sample. With X all samples of a device and W, b where
+it began,
 
     z_t  =  (X W^T + b)[t]  -  (X X^T + 1)[t] D          [t]: the rows of the step's samples
     W    <-  W - D^T X                                   once, at the end
 
-The large products are made once, however many epochs there are, and those of samples with each other once and for all. See first_layer.py
-for the form that many samples want.
+The large products are computed once, however many epochs there are, and X X^T is kept between rounds. first_layer.py
+has the form that is faster for many samples.
 """
 
 from __future__ import annotations
@@ -18,51 +19,46 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Layout
 from shoestring.federated.simulation.cohort.dense import Dense
-from shoestring.federated.simulation.cohort.packed import PackedRows
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.workspace import FusedChunk
 
 
 class DeviceSamples(NamedTuple):
-    """What a device trains on, as this form wants it. It follows from the records alone, so it is made once and kept with them."""
+    """A device's training samples in the form used here. It depends on the records alone, so it is cached with them."""
 
     inputs: Tensor  # X, (n, in)
     targets: Tensor  # (n)
-    products: Tensor  # X X^T + 1, or without the 1 if the layer has no bias, (n, n); empty where there are too many samples for it
+    products: Tensor  # X X^T + 1 (without the 1 if the layer has no bias), (n, n); empty if there are too many samples
 
 
-MOST = 1024  # samples whose products are kept
+MOST = 1024  # samples of a device up to which X X^T is kept
 
 
-def samples_of(inputs: Tensor, targets: Tensor, biased: bool) -> DeviceSamples:
+def device_samples(inputs: Tensor, targets: Tensor, biased: bool) -> DeviceSamples:
     return DeviceSamples(
         inputs, targets, inputs @ inputs.mT + float(biased) if len(inputs) <= MOST else inputs.new_empty(0, 0)
     )
 
 
-class BySample:
-    """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
+class FirstLayerBySample:
+    """The first layer of a chunk's models, in the dual form per sample."""
 
-    steps = 1  # that are prepared together
+    steps = 1  # per block: steps are prepared one by one
 
-    def __init__(
-        self,
-        dense: Dense,
-        layout: Layout,
-        start: Tensor,
-        rows: Tensor,
-        table: PackedRows,
-        samples: Sequence[DeviceSamples],
-        workspace: Workspace,
-    ) -> None:
-        self.dense, self.layout, self.table, self.rows = dense, layout, table, rows
+    def __init__(self, dense: Dense, chunk: FusedChunk, samples: Sequence[DeviceSamples]) -> None:
+        layout, table = chunk.layout, chunk.table
+        self.dense, self.layout, self.table, self.rows = dense, layout, table, chunk.rows
         self.inputs = [one.inputs for one in samples]
-        count, most, make, before = len(samples), max(map(len, self.inputs)), workspace.tensor, layout.views(start)
+        count, most, make, before = (
+            len(samples),
+            max(map(len, self.inputs)),
+            chunk.workspace.tensor,
+            layout.views(chunk.start),
+        )
         self.outside = make("outside", count, most, dense.width)  # X W^T + b
-        self.products = make("products", count, most, most)  # X X^T + 1; 0 beside it
+        self.products = make("products", count, most, most)  # X X^T + 1, padded with 0
         self.d = make("d", count, most, dense.width).zero_()
-        # (steps, k, batch): the places of samples among those of all devices
+        # (steps, k, batch): indices of samples among those of all devices
         self.index = table.places.transpose(0, 1) + most * torch.arange(count).unsqueeze(1)
         for row, ((x, _, products), device) in enumerate(zip(samples, table.order, strict=True)):
             torch.mm(x, before[dense.weight][device].mT, out=self.outside[row, : len(x)])
@@ -88,7 +84,7 @@ class BySample:
         self.d.view(-1, self.dense.width).index_add_(0, self.now, self.found.view(-1, self.dense.width))
 
     def finish(self) -> None:
-        """Leave in `rows` by how much the weights have changed."""
+        """Write the change of the weights to `rows`."""
         views = self.layout.views(self.rows)
         for row, (x, device) in enumerate(zip(self.inputs, self.table.order, strict=True)):
             views[self.dense.weight][device].addmm_(self.d[row, : len(x)].mT, x, beta=0, alpha=-1)

@@ -1,4 +1,5 @@
-"""Models that hand-written steps can train: linear layers one after the other, with a function of every number between them."""
+"""Recognises the models that the fused method can train: a Sequential of linear layers with elementwise activations
+between them."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.federated.layout import Layout
-from shoestring.federated.simulation.cohort.way import Unsuitable
+from shoestring.federated.simulation.cohort.method import Unsuitable
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A function of every number, and its derivative times what comes from behind."""
+    """An elementwise function and its backward, both writing to `out`."""
 
     forward: Callable[[Tensor, Tensor], Any]  # (z, out)
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Any]  # (gradient to the result, z, result, out)
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Any]  # (gradient of the result, z, result, out)
 
 
 aten = torch.ops.aten
@@ -47,17 +48,17 @@ def gelu(approximate: str) -> Activation:
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer and what follows it; its weights are named as in the row."""
+    """A linear layer and the activation behind it."""
 
-    weight: str
+    weight: str  # name in the layout
     bias: str | None
-    width: int  # numbers that come out
-    inputs: int
+    width: int  # output features
+    inputs: int  # input features
     activation: Activation | None  # None: the last layer
 
 
 def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
-    """The model as linear layers; it is refused if it is anything else."""
+    """The model as linear layers; Unsuitable if it is anything else."""
     names = {id(one): name for name, one in model.named_parameters()}
     rows = {entry.name for entry in layout.entries if entry.trained}
     layers: list[Dense] = []
@@ -75,14 +76,14 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
             raise Unsuitable("some of its weights are frozen")
         return found
 
-    for module in flattened(model):
+    for module in dense_modules(model):
         if isinstance(module, nn.Linear):
             if pending is not None:
                 raise Unsuitable("two linear layers with nothing between them")
             pending = module
         elif (activation := activation_of(module)) is not None:
             if pending is None:
-                raise Unsuitable(f"a {type(module).__name__} that follows no linear layer")
+                raise Unsuitable(f"a {type(module).__name__} without a linear layer before it")
             layers.append(added(pending, activation))
             pending = None
         elif type(module) is nn.Flatten and layers + [pending] != [None]:
@@ -96,19 +97,19 @@ def dense_layers(model: nn.Module, layout: Layout) -> tuple[Dense, ...]:
     return tuple(layers)
 
 
-def flattened(model: nn.Module) -> Iterator[nn.Module]:
+def dense_modules(model: nn.Module) -> Iterator[nn.Module]:
     """The modules of nested Sequentials in order."""
     if type(model) is nn.Sequential:
         for child in model:
-            yield from flattened(child)
-    elif type(model) is nn.Linear or activation_of(model) is not None or passes(model):
+            yield from dense_modules(child)
+    elif type(model) is nn.Linear or activation_of(model) is not None or keeps_numbers(model):
         yield model
     else:
         raise Unsuitable(f"it has a {type(model).__name__}")
 
 
-def passes(module: nn.Module) -> bool:
-    """Whether it changes no number: at most the shape, to one row a sample."""
+def keeps_numbers(module: nn.Module) -> bool:
+    """Whether a module changes no numbers, at most the shape (to one row per sample)."""
     return (
         type(module) is nn.Identity
         or (type(module) is nn.Dropout and module.p == 0)

@@ -1,4 +1,5 @@
-"""What moves weights beside the gradient of the loss, with plain SGD:
+"""The terms of an objective beside the loss (FedProx's pull, SCAFFOLD's correction), as a move of the weights before an
+SGD step:
 
 w  <-  w - rate (gradient + pull (w - anchor) + correction)   =   (w - rate (pull (w - anchor) + correction))  -  rate gradient
 """
@@ -17,15 +18,15 @@ from shoestring.federated.round import Objective
 class Drift:
     rate: float
     pull: float
-    anchor: dict[str, Tensor]  # by the weight's name; empty: nothing pulls
-    correction: dict[str, Tensor]  # (k, ...) each, devices in the order in which they are stacked; empty: none
+    anchor: dict[str, Tensor]  # by the weight's name; empty: no pull
+    correction: dict[str, Tensor]  # (k, ...) each, rows in the order of the stack; empty: none
 
     @property
-    def some(self) -> bool:
+    def active(self) -> bool:
         return bool(self.anchor or self.correction)
 
     def move(self, name: str, weight: Tensor, row: int) -> None:
-        """Move a device's weight."""
+        """Move one weight of one device, in place."""
         if self.anchor:
             weight.lerp_(self.anchor[name].view(weight.shape), self.rate * self.pull)
         if self.correction:
@@ -33,7 +34,7 @@ class Drift:
 
 
 def drift_of(objective: Objective, layout: Layout, index: Tensor) -> Drift:
-    """`index`: the device of every row."""
+    """The drift of an objective for a stack whose rows are the devices `index`."""
     trained = Layout(tuple(entry for entry in layout.entries if entry.trained))
     pulls = objective.pull and objective.anchor is not None
     anchor = trained.views(objective.anchor[: layout.trained]) if pulls and objective.anchor is not None else {}

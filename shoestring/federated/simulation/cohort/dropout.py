@@ -1,4 +1,4 @@
-"""Dropout switched off for a while: two ways that draw differently can't be compared otherwise."""
+"""Switches dropout off, so that two methods that draw different random numbers can be compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DROPOUTS = {
 
 
 class NoDropout(TorchFunctionMode):
-    """While inside, dropout gives what it was given."""
+    """Inside this mode, dropout returns its input."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

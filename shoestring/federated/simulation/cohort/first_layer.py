@@ -1,14 +1,15 @@
-"""The first linear layer of many devices' models, whose inputs are data and known beforehand.
+"""Trains the first linear layer of many devices in its dual form, per block of steps.
 
-It is most of a small model, and a step of ten samples changes all of it: that is bound by memory. So the weights are brought up to date
-only after a block of several steps, in products that are large enough to be fast. Between, with D the rows  rate x gradient  of the block's
-steps so far and X their samples,
+The layer is most of a small model, and every step of ten samples would rewrite all of it, which is bound by memory bandwidth. Its inputs
+are data, so they are known beforehand. Therefore the weights are updated only after a block of several steps, by products that are large
+enough to be fast. Until then, with D the rows  rate x gradient  of the block's steps so far and X their samples,
 
-    z_t  =  x_t W^T + b  -  (x_t X^T + 1) D          what the weights would give by now, without making them
+    z_t  =  x_t W^T + b  -  (x_t X^T + 1) D          the outputs of the updated weights, without computing those
     W    <-  W - D^T X                               at the end of the block
 
-in which X W^T and the products of samples with one another are made once a block. It is the same sum in another order: equal to rounding.
-That gradient descent on a linear layer has this dual form is old (Aizerman, Braverman, Rozonoer 1964).
+X W^T and the products of samples with each other are computed once per block. It is the same sum in another order:
+equal to rounding.
+The dual form of gradient descent on a linear layer is from Aizerman, Braverman, Rozonoer 1964.
 """
 
 from __future__ import annotations
@@ -18,50 +19,39 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shoestring.federated.layout import Layout
 from shoestring.federated.simulation.cohort.dense import Dense
 from shoestring.federated.simulation.cohort.drift import Drift
-from shoestring.federated.simulation.cohort.packed import PackedRows
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.workspace import FusedChunk
 
-# Samples of a block at most. Measured: 40 to 130 are alike, 10 is a quarter slower; a device that needs one block only copies nothing
+# Samples per block at most. Measured: 40 to 130 are equally fast, 10 is a quarter slower. A device with a single block needs no copies
 BLOCK = 128
 
 
-class FirstLayer:
-    """Rows of all that is stacked are in the order of `table`; those of `start` and `rows` are the devices' own."""
+class FirstLayerByBlock:
+    """The first layer of a chunk's models, in the dual form per block of steps."""
 
-    def __init__(
-        self,
-        dense: Dense,
-        layout: Layout,
-        start: Tensor,
-        rows: Tensor,
-        table: PackedRows,
-        inputs: Sequence[Tensor],
-        drift: Drift,
-        workspace: Workspace,
-    ) -> None:
-        self.dense, self.table, self.inputs, self.drift, self.workspace = dense, table, inputs, drift, workspace
-        before, after = layout.views(start), layout.views(rows)
+    def __init__(self, dense: Dense, chunk: FusedChunk, inputs: Sequence[Tensor], drift: Drift) -> None:
+        table = chunk.table
+        self.dense, self.table, self.inputs, self.drift, self.workspace = dense, table, inputs, drift, chunk.workspace
+        before, after = chunk.layout.views(chunk.start), chunk.layout.views(chunk.rows)
         self.begin, self.weights = (
             before[dense.weight],
             after[dense.weight],
         )  # (k, out, in): views of `start`, and of `rows`
         self.biases = None if dense.bias is None else after[dense.bias]
-        self.bias = torch.zeros(len(rows), dense.width) if dense.bias is None else before[dense.bias][table.index]
+        self.bias = torch.zeros(len(chunk.rows), dense.width) if dense.bias is None else before[dense.bias][table.index]
         self.first_bias = self.bias.clone()
-        # A drift changes the weights in every step, so nothing can be put off
-        self.steps = 1 if drift.some else max(BLOCK // table.batch, 1)  # of a block
+        # A drift changes the weights in every step, so updates can't be postponed
+        self.steps = 1 if drift.active else max(BLOCK // table.batch, 1)  # per block
         self.single = [
-            steps <= self.steps and not drift.some for steps in table.steps
-        ]  # devices that need one block only
-        self.x, self.z, self.d = (torch.empty(0),) * 3  # of a block: samples, X W^T + b, and D
-        self.used: list[int] = []  # samples of each device in it
-        self.products: list[Tensor] = []  # of every step's samples with those before, and 1
+            steps <= self.steps and not drift.active for steps in table.steps
+        ]  # whether a device needs a single block
+        self.x, self.z, self.d = (torch.empty(0),) * 3  # of the block: samples, X W^T + b, and D
+        self.used: list[int] = []  # samples of each device in the block
+        self.products: list[Tensor] = []  # products of every step's samples with those of earlier steps, plus 1
 
     def open(self, begin: int, end: int, active: int) -> None:
-        """Prepare the steps `begin` to `end` of the devices that are still at work."""
+        """Begin a block: prepare the steps `begin` to `end` of the devices that are still training."""
         samples, batch, make = (end - begin) * self.table.batch, self.table.batch, self.workspace.tensor
         self.x, self.z, self.d = (
             make(name, active, samples, width)
@@ -72,7 +62,7 @@ class FirstLayer:
         for row, device in enumerate(self.table.order[:active]):
             torch.index_select(self.inputs[row], 0, self.table.places[row, begin:end].view(-1), out=self.x[row])
             torch.mm(self.x[row, : self.used[row]], weights[device].mT, out=self.z[row, : self.used[row]])
-            self.z[row, self.used[row] :] = 0  # has no share, and must be a number
+            self.z[row, self.used[row] :] = 0  # padding: it has weight 0, but must be finite
         if self.dense.bias is not None:
             self.z.add_(self.bias[:active].unsqueeze(1))
         self.products = []
@@ -85,7 +75,7 @@ class FirstLayer:
             self.products += [made[:, :batch, : step * batch], made[:, batch:]]
 
     def outputs(self, step: int, out: Tensor) -> None:
-        """What the layer gives in the block's n-th step."""
+        """Write the layer's outputs in the block's n-th step to `out`."""
         past, now = slice(0, step * self.table.batch), slice(step * self.table.batch, (step + 1) * self.table.batch)
         if step:
             torch.baddbmm(self.z[:, now], self.products[step - 1], self.d[:, past], alpha=-1, out=out)
@@ -93,18 +83,18 @@ class FirstLayer:
             out.copy_(self.z[:, now])
 
     def gradient(self, step: int) -> Tensor:
-        """Where the rate times the gradient to what the layer gave in that step is to be put."""
+        """The memory for  rate x gradient  with respect to the layer's outputs in the block's n-th step."""
         return self.d[:, step * self.table.batch : (step + 1) * self.table.batch]
 
     def close(self, begin: int, active: int) -> None:
-        """Bring the weights up to date."""
+        """End the block: update the weights."""
         for row, device in enumerate(self.table.order[:active]):
             before, after = self.begin[device] if begin == 0 else self.weights[device], self.weights[device]
             d, x = self.d[row, : self.used[row]], self.x[row, : self.used[row]]
-            if self.single[row]:  # its change is all that is wanted, and nothing is to be added to
+            if self.single[row]:  # a single block: write the change directly
                 after.addmm_(d.mT, x, beta=0, alpha=-1)
                 continue
-            if self.drift.some:
+            if self.drift.active:
                 before = after.copy_(before)
                 self.drift.move(self.dense.weight, after, row)
                 if self.dense.bias is not None:
@@ -113,7 +103,7 @@ class FirstLayer:
         self.bias[:active] -= self.d.sum(1)
 
     def finish(self) -> None:
-        """Leave in `rows` by how much the weights have changed."""
+        """Write the change of the weights to `rows`."""
         for row, device in enumerate(self.table.order):
             if not self.single[row]:
                 self.weights[device].sub_(self.begin[device])

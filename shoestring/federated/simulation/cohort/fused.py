@@ -1,10 +1,11 @@
-"""Steps of linear layers written by hand, for many devices at once: stacked matrix products without autograd, in memory made once.
+"""The fused method: hand-written SGD steps for models of linear layers, as stacked matrix products for many devices,
+without autograd.
 
-Of a step of SGD with rate r on a layer  z = x W^T + b,  with g the gradient to z:
+A step with learning rate r on a layer  z = x W^T + b,  with g the gradient with respect to z:
 
-    W  <-  W - r g^T x            one product that adds to the weights where they lie (baddbmm), no gradient is ever stored
+    W  <-  W - r g^T x            one in-place product (baddbmm), without storing a weight gradient
 
-The first layer has a form of its own (first_layer.py).
+All memory is reused between chunks. The first layer has its own forms (first_layer.py, by_sample.py).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from torch import Tensor
 from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
-from shoestring.federated.simulation.cohort.by_sample import MOST, BySample, DeviceSamples, samples_of
+from shoestring.federated.simulation.cohort.by_sample import MOST, DeviceSamples, FirstLayerBySample, device_samples
 from shoestring.federated.simulation.cohort.dense import Dense
 from shoestring.federated.simulation.cohort.drift import Drift, drift_of
-from shoestring.federated.simulation.cohort.first_layer import BLOCK, FirstLayer
-from shoestring.federated.simulation.cohort.packed import PackedRows, packed
-from shoestring.federated.simulation.cohort.way import Moved, Unsuitable, check_steps
-from shoestring.federated.simulation.cohort.workspace import Workspace
+from shoestring.federated.simulation.cohort.first_layer import BLOCK, FirstLayerByBlock
+from shoestring.federated.simulation.cohort.method import CohortUpdates, Unsuitable, refuse_unusual_steps
+from shoestring.federated.simulation.cohort.step_table import StepTable, step_table
+from shoestring.federated.simulation.cohort.workspace import FusedChunk, Workspace
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,19 @@ class FusedMethod:
     workspace: Workspace = field(default_factory=Workspace)
 
     @torch.no_grad()
-    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
-        check_steps(objective.local)
+    def train(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> CohortUpdates:
+        refuse_unusual_steps(objective.local)
         if objective.local.optimizer is not None:
             raise Unsuitable("devices do not train by plain SGD")
-        table = packed([one.count for one in records], objective.local, seeds)
-        samples = [kept_samples(records[one], self.dense) for one in table.order]
+        table = step_table([one.count for one in records], objective.local, seeds)
+        samples = [cached_samples(records[one], self.dense) for one in table.order]
         classes = torch.stack(
             [one.targets[places] for one, places in zip(samples, table.places, strict=True)], dim=1
         ).unsqueeze(-1)
         rows, drift = torch.empty(len(start), self.layout.size), drift_of(objective, self.layout, table.index)
-        first = self.first_layer(start, rows, table, samples, drift)
+        first = self.first_layer(FusedChunk(self.layout, start, rows, table, self.workspace), samples, drift)
         steps = FusedSteps(table, first, stacked_layers(self, start, table), classes, drift)
         for begin in range(0, table.steps[0], first.steps):
             steps.block(begin, min(begin + first.steps, table.steps[0]))
@@ -53,38 +56,37 @@ class FusedMethod:
         views, before = self.layout.views(rows), self.layout.views(start)
         for layer in steps.layers[1:]:
             layer.store(views, before, table.index)
-        return Moved(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
+        return CohortUpdates(rows, steps.losses()[table.back], torch.tensor(table.steps)[table.back])
 
     def first_layer(
-        self, start: Tensor, rows: Tensor, table: PackedRows, samples: Sequence[DeviceSamples], drift: Drift
-    ) -> FirstLayer | BySample:
-        """In the form that has less to do. Operations with n samples, e epochs, inputs of d numbers, a width w and blocks of m samples:
+        self, chunk: FusedChunk, samples: Sequence[DeviceSamples], drift: Drift
+    ) -> FirstLayerByBlock | FirstLayerBySample:
+        """Choose the form with fewer operations, for n samples, e epochs, d inputs, a width of w and blocks of m
+        samples:
 
         by sample      4 n d w        +  2 e n^2 w
         by block    e (4 n d w        +  n m (d + w))
         """
         dense, most = self.dense[0], max(len(one.inputs) for one in samples)
-        epochs, block = table.steps[0] * table.batch / most, min(most, BLOCK)
+        epochs, block = chunk.table.steps[0] * chunk.table.batch / most, min(most, BLOCK)
         by_sample = 4 * dense.inputs * dense.width + 2 * epochs * most * dense.width
         by_block = epochs * (4 * dense.inputs * dense.width + block * (dense.inputs + dense.width))
-        if not drift.some and most <= MOST and by_sample < by_block:
-            return BySample(dense, self.layout, start, rows, table, samples, self.workspace)
-        return FirstLayer(
-            dense, self.layout, start, rows, table, [one.inputs for one in samples], drift, self.workspace
-        )
+        if not drift.active and most <= MOST and by_sample < by_block:
+            return FirstLayerBySample(dense, chunk, samples)
+        return FirstLayerByBlock(dense, chunk, [one.inputs for one in samples], drift)
 
 
-def kept_samples(records: Records, dense: Sequence[Dense]) -> DeviceSamples:
+def cached_samples(records: Records, dense: Sequence[Dense]) -> DeviceSamples:
     width, classes, biased = dense[0].inputs, dense[-1].width, dense[0].bias is not None
     key = f"samples {width} {classes} {biased}"
-    if key not in records.made_of:
-        records.made_of[key] = samples_of(*pair_of(records, width, classes), biased)
-    found: DeviceSamples = records.made_of[key]
+    if key not in records.cache:
+        records.cache[key] = device_samples(*inputs_and_classes(records, width, classes), biased)
+    found: DeviceSamples = records.cache[key]
     return found
 
 
-def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]:
-    """The samples that a device trains on, (n, width), and their classes."""
+def inputs_and_classes(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]:
+    """A device's training samples as a matrix (n, width), and their classes."""
     whole = records.whole
     if not isinstance(whole, (tuple, list)) or len(whole) != 2:
         raise Unsuitable("its samples are not pairs of an input and a class")
@@ -94,23 +96,23 @@ def pair_of(records: Records, width: int, classes: int) -> tuple[Tensor, Tensor]
     if inputs.dtype != torch.float32 or inputs.numel() != len(inputs) * width:
         raise Unsuitable(f"its inputs are not rows of {width} numbers of 32 bits")
     if targets.dtype != torch.long or targets.dim() != 1 or not 0 <= int(targets.min()) <= int(targets.max()) < classes:
-        raise Unsuitable("its targets are not classes, or some are left out")
+        raise Unsuitable("its targets are not classes, or some are ignored (negative)")
     return inputs.reshape(len(inputs), width), targets
 
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """A layer of a chunk's models. The first one's weights are not here."""
+    """One layer of all models of a chunk. The first layer's weights are kept elsewhere (first_layer.py, by_sample.py)."""
 
     dense: Dense
     weight: Tensor  # (k, out, in)
     bias: Tensor | None  # (k, 1, out)
-    z: Tensor  # (k, batch, out): what comes out,
-    result: Tensor  # and after the activation (of the last layer: exp(z - largest))
-    gradient: Tensor  # the rate times the gradient to z
+    z: Tensor  # (k, batch, out): outputs before the activation
+    result: Tensor  # outputs after the activation; for the last layer: exp(z - max)
+    gradient: Tensor  # learning rate x gradient with respect to z
 
-    def some(self, count: int) -> FusedLayer:
-        """The same of the first rows."""
+    def first_rows(self, count: int) -> FusedLayer:
+        """The layer for the first rows only: views of the same memory."""
         bias = None if self.bias is None else self.bias[:count]
         return FusedLayer(
             self.dense, self.weight[:count], bias, self.z[:count], self.result[:count], self.gradient[:count]
@@ -127,12 +129,12 @@ class FusedLayer:
         self.dense.activation.forward(self.z, self.result)
 
     def back(self, into: Tensor) -> None:
-        """Turn the gradient to the result, which lies where that to z will, into that to z."""
+        """Turn the gradient with respect to the result into that with respect to z, and write it to `into`."""
         assert self.dense.activation is not None, "only the last layer has none"
         self.dense.activation.backward(self.gradient, self.z, self.result, into)
 
     def move(self, x: Tensor, drift: Drift) -> None:
-        if drift.some:
+        if drift.active:
             for row in range(len(self.weight)):
                 drift.move(self.dense.weight, self.weight[row], row)
                 if self.bias is not None and self.dense.bias is not None:
@@ -142,16 +144,16 @@ class FusedLayer:
             self.bias.sub_(self.gradient.sum(1, keepdim=True))
 
     def store(self, views: dict[str, Tensor], start: dict[str, Tensor], index: Tensor) -> None:
-        """Put into the devices' rows by how much the weights have changed."""
+        """Write the change of the weights to the devices' rows."""
         views[self.dense.weight][index] = self.weight - start[self.dense.weight][index]
         if self.bias is not None and self.dense.bias is not None:
             views[self.dense.bias][index] = self.bias.squeeze(1) - start[self.dense.bias][index]
 
 
-def stacked_layers(way: FusedMethod, start: Tensor, table: PackedRows) -> list[FusedLayer]:
-    """The layers' weights, copied from the devices' rows and stacked in the order of `table`."""
-    views, count, make, layers = way.layout.views(start), len(table.order), way.workspace.tensor, []
-    for place, dense in enumerate(way.dense):
+def stacked_layers(method: FusedMethod, start: Tensor, table: StepTable) -> list[FusedLayer]:
+    """All layers, with weights copied from the devices' rows and stacked in the order of `table`."""
+    views, count, make, layers = method.layout.views(start), len(table.order), method.workspace.tensor, []
+    for place, dense in enumerate(method.dense):
         weight, bias = torch.empty(count, 0, 0), None
         if place:
             weight = make(f"weight {place}", count, dense.width, dense.inputs)
@@ -165,28 +167,34 @@ def stacked_layers(way: FusedMethod, start: Tensor, table: PackedRows) -> list[F
 class FusedSteps:
     """The steps of a chunk's devices.
 
-    The gradient to the last layer's outputs z is  share (softmax - [class]);  with the rate in it, and m the largest of a sample's z,
+    The gradient with respect to the last layer's outputs z is  share (softmax - [class]).  Times the learning rate, and with m the maximum
+    of a sample's z, it is
 
         exp(z - m) (scale / sum exp(z - m))  -  hits          loss  =  m + log sum exp(z - m) - z[class]
 
-    Step by step like this it takes a third of the time of torch.softmax, which is slow where there are few classes.
+    Computed in these steps it takes a third of the time of torch.softmax, which is slow for few classes.
     """
 
     def __init__(
-        self, table: PackedRows, first: FirstLayer | BySample, layers: list[FusedLayer], classes: Tensor, drift: Drift
+        self,
+        table: StepTable,
+        first: FirstLayerByBlock | FirstLayerBySample,
+        layers: list[FusedLayer],
+        classes: Tensor,
+        drift: Drift,
     ) -> None:
         self.table, self.first, self.layers, self.drift = table, first, layers, drift
         self.classes = classes  # (steps, k, batch, 1)
         self.scale = (table.shares * drift.rate).transpose(0, 1).unsqueeze(-1).contiguous()
         outputs = (*classes.shape[:-1], layers[-1].dense.width)
-        self.hits = torch.zeros(outputs).scatter_(3, classes, -self.scale)  # minus the scale where the class is, else 0
-        self.outputs = torch.zeros(outputs)  # z, in every step
+        self.hits = torch.zeros(outputs).scatter_(3, classes, -self.scale)  # -scale at the class, 0 elsewhere
+        self.outputs = torch.zeros(outputs)  # z of every step
         self.most = torch.zeros(classes.shape)  # m
         self.sums = torch.ones(classes.shape)  # of exp(z - m)
 
     def block(self, begin: int, end: int) -> None:
         active = self.table.active(begin)
-        layers = [layer.some(active) for layer in self.layers]
+        layers = [layer.first_rows(active) for layer in self.layers]
         self.first.open(begin, end, active)
         for step in range(begin, end):
             layers[-1] = replace(layers[-1], z=self.outputs[step, :active])
@@ -196,7 +204,7 @@ class FusedSteps:
         self.first.close(begin, active)
 
     def forward(self, layers: list[FusedLayer], step: int) -> None:
-        """From what the first layer gives to the gradient to what the last one does."""
+        """Run the layers behind the first one, up to the gradient with respect to the last layer's outputs."""
         for before, layer in pairwise(layers):
             before.activate()
             layer.forward(before.result)
@@ -208,12 +216,13 @@ class FusedSteps:
         torch.addcmul(self.hits[step, :active], last.result, self.scale[step, :active] / total, out=last.gradient)
 
     def losses(self) -> Tensor:
-        """(k) float64: of every device, the mean over its samples."""
+        """Mean training loss of every device over its samples, (k) float64."""
         found = (self.sums.log().add_(self.most).sub_(self.outputs.gather(3, self.classes))).squeeze(3).transpose(0, 1)
         return (found * (self.table.shares > 0)).sum((1, 2), dtype=torch.float64) / self.table.samples
 
     def backward(self, layers: list[FusedLayer], into: Tensor) -> None:
-        """Every layer's weights move as soon as nothing needs them any more; the first one's gradient is left in `into`."""
+        """Update every layer's weights as soon as they are no longer needed; write the first layer's gradient to
+        `into`."""
         for place in range(len(layers) - 1, 0, -1):
             before, layer = layers[place - 1], layers[place]
             torch.bmm(layer.gradient, layer.weight, out=before.gradient)

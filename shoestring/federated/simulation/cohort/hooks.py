@@ -1,7 +1,7 @@
-"""What is hung on a model beside its forward: hooks, a forward of one object's own, parameters that are more than numbers.
+"""Looks for hooks, replaced forwards and parameter subclasses, which fast simulation methods would silently ignore.
 
-Stacked weights are other tensors than the model's parameters, and hand-written steps call no module, so neither would call what hangs
-there. A probe sees that only if it changes something at once, and a hook that clips rarely does. So it is looked for.
+The stacked method trains other tensors than the model's parameters, and the fused method calls no module, so neither
+would call a hook. A trial run might not notice: a hook that clips, for example, rarely changes anything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from shoestring.core.private import has_backward_hooks, has_forward_hooks, has_g
 REGISTERS = {Tensor.register_hook, Tensor.register_post_accumulate_grad_hook}
 
 
-def hooked_gradients(model: nn.Module) -> str:
-    """Why stacked weights would not be trained as this model's; empty: they would, as far as one can see from outside."""
+def stacking_obstacle(model: nn.Module) -> str:
+    """Why the stacked method would train this model differently; empty if nothing is found."""
     for name, one in model.named_parameters():
         if has_gradient_hooks(one):
             return f"the weight {name} has a hook on its gradient, which stacked weights would not call"
@@ -31,18 +31,19 @@ def hooked_gradients(model: nn.Module) -> str:
     )
 
 
-def replaced_forward(model: nn.Module) -> str:
-    """Why steps that call no module would not do what this model does; empty: they would."""
+def bypass_obstacle(model: nn.Module) -> str:
+    """Why a method that does not call the model's modules would compute something else; empty if nothing is found."""
     for name, module in model.named_modules():
         if has_forward_hooks(module):
             return f"the module {name or 'itself'} has a forward hook"
         if "forward" in vars(module):
-            return f"the module {name or 'itself'} has a forward of its own"
-    return hooked_gradients(model)
+            return f"the module {name or 'itself'} has its own forward set on the object"
+    return stacking_obstacle(model)
 
 
 class HooksSeen(TorchFunctionMode):
-    """While inside, hooks that a forward puts on tensors are noticed: under vmap they would be dropped without a word."""
+    """Inside this mode, `some` becomes True if a forward registers a hook on a tensor. vmap would drop such hooks
+    silently."""
 
     some = False
 

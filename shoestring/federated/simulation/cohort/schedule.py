@@ -1,7 +1,8 @@
-"""Which samples a device trains on in which step: all ways of training follow it, so they differ in nothing but rounding.
+"""Which samples a device trains on in every step. All simulation methods follow it, so their results differ by rounding
+only.
 
-epoch e     a permutation of its samples, drawn from (seed, e)
-steps       `batch` samples each in that order; the last of an epoch has what is left
+epoch e     a permutation of the device's samples, drawn from (seed, e)
+steps       `batch` samples each in that order; the last step of an epoch has the rest
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from shoestring.core.local import Local
 from shoestring.federated.seeds import seed_of
 
 
-def orders(count: int, local: Local, seed: int) -> Iterator[Tensor]:
-    """The places of `count` samples in the order of each epoch."""
+def epoch_orders(count: int, local: Local, seed: int) -> Iterator[Tensor]:
+    """A permutation of `count` sample indices for every epoch."""
     generator = torch.Generator()
     for epoch in range(local.epochs):
         yield torch.randperm(count, generator=generator.manual_seed(seed_of(seed, "epoch", epoch)))
 
 
 def step_sizes(count: int, local: Local) -> list[int]:
-    """Samples of every step.
+    """Batch size of every step.
 
     >>> step_sizes(25, Local(epochs=2, batch=10, steps=5))
     [10, 10, 5, 10, 10]
@@ -34,15 +35,15 @@ def step_sizes(count: int, local: Local) -> list[int]:
     return sizes[: local.steps] if local.steps else sizes
 
 
-def drawn(count: int, local: Local, seed: int) -> Tensor:
-    """The places of all steps' samples, one step after the other."""
-    epochs = list(orders(count, local, seed))
+def sample_order(count: int, local: Local, seed: int) -> Tensor:
+    """The sample indices of all steps in one row."""
+    epochs = list(epoch_orders(count, local, seed))
     return epochs[0] if len(epochs) == 1 else torch.cat(epochs)
 
 
 def batches(count: int, local: Local, seed: int) -> Iterator[Tensor]:
-    """The places of every step's samples, among those that are trained on."""
-    places, begin = drawn(count, local, seed), 0
+    """The sample indices of every step."""
+    places, begin = sample_order(count, local, seed), 0
     for size in step_sizes(count, local):
         yield places[begin : begin + size]
         begin += size

@@ -1,4 +1,5 @@
-"""One device after the other, in plain PyTorch: the definition of a device's work, which every other way must agree with.
+"""The sequential method: one device after the other in plain PyTorch. It defines local training; other methods must
+agree with it.
 
 w  <-  w - step of the optimizer along  (gradient of the batch's loss  +  pull (w - anchor)  +  correction)
 """
@@ -19,24 +20,24 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.seams import calls_user
-from shoestring.federated.layout import Layout, tensors_of
+from shoestring.federated.layout import Layout, named_tensors
 from shoestring.federated.local_steps import schedule_steps
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
-from shoestring.federated.simulation.cohort.kept_state import JobState
+from shoestring.federated.simulation.cohort.job_state import JobState
+from shoestring.federated.simulation.cohort.method import CohortUpdates
 from shoestring.federated.simulation.cohort.schedule import batches, step_sizes
 from shoestring.federated.simulation.cohort.sgd import Optimizer, Sgd
-from shoestring.federated.simulation.cohort.way import Moved
 from shoestring.federated.statistics import train_mode
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.memory.block_state import Frozen, TooLarge, put_back
 
 
-class Beside(NamedTuple):
-    """What a job has beside its model's row, as it was made."""
+class StateOutsideRow(NamedTuple):
+    """The job's initial state that is not part of a row. It is restored before every device."""
 
     tensors: dict[str, Tensor]  # counters of a batch norm, frozen weights
-    # What model, forward, loss and metrics keep from one call to the next: attributes, lists, generators
+    # State that model, forward, loss and metrics keep between calls: attributes, lists, generators
     picture: list[Frozen]
 
 
@@ -45,29 +46,33 @@ class SequentialMethod:
     job: Job
     layout: Layout
     model: nn.Module
-    beside: Beside
+    outside: StateOutsideRow
 
-    def moved(self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]) -> Moved:
+    def train(
+        self, start: Tensor, records: Sequence[Records], objective: Objective, seeds: Sequence[int]
+    ) -> CohortUpdates:
         rows = torch.empty(len(records), self.layout.size)
         losses, steps = torch.zeros(len(records), dtype=torch.float64), torch.zeros(len(records), dtype=torch.long)
         try:
             for place, (one, seed) in enumerate(zip(records, seeds, strict=True)):
-                load(self.layout, self.model, start[place], self.beside)
-                pulled = pull_of(self.layout, self.model, objective, place)
-                # What a model draws follows from the device's seed, so it is the same whoever worked before
+                load_device(self.layout, self.model, start[place], self.outside)
+                add_gradients = objective_gradients(self.layout, self.model, objective, place)
+                # The model's random numbers follow from the device's seed, not from the devices before it
                 with random_state.kept():
                     random_state.seed(seed)
-                    losses[place], steps[place] = self.worked(one, objective.local, pulled, seed)
+                    losses[place], steps[place] = self.train_one(one, objective.local, add_gradients, seed)
                 torch.sub(self.layout.row(self.model), start[place], out=rows[place])
         finally:
-            with suppress(TooLarge):  # the next device that is loaded says so
-                # The loss is the job's own object: whoever uses it next finds it as it was.
-                put_back(self.beside.picture)
-        return Moved(rows, losses, steps)
+            with suppress(TooLarge):  # `load_device` reports it for the next device
+                # The loss is the user's object: leave it as it was
+                put_back(self.outside.picture)
+        return CohortUpdates(rows, losses, steps)
 
     @calls_user("model, loss or optimizer")
-    def worked(self, records: Records, local: Local, pulled: Callable[[], None], seed: int) -> tuple[float, int]:
-        """The work of one device on the model as it is: its mean loss and its steps."""
+    def train_one(
+        self, records: Records, local: Local, add_gradients: Callable[[], None], seed: int
+    ) -> tuple[float, int]:
+        """Train the loaded model on one device's records; return the mean loss and the number of steps."""
         train_mode(self.model, local)
         optimizer, sizes = local_optimizer(self.job, local, self.model), step_sizes(records.count, local)
         scheduled = schedule_steps(self.job, local, optimizer, len(sizes), -(-records.count // sizes[0]))
@@ -77,7 +82,7 @@ class SequentialMethod:
             optimizer.zero_grad(set_to_none=True)
             loss = self.job.loss(self.job.forward(self.model, batch), batch)
             loss.backward()
-            pulled()
+            add_gradients()
             if local.clip:
                 nn.utils.clip_grad_norm_(self.model.parameters(), local.clip)
             optimizer.step()
@@ -87,44 +92,44 @@ class SequentialMethod:
         return total / max(samples, 1), steps
 
 
-def made_model(job: Job) -> nn.Module:
-    """The job's model as every device has it: what is in no row, such as frozen weights, follows from the job and its seed, too. Devices
-    are simulated on the CPU."""
+def make_model(job: Job) -> nn.Module:
+    """The job's model, in training mode on the CPU. Frozen weights and other state outside of the row follow from the
+    job and its seed."""
     with random_state.kept():
         return fresh_model(job).cpu().train()
 
 
-def sequential(job: Job, layout: Layout, model: nn.Module) -> SequentialMethod:
-    return SequentialMethod(job, layout, model, beside_row(job, layout, model))
+def sequential_method(job: Job, layout: Layout, model: nn.Module) -> SequentialMethod:
+    return SequentialMethod(job, layout, model, state_outside_row(job, layout, model))
 
 
-def beside_row(job: Job, layout: Layout, model: nn.Module) -> Beside:
-    """A copy of what is in no row: it is the same for every device."""
+def state_outside_row(job: Job, layout: Layout, model: nn.Module) -> StateOutsideRow:
+    """A copy of the state that is not part of a row: it is the same for every device."""
     inside = {entry.name for entry in layout.entries}
-    return Beside(
-        {name: one.detach().clone() for name, one in tensors_of(model).items() if name not in inside},
+    return StateOutsideRow(
+        {name: one.detach().clone() for name, one in named_tensors(model).items() if name not in inside},
         JobState(job, model).picture(),
     )
 
 
-def load(layout: Layout, model: nn.Module, row: Tensor, beside: Beside) -> None:
-    """Make a model what it is on a device that begins: with this row, and all else as it was made."""
+def load_device(layout: Layout, model: nn.Module, row: Tensor, outside: StateOutsideRow) -> None:
+    """Load a row into the model and restore all other state, as at the beginning of a device's training."""
     try:
-        put_back(beside.picture)
+        put_back(outside.picture)
     except TooLarge as why:
         raise Mistake(
-            "the job's forward or loss changes a tensor of more than 1 MiB in place, and keeps it from one call to the next, so "
-            "it can't begin anew with every device: keep it as a buffer of a module"
+            "the job's forward or loss changes a tensor of more than 1 MiB in place and keeps it between calls, so it can't be "
+            "restored for every device: keep it as a buffer of a module"
         ) from why
     layout.load(model, row)
-    found = tensors_of(model)
+    found = named_tensors(model)
     with torch.no_grad():
-        for name, value in beside.tensors.items():
+        for name, value in outside.tensors.items():
             found[name].copy_(value)
 
 
 def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
-    """A new optimizer for one device's work."""
+    """A new optimizer for one device's local training."""
     if local.optimizer is None and local.schedule is not None:
         return torch.optim.SGD((one for one in model.parameters() if one.requires_grad), lr=local.rate)
     if local.optimizer is None:
@@ -132,8 +137,8 @@ def local_optimizer(job: Job, local: Local, model: nn.Module) -> Optimizer:
     return made_optimizer(replace(job, optimizer=local.optimizer), model)
 
 
-def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:
-    """Adds to the model's gradients what the objective has beside the loss."""
+def objective_gradients(layout: Layout, model: nn.Module, objective: Objective, place: int) -> Callable[[], None]:
+    """A function that adds the objective's pull and correction to the model's gradients. `place`: the device's row."""
     if not objective.pull and objective.correction is None:
         return lambda: None
     weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
@@ -148,7 +153,7 @@ def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) 
             added.append((weights[entry.name], anchor, correction))
 
     @torch.no_grad()
-    def pulled() -> None:
+    def add_gradients() -> None:
         for weight, anchor, correction in added:
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             if anchor is not None:
@@ -157,4 +162,4 @@ def pull_of(layout: Layout, model: nn.Module, objective: Objective, place: int) 
                 gradient.add_(correction)
             weight.grad = gradient
 
-    return pulled
+    return add_gradients

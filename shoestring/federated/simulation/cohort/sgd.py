@@ -1,7 +1,9 @@
-"""Plain SGD, the same bits as torch.optim.SGD's. The first optimizer of torch that is made imports torch's compiler, which takes longer
-than all else before the first round of a small federation.
+"""Plain SGD with the same bits as torch.optim.SGD.
 
     w  <-  w - rate gradient
+
+Creating the first optimizer of torch.optim imports torch's compiler, which takes longer than everything else before the
+first round of a small federation.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 
 class Optimizer(Protocol):
-    """What devices' work needs of an optimizer."""
+    """What local training needs of an optimizer."""
 
     param_groups: list[dict[str, Any]]
     state: defaultdict[Any, Any]
@@ -26,10 +28,12 @@ class Optimizer(Protocol):
 
 
 class Sgd:
+    """Plain SGD, without torch.optim's slow first import."""
+
     def __init__(self, weights: Iterable[Tensor], rate: float) -> None:
         self.rate = rate
         self.param_groups: list[dict[str, Any]] = [{"params": list(weights)}]
-        self.state: defaultdict[Any, Any] = defaultdict(dict)  # it has none
+        self.state: defaultdict[Any, Any] = defaultdict(dict)  # always empty
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for weight in self.param_groups[0]["params"]:

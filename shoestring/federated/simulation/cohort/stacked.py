@@ -1,16 +1,17 @@
-"""Many devices' models in one forward and one backward: their weights stacked, (k, ...) each, and an elementwise optimizer on the stacks.
+"""The stacked method: one forward and backward for many devices' models, with weights stacked to (k, ...) and an
+elementwise optimizer.
 
-The losses of devices do not depend on each other's weights, so the gradient of their sum is every device's own:
+Devices' losses do not depend on each other's weights, so the gradient of their sum is every device's own:
 
     d (loss_1 + ... + loss_k) / d W_i  =  d loss_i / d W_i
 
-Autograd runs once for all of them. How a model is called with stacked weights is said elsewhere: grids.py for images, vmapped.py for all
-else. In a step in which some devices have fewer samples than others, devices with as many samples each are called together: that is right
-for every loss. Where the loss is the cross entropy of one class a sample, which we write ourselves, and samples do not see each other,
-short batches are filled up instead, and what fills up has no share of the loss: one call for all.
+Autograd runs once for all of them. convolutional.py calls image models with stacked weights, vmapped.py all other
+models. If batch sizes differ within a step, devices with equal batch sizes are called together, which is right for
+every loss. If the loss is the cross entropy with one class per sample, and samples do not interact, short batches are
+padded with samples of weight 0 instead: a single call for all.
 
-In some rounds, one device of every shape is compared with the plain loop, step by step, because no trial before the first round knows
-what shapes and records there will be.
+Some rounds compare one device of every new shape with the plain loop, because a trial before the first round can't know
+all shapes and records.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from shoestring.federated.layout import Layout
 from shoestring.federated.records import Records
 from shoestring.federated.round import Objective
 from shoestring.federated.seeds import seed_of
-from shoestring.federated.simulation.cohort.comparison import GradientComparison
-from shoestring.federated.simulation.cohort.packed import PackedRows, packed
-from shoestring.federated.simulation.cohort.recorded import Gradients, Weights, laid_out_like
-from shoestring.federated.simulation.cohort.sequential import SequentialMethod, load, local_optimizer
+from shoestring.federated.simulation.cohort.gradient_comparison import GradientComparison
+from shoestring.federated.simulation.cohort.method import CohortUpdates, Unsuitable, refuse_unusual_steps
+from shoestring.federated.simulation.cohort.recording import Gradients, Weights, match_strides
+from shoestring.federated.simulation.cohort.sequential import SequentialMethod, load_device, local_optimizer
 from shoestring.federated.simulation.cohort.sgd import Optimizer, Sgd
-from shoestring.federated.simulation.cohort.way import Moved, Unsuitable, check_steps
+from shoestring.federated.simulation.cohort.step_table import StepTable, step_table
 
 Outputs = Callable[[Weights, Batch], Any]  # of the model; all tensors, the batch's too, are (k, batch, ...)
 
@@ -49,7 +50,7 @@ OPTIMIZERS = (
     torch.optim.RAdam,
     torch.optim.Adadelta,
     torch.optim.Adamax,
-)  # they treat every number by itself
+)  # elementwise optimizers
 FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 
 
@@ -57,9 +58,9 @@ FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagr
 class StackedMethod:
     plain: SequentialMethod
     outputs: Outputs
-    masks: bool = False  # short batches are filled up, where the loss is the cross entropy of one class a sample
+    masks: bool = False  # pad short batches, if the loss is the cross entropy with one class per sample
     whole: Callable[[Weights, Batch], Tensor] | None = (
-        None  # (k): devices' losses at once, where batches are not filled up
+        None  # computes the devices' losses (k) directly, if batches are not padded
     )
     draws: bool = False  # the model has dropout
 
@@ -69,13 +70,13 @@ class StackedMethod:
 
     @cached_property
     def gradients_of_classes(self) -> Gradients:
-        """The same where targets are one class a sample, none of which is left out, and the loss is their cross entropy."""
+        """Gradients for cross entropy with one class per sample, none of them ignored."""
         return Gradients(
             lambda weights, batch, shares: self.losses(weights, batch, shares, classes=True), self.plain.model
         )
 
     def losses(self, weights: Weights, batch: Batch, shares: Tensor | None, classes: bool = False) -> Tensor:
-        """(k): every device's loss. `shares`, (k, batch), only of classes: of every sample in it; None: all are alike."""
+        """Every device's loss (k). `shares` (k, batch), only with `classes`: the samples' weights; None: all are equal."""
         if self.whole is not None and not classes:
             return self.whole(weights, batch)
         found = self.outputs(weights, batch)
@@ -85,34 +86,34 @@ class StackedMethod:
             )
             return each.mean(1) if shares is None else (each * shares).sum(1)
         if shares is not None:
-            raise Unsuitable("its outputs are not a row of numbers a sample, so short batches can't be filled up")
+            raise Unsuitable("its outputs are not a row of numbers per sample, so short batches can't be padded")
         return torch.func.vmap(self.plain.job.loss, randomness="different")(found, batch)
 
-    def moved(
+    def train(
         self,
         start: Tensor,
         records: Sequence[Records],
         objective: Objective,
         seeds: Sequence[int],
         checks: bool = False,
-    ) -> Moved:
-        """`checks`: compare with the plain loop on the way; what is not as there is told by raising Differs."""
-        check_steps(objective.local)
+    ) -> CohortUpdates:
+        """`checks`: compare with the plain loop on the way, and raise MethodDiffers if something differs."""
+        refuse_unusual_steps(objective.local)
         layout, model = self.plain.layout, self.plain.model
-        table = packed([one.count for one in records], objective.local, seeds)
-        load(layout, model, start[0], self.plain.beside)  # what is in no row is as it was made
+        table = step_table([one.count for one in records], objective.local, seeds)
+        load_device(layout, model, start[0], self.plain.outside)  # restores the state outside of the row
         model.train()
         with random_state.kept():
-            random_state.seed(seed_of("chunk", *seeds))  # what the models draw, they draw together
+            random_state.seed(seed_of("chunk", *seeds))  # the models draw random numbers together
             steps = StackedSteps(self, table, start, [records[one] for one in table.order], objective, checks)
             for step in range(table.steps[0]):
-                steps.take(step)
-        steps.rest(0)
-        return Moved(steps.rows, steps.losses(), torch.tensor(table.steps)[table.back])
+                steps.step(step)
+        steps.retire(0)
+        return CohortUpdates(steps.rows, steps.losses(), torch.tensor(table.steps)[table.back])
 
 
-def of_classes(data: Batch) -> bool:
-    """Whether all targets are one class a sample, none of which is left out."""
+def has_class_targets(data: Batch) -> bool:
+    """Whether every sample has one class, and none is ignored (negative)."""
     return (
         isinstance(data, (tuple, list))
         and len(data) > 1
@@ -124,33 +125,33 @@ def of_classes(data: Batch) -> bool:
 
 
 class StackedSteps:
-    """The steps of a chunk's devices, in the order of `table`."""
+    """Trains the devices of a chunk step by step. Rows are in the order of `table`."""
 
     def __init__(
         self,
-        way: StackedMethod,
-        table: PackedRows,
+        method: StackedMethod,
+        table: StepTable,
         start: Tensor,
         records: Sequence[Records],
         objective: Objective,
         checks: bool = False,
     ) -> None:
-        self.way, self.table, self.start, self.objective = way, table, start, objective
+        self.method, self.table, self.start, self.objective = method, table, start, objective
         self.layout, self.stacked, self.active = (
-            way.plain.layout,
+            method.plain.layout,
             len(records),
             len(records),
-        )  # rows of the stack; those still at work
+        )  # rows of the stack; rows still training
         self.rows = torch.empty(len(records), self.layout.size)
         self.total = torch.zeros(len(records), dtype=torch.float64)
-        self.data, self.places = gathered(records, table)
-        self.sizes = (table.shares > 0).sum(2)  # (k, steps): samples
-        classes = way.plain.job.loss is default_loss and of_classes(self.data)
-        self.gradients = way.gradients_of_classes if classes else way.gradients
-        self.masks = way.masks and classes
-        self.comparison = GradientComparison(way.plain, self.gradients, way.draws) if checks else None
+        self.data, self.places = concatenate_samples(records, table)
+        self.sizes = (table.shares > 0).sum(2)  # (k, steps): batch sizes
+        classes = method.plain.job.loss is default_loss and has_class_targets(self.data)
+        self.gradients = method.gradients_of_classes if classes else method.gradients
+        self.masks = method.masks and classes
+        self.comparison = GradientComparison(method.plain, self.gradients, method.draws) if checks else None
         self.weights = {name: channels_last(view[table.index]) for name, view in self.layout.views(start).items()}
-        self.optimizer = stacked_optimizer(way.plain.job, objective, way.plain.model, self.weights)
+        self.optimizer = stacked_optimizer(method.plain.job, objective, method.plain.model, self.weights)
         trained = Layout(tuple(entry for entry in self.layout.entries if entry.trained))
         self.anchor = (
             {} if not objective.pull or objective.anchor is None else trained.views(objective.anchor[: trained.size])
@@ -158,22 +159,22 @@ class StackedSteps:
         self.correction = {} if objective.correction is None else trained.views(objective.correction[table.index])
 
     @torch.no_grad()
-    def take(self, step: int) -> None:
-        self.rest(self.table.active(step))
+    def step(self, step: int) -> None:
+        self.retire(self.table.active(step))
         self.optimizer.zero_grad(set_to_none=True)
-        sizes = self.sizes[: self.stacked, step]  # 0: it is done
+        sizes = self.sizes[: self.stacked, step]  # 0: the device is done
         if bool((sizes == sizes[0]).all()):
-            self.learn(None, step, int(sizes[0]))
+            self.find_gradients(None, step, int(sizes[0]))
         elif self.masks:
-            self.learn(None, step, self.table.batch, self.table.shares[: self.stacked, step])
+            self.find_gradients(None, step, self.table.batch, self.table.shares[: self.stacked, step])
         else:
             for size in sizes.unique().tolist():
-                self.learn((sizes == size).nonzero().squeeze(1), step, size)
-        self.pull()
+                self.find_gradients((sizes == size).nonzero().squeeze(1), step, size)
+        self.add_objective_gradients()
         self.optimizer.step()
 
-    def learn(self, some: Tensor | None, step: int, size: int, shares: Tensor | None = None) -> None:
-        """Find the gradients of some devices; None: of the whole stack."""
+    def find_gradients(self, some: Tensor | None, step: int, size: int, shares: Tensor | None = None) -> None:
+        """Compute the gradients of some rows; None: of the whole stack."""
         rows = slice(0, self.stacked) if some is None else some
         places = self.places[rows, step, :size]
         weights = (
@@ -183,17 +184,17 @@ class StackedSteps:
         if self.comparison is not None:
             self.comparison.check(weights, lambda: mapped(lambda leaf: leaf[places], self.data), shares, counts)
         losses, gradients = self.gradients(weights, mapped(lambda leaf: leaf[places], self.data), shares)
-        self.total[rows] += torch.where(counts > 0, losses.double() * counts, 0.0)  # who is done may be anywhere
+        self.total[rows] += torch.where(counts > 0, losses.double() * counts, 0.0)  # finished devices may have any loss
         for weight, gradient in zip(self.weights.values(), gradients, strict=True):
             if gradient is not None and some is None:
-                weight.grad = laid_out_like(weight, gradient)
+                weight.grad = match_strides(weight, gradient)
             elif gradient is not None:
                 weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 weight.grad[some] = gradient
 
     @torch.no_grad()
-    def pull(self) -> None:
-        """What the objective has beside the loss."""
+    def add_objective_gradients(self) -> None:
+        """Add the objective's pull and correction to the gradients."""
         for name, weight in self.weights.items() if self.anchor or self.correction else ():
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             if self.anchor:
@@ -203,9 +204,12 @@ class StackedSteps:
             weight.grad = gradient
 
     @torch.no_grad()
-    def rest(self, active: int) -> None:
-        """Devices from this row on are done: keep what they found. Where batches are filled up, they stay in the stack, without a share,
-        until they are half of it: so there are few shapes, which are soon recorded."""
+    def retire(self, active: int) -> None:
+        """Save the updates of devices from this row on, which are done.
+
+        With padding they stay in the stack with weight 0 until they are half of it, so that there are few shapes, which
+        are soon recorded.
+        """
         devices, views, before = (
             self.table.index[active : self.active],
             self.layout.views(self.rows),
@@ -215,10 +219,10 @@ class StackedSteps:
             views[name][devices] = weight[active : self.active] - before[name][devices]
         self.active = active
         if active < self.stacked and (not self.masks or 2 * active <= self.stacked):
-            self.shorten()
+            self.drop_finished()
 
-    def shorten(self) -> None:
-        """Go on without those that are done."""
+    def drop_finished(self) -> None:
+        """Remove finished devices from the stack."""
         for weight in self.weights.values():
             state = self.optimizer.state[weight]
             state.update(
@@ -232,17 +236,17 @@ class StackedSteps:
         self.stacked = self.active
 
     def losses(self) -> Tensor:
-        """(k) float64: of every device, the mean over its samples."""
+        """Mean training loss of every device over its samples, (k) float64."""
         return (self.total / self.table.samples)[self.table.back]
 
 
 def channels_last(weight: Tensor) -> Tensor:
-    """Convolutions' weights, (k, out, in, height, width), as their kernels want them in memory; others as they are."""
+    """Convolution weights (k, out, in, height, width) in channels-last memory format; others as they are."""
     return weight.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if weight.dim() == 5 else weight
 
 
-def gathered(records: Sequence[Records], table: PackedRows) -> tuple[Batch, Tensor]:
-    """All devices' samples one after the other, and the places of every step's samples in them."""
+def concatenate_samples(records: Sequence[Records], table: StepTable) -> tuple[Batch, Tensor]:
+    """Concatenate all devices' samples; also return the indices of every step's samples in the result."""
     wholes, offset, shifted = [], 0, []
     for row, one in enumerate(records):
         if one.whole is None:
@@ -257,14 +261,14 @@ def gathered(records: Sequence[Records], table: PackedRows) -> tuple[Batch, Tens
 
 
 def stacked_optimizer(job: Job, objective: Objective, model: nn.Module, weights: Weights) -> Optimizer:
-    """The device's optimizer, with stacked weights in the place of the model's: its groups are those that it made of one model."""
+    """The device's optimizer with stacked weights in place of the model's parameters, in the same parameter groups."""
     optimizer = local_optimizer(job, objective.local, model)
     if type(optimizer) not in (Sgd, *OPTIMIZERS):
-        raise Unsuitable(f"{type(optimizer).__name__} may treat the numbers of a weight together")
+        raise Unsuitable(f"{type(optimizer).__name__} may not be elementwise")
     names = {id(one): name for name, one in model.named_parameters()}
     for group in optimizer.param_groups:
         group["params"] = [weights[names[id(one)]] for one in group["params"]]
-        # A fused step copies what does not lie in its usual order
+        # A fused step copies tensors that are not contiguous
         if (
             type(optimizer) in FUSED
             and not group.get("differentiable")

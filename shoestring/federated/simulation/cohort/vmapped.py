@@ -1,7 +1,8 @@
-"""Any model with stacked weights, by torch.func.vmap, with faster rules for the layers that transformers are made of.
+"""Runs any model with stacked weights by torch.func.vmap, with faster batching rules for the layers of transformers.
 
-vmap has no rule for attention, which it then does one device after the other, and takes linear layers and norms apart into more passes
-through memory than they need. The functions below stand in for them while the model runs: outside of vmap they are what they replace.
+vmap has no rule for attention, so it loops over devices; and it decomposes linear layers and norms into more passes
+through memory than they need. The functions below replace these operations while the model runs. Outside of vmap they
+compute the same.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.batch import Batch
 from shoestring.core.job import Job
-from shoestring.federated.simulation.cohort.recorded import Weights
+from shoestring.federated.simulation.cohort.recording import Weights
 from shoestring.federated.simulation.cohort.stacked import Outputs
 
 
-def vmapped(job: Job, model: nn.Module) -> Outputs:
+def vmapped_outputs(job: Job, model: nn.Module) -> Outputs:
     return over_devices(FunctionalModule(job, model))
 
 
 def vmapped_losses(job: Job, model: nn.Module) -> Callable[[Weights, Batch], Tensor]:
-    """(k): every device's loss, of models that give more than tensors (a cache, say), which can't leave vmap."""
+    """Every device's loss (k). The loss is computed inside vmap, for models whose outputs are not only tensors (a
+    cache, for example)."""
     return over_devices(FunctionalModule(job, model, with_loss=True))
 
 
@@ -40,7 +42,7 @@ def over_devices(called: FunctionalModule) -> Callable[[Weights, Batch], Any]:
 
 
 class FunctionalModule(nn.Module):
-    """The job's forward, or its loss, as a module, which functional_call can put weights into."""
+    """The job's forward, or forward and loss, as a module, so that functional_call can replace its weights."""
 
     def __init__(self, job: Job, model: nn.Module, with_loss: bool = False) -> None:
         super().__init__()
@@ -52,24 +54,24 @@ class FunctionalModule(nn.Module):
 
 
 class VmapRule(torch.autograd.Function):
-    """A function whose only use is its rule for vmap: `stacked` is given tensors with devices first, and autograd sees what it does."""
+    """A function used for its vmap rule only. The rule calls differentiable operations, so `backward` is never needed."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: the rule's own operations have their backwards."""
+        """Saves nothing: the operations inside the rule have their own backwards."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError("a layer whose weights are not a device's own")
+        raise NotImplementedError("this layer was called outside of vmap, with weights that all devices share")
 
 
-def first(value: Tensor, dim: int | None, count: int) -> Tensor:
-    """With devices as the first dimension."""
+def devices_first(value: Tensor, dim: int | None, count: int) -> Tensor:
+    """Move (or add) the device dimension to the front."""
     return value.unsqueeze(0).expand(count, *value.shape) if dim is None else value.movedim(dim, 0)
 
 
 class LinearRule(VmapRule):
-    """x W^T + b  of k devices: one product that adds to the bias."""
+    """x W^T + b  for k devices in one baddbmm."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -77,14 +79,15 @@ class LinearRule(VmapRule):
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, int]:
-        x, weight = first(x, dims[0], info.batch_size), first(weight, dims[1], info.batch_size)
-        bias = None if bias is None else first(bias, dims[2], info.batch_size)
+        x, weight = devices_first(x, dims[0], info.batch_size), devices_first(weight, dims[1], info.batch_size)
+        bias = None if bias is None else devices_first(bias, dims[2], info.batch_size)
         out: Tensor = StackedLinear.apply(x.reshape(len(x), -1, x.shape[-1]), weight, bias)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], out.shape[-1]), 0
 
 
 class StackedLinear(torch.autograd.Function):
-    """(k, n, in) x (k, out, in): with a backward that gives the weights' gradient as they lie, so that autograd need not copy it."""
+    """(k, n, in) x (k, out, in), with a backward whose weight gradient has the weight's strides, so that autograd need
+    not copy it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -102,7 +105,7 @@ class StackedLinear(torch.autograd.Function):
 
 
 class LayerNormRule(VmapRule):
-    """norm(x) w + b  of k devices."""
+    """norm(x) w + b  for k devices."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -111,7 +114,7 @@ class LayerNormRule(VmapRule):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, int]:
         x, weight, bias = (
-            first(one, dim, info.batch_size) for one, dim in zip((x, weight, bias), dims[:3], strict=True)
+            devices_first(one, dim, info.batch_size) for one, dim in zip((x, weight, bias), dims[:3], strict=True)
         )
         shape = (len(x), *(1,) * (x.dim() - 2), x.shape[-1])
         return torch.addcmul(
@@ -120,7 +123,7 @@ class LayerNormRule(VmapRule):
 
 
 class AttentionRule(VmapRule):
-    """It has no weights: k devices with b samples each are k b samples."""
+    """Attention has no weights, so k devices with b samples each are treated as k b samples."""
 
     @staticmethod
     def forward(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None) -> Tensor:
@@ -131,7 +134,7 @@ class AttentionRule(VmapRule):
         info: Any, dims: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
     ) -> tuple[Tensor, int]:
         query, key, value = (
-            first(one, dim, info.batch_size).flatten(0, 1)
+            devices_first(one, dim, info.batch_size).flatten(0, 1)
             for one, dim in zip((query, key, value), dims[:3], strict=True)
         )
         out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
@@ -139,7 +142,7 @@ class AttentionRule(VmapRule):
 
 
 class FasterRules(TorchFunctionMode):
-    """While inside, layers that have a rule above are done by it."""
+    """Inside this mode, layers that have a rule above use it."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -175,7 +178,7 @@ def attention_arguments(
     return query, key, value, is_causal, scale
 
 
-# What is replaced by which rule, and the rule's arguments of the function's: None where it has no rule for them
+# function -> (its rule, a function that turns its arguments into the rule's, or None if the rule does not cover them)
 RULES: dict[Any, tuple[Any, Any]] = {
     F.linear: (LinearRule, linear_arguments),
     F.layer_norm: (LayerNormRule, norm_arguments),

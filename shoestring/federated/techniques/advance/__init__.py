@@ -1,1 +1,1 @@
-"""How the server's weights follow from the combined update."""
+"""Server optimizers: how the server's weights follow from the combined update."""

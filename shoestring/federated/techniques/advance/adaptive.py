@@ -1,4 +1,4 @@
-"""FedAdagrad, FedAdam and FedYogi: the server takes the combined update for a gradient, and every weight has a rate of its own.
+"""FedAdagrad, FedAdam and FedYogi: adaptive server optimizers, which treat the combined update as a gradient.
 
     m  <-  beta1 m + (1 - beta1) d
     v  <-  v + d^2                                     FedAdagrad
@@ -6,10 +6,11 @@
     v  <-  v - (1 - beta2) d^2 sign(v - d^2)           FedYogi
     w  <-  w + lr m / (sqrt(v) + tau)
 
-    d: the combined update; m begins at 0, v at tau^2; there is no correction of the moments' bias, as in the paper
+    d: the combined update; m begins at 0, v at tau^2; as in the paper, there is no bias correction
 
-A round into which nothing came leaves w, m and v alone.
-Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295, algorithm 2.
+A round without any update leaves w, m and v unchanged.
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan 2021, Adaptive Federated Optimization, arXiv 2003.00295,
+algorithm 2.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.advance.stepping import Moments, check_rates, stepping
+from shoestring.federated.techniques.advance.server_step import Moments, check_rates, with_server_optimizer
 
 Second = Callable[[Tensor, Tensor], Tensor]  # v, d^2 -> v
 
@@ -40,15 +41,15 @@ class FedAdagrad(FederatedTechnique):
 
     lr: float = 0.01
     beta1: float = 0.0  # as in the paper's experiments
-    tau: float = 1e-3  # the larger, the less the rates of weights differ
+    tau: float = 1e-3  # adaptivity: the larger, the more alike the learning rates of all weights
 
-    why: ClassVar[str] = "Adagrad on the server: weights that rarely move, move more"
+    why: ClassVar[str] = "Adagrad on the server: rarely updated weights get larger steps"
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
 
     def __post_init__(self) -> None:
-        check("FedAdagrad", self.lr, self.tau, beta1=self.beta1)
+        check_knobs("FedAdagrad", self.lr, self.tau, beta1=self.beta1)
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[FedAdagrad, ...]:
@@ -58,7 +59,7 @@ class FedAdagrad(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return adaptive(round, "FedAdagrad", self.lr, self.beta1, self.tau, lambda v, square: v + square)
+        return with_adaptive_step(round, "FedAdagrad", self.lr, self.beta1, self.tau, lambda v, square: v + square)
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,13 @@ class FedAdam(FederatedTechnique):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    why: ClassVar[str] = "Adam on the server: every weight has its own rate"
+    why: ClassVar[str] = "Adam on the server: every weight has its own learning rate"
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
 
     def __post_init__(self) -> None:
-        check("FedAdam", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
+        check_knobs("FedAdam", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[FedAdam, ...]:
@@ -91,7 +92,7 @@ class FedAdam(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return adaptive(
+        return with_adaptive_step(
             round,
             "FedAdam",
             self.lr,
@@ -115,13 +116,13 @@ class FedYogi(FederatedTechnique):
     beta2: float = 0.99
     tau: float = 1e-3
 
-    why: ClassVar[str] = "Yogi on the server: as Adam, with rates that rise slowly"
+    why: ClassVar[str] = "Yogi on the server: like Adam, with learning rates that rise slowly"
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
 
     def __post_init__(self) -> None:
-        check("FedYogi", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
+        check_knobs("FedYogi", self.lr, self.tau, beta1=self.beta1, beta2=self.beta2)
 
     @classmethod
     def choices(cls, cost: RoundCost) -> tuple[FedYogi, ...]:
@@ -131,7 +132,7 @@ class FedYogi(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return adaptive(
+        return with_adaptive_step(
             round,
             "FedYogi",
             self.lr,
@@ -141,21 +142,21 @@ class FedYogi(FederatedTechnique):
         )
 
 
-def adaptive(round: Round, name: str, lr: float, beta1: float, tau: float, second: Second) -> Round:
+def with_adaptive_step(round: Round, name: str, lr: float, beta1: float, tau: float, second: Second) -> Round:
     def step(update: Tensor, before: Moments) -> tuple[Tensor, Moments]:
         m = beta1 * before["m"] + (1 - beta1) * update
         v = second(before["v"], update.square())
         return lr * m / (v.sqrt() + tau), {"m": m, "v": v}
 
-    return stepping(
+    return with_server_optimizer(
         round, name, step, lambda weights: {"m": torch.zeros_like(weights), "v": torch.full_like(weights, tau**2)}
     )
 
 
-def check(name: str, lr: float, tau: float, **betas: float) -> None:
+def check_knobs(name: str, lr: float, tau: float, **betas: float) -> None:
     check_rates(name, lr=lr, tau=tau)
     for knob, value in betas.items():
         if not 0.0 <= value < 1.0:
             raise Mistake(
-                f"{name}({knob}={value}): it is the share of the past that is kept; give a number from 0 to less than 1"
+                f"{name}({knob}={value}): it is the decay of a moving average; give a number from 0 to less than 1"
             )

@@ -1,10 +1,11 @@
-"""FedSGD: a device's work is one step of plain SGD with all its records, so a round is a step of SGD with the records of all of them.
+"""FedSGD: every device takes one full-batch step of plain SGD, so a round is one SGD step on the records of the whole
+cohort.
 
     w  <-  w - lr sum_i n_i g_i / sum_i n_i    g_i: gradient of the mean loss of device i, of n_i records; lr: of the job's Local
 
-Every other rule can follow: with FedAdam, the server takes a step of Adam.
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from Decentralized Data, arXiv
-1602.05629.
+Any server optimizer can follow: with FedAdam, the server takes a step of Adam.
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas 2017, Communication-Efficient Learning of Deep Networks from
+Decentralized Data, arXiv 1602.05629.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class FedSGD(FederatedTechnique):
     Not for: budgets of bytes: it is here as the yardstick that other rules are compared with.
     """
 
-    why: ClassVar[str] = "one step with all records of a device a round: SGD on all of them"
+    why: ClassVar[str] = "one full-batch step per device and round: SGD on the whole cohort"
     seam: ClassVar[str] = "work"
     order: ClassVar[int] = 10
 
@@ -40,7 +41,7 @@ class FedSGD(FederatedTechnique):
     def apply(self, round: Round) -> Round:
         if round.local.optimizer is not None:
             raise Mistake(
-                "FedSGD, and devices have an optimizer (the Job's or its Local's): it is a step of plain SGD; give Local(lr=...) "
+                "FedSGD with an optimizer on devices (the Job's or its Local's): it is a step of plain SGD; give Local(lr=...) "
                 "without an optimizer, or leave out FedSGD"
             )
         return round.with_(local=replace(round.local, epochs=1, batch=0, steps=1))

@@ -1,10 +1,11 @@
-"""FedAvgM: the server's weights move with momentum, which evens out rounds whose devices differ.
+"""FedAvgM: momentum on the server, which evens out differences between the cohorts of successive rounds.
 
     v  <-  momentum v + d
     w  <-  w + lr v            d: the combined update; v begins at 0
 
-momentum=0, lr=1 is plain averaging, to the bit. A round into which nothing came leaves w and v alone.
-Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv 1909.06335.
+momentum=0, lr=1 is plain averaging, bit for bit. A round without any update leaves w and v unchanged.
+Hsu, Qi, Brown 2019, Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification, arXiv
+1909.06335.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.advance.stepping import Moments, check_rates, stepping
+from shoestring.federated.techniques.advance.server_step import Moments, check_rates, with_server_optimizer
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FedAvgM(FederatedTechnique):
     momentum: float = 0.9
     lr: float = 1.0
 
-    why: ClassVar[str] = "the server's weights move with momentum"
+    why: ClassVar[str] = "momentum on the server"
     seam: ClassVar[str] = "advance"
     slot: ClassVar[str] = "advance"
     order: ClassVar[int] = 70
@@ -66,5 +67,5 @@ class FedAvgM(FederatedTechnique):
         return (
             round
             if self.is_plain
-            else stepping(round, "FedAvgM", step, lambda weights: {"v": torch.zeros_like(weights)})
+            else with_server_optimizer(round, "FedAvgM", step, lambda weights: {"v": torch.zeros_like(weights)})
         )

@@ -1,1 +1,1 @@
-"""How simulated devices behave: they drop out, are slow, are malicious, at stated rates. A real device needs no help in this."""
+"""Behaviour of simulated devices: they drop out, are slow, or are malicious. Real devices do that by themselves."""

@@ -1,6 +1,6 @@
-"""Drop out: a simulated device that was chosen does not answer, each with the same chance, in every round anew.
+"""Client dropout: every chosen simulated device fails to answer with the same probability, drawn anew in every round.
 
-Real devices drop out by themselves: this technique does nothing there.
+Real devices drop out by themselves: this technique does nothing for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DropOut(FederatedTechnique):
     Not for: real devices, which drop out by themselves, and regularization: this is not dropout of a network.
     """
 
-    rate: float = 0.1  # chance that a chosen device does not answer
+    rate: float = 0.1  # probability that a chosen device does not answer
 
     why: ClassVar[str] = "simulated devices that do not answer"
     seam: ClassVar[str] = "devices"
@@ -35,7 +35,7 @@ class DropOut(FederatedTechnique):
     def __post_init__(self) -> None:
         if not 0 <= self.rate < 1:
             raise Mistake(
-                f"rate={self.rate} in DropOut: it is the chance that a device does not answer; give 0 or more, and less than 1"
+                f"rate={self.rate} in DropOut: it is the probability that a device does not answer; give 0 or more, and less than 1"
             )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:

@@ -1,13 +1,16 @@
-"""Malicious devices: a share of the simulated devices sends what harms. Who they are follows from the seed and their names, for all rounds.
+"""Malicious devices: a fixed share of the simulated devices sends harmful updates. Who they are follows from the seed
+and their names.
 
-    sign-flip     - strength u                                     u: what the device found
-    noise         N(0, (strength |u| / sqrt(size))^2)              as long as u, on average, and says nothing
-    label-flip    what it finds on flipped classes, y -> classes - 1 - y
-    replacement   strength (x - w)                                 x: what it finds on flipped classes; enough of it replaces the mean
+    sign-flip     - strength u                                     u: the device's honest update
+    noise         N(0, (strength |u| / sqrt(size))^2)              random, and as long as u on average
+    label-flip    the update after training on flipped classes, y -> classes - 1 - y
+    replacement   strength (x - w)                                 x: weights trained on flipped classes; a large strength replaces the mean
 
-They do not clip, and what honest devices send is the same bits. What techniques send beside an update is left as it is.
-Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement); Tolpegin, Truex,
-Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label flip).
+Malicious devices ignore clipping. Honest devices send the same bits as without this technique. Extras of other
+techniques stay honest.
+Bagdasaryan, Veit, Hua, Estrin, Shmatikov 2020, How To Backdoor Federated Learning, arXiv 1807.00459 (replacement);
+Tolpegin, Truex, Gursoy, Liu 2020, Data Poisoning Attacks Against Federated Learning Systems, arXiv 2007.08432 (label
+flip).
 """
 
 from __future__ import annotations
@@ -26,14 +29,9 @@ from shoestring.federated.layout import Layout
 from shoestring.federated.round import DeviceView, Objective, Order, Round, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.behaviour.flipped import check_classes, flipped
+from shoestring.federated.techniques.behaviour.flip_classes import check_classes, flip_classes
 
-USUAL = {
-    "sign-flip": 1.0,
-    "label-flip": 1.0,
-    "noise": 1.0,
-    "replacement": 10.0,
-}  # strength of every attack, if none is given
+USUAL = {"sign-flip": 1.0, "label-flip": 1.0, "noise": 1.0, "replacement": 10.0}  # default strength of every attack
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class Malicious(FederatedTechnique):
 
     share: float = 0.2  # of all devices
     attack: str = "sign-flip"
-    strength: float = 0.0  # 0: the attack's usual one
-    classes: int = 0  # of the job, for flipping; 0: as many as the model's last layer has outputs
+    strength: float = 0.0  # 0: the attack's default
+    classes: int = 0  # number of classes, for flipping; 0: the number of outputs of the model's last layer
 
     why: ClassVar[str] = "simulated devices that do harm"
     seam: ClassVar[str] = "devices"
@@ -64,15 +62,15 @@ class Malicious(FederatedTechnique):
             raise Mistake(f"attack={self.attack!r} in Malicious: there are {', '.join(USUAL)}")
         if not 0 <= self.strength < inf:
             raise Mistake(
-                f"strength={self.strength} in Malicious: give a number above 0, or nothing for the attack's usual one"
+                f"strength={self.strength} in Malicious: give a number above 0, or leave it out for the attack's default"
             )
         if self.strength and self.attack == "label-flip":
             raise Mistake(
-                f"strength={self.strength} in Malicious: flipped classes have none; use attack='replacement', which multiplies "
-                f"what is found on them"
+                f"strength={self.strength} in Malicious: label-flip has no strength; use attack='replacement', which scales the "
+                f"update from flipped classes"
             )
         if self.classes < 0 or self.classes == 1:
-            raise Mistake(f"classes={self.classes} in Malicious: it is how many classes the job has; give 2 or more")
+            raise Mistake(f"classes={self.classes} in Malicious: it is the number of classes; give 2 or more")
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return cost
@@ -85,17 +83,17 @@ class Malicious(FederatedTechnique):
         return ()
 
     def apply(self, subject: Round, /) -> Round:
-        classes = self.classes or outputs(subject.layout)
+        classes = self.classes or output_count(subject.layout)
 
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             harmful = [is_malicious(self.share, order.seed, device.name) for device in devices]
             if self.attack in ("label-flip", "replacement"):
                 for device in (
                     devices
-                ):  # every one, so that a job that has no classes is refused and not only its malicious devices
+                ):  # check all devices: if only malicious ones failed, a job without classes would seem to work
                     check_classes(device.records, classes)
                 devices = [
-                    replace(device, records=flipped(device.records, classes)) if harm else device
+                    replace(device, records=flip_classes(device.records, classes)) if harm else device
                     for device, harm in zip(devices, harmful, strict=True)
                 ]
             found = subject.work(order, devices, objective)
@@ -104,13 +102,13 @@ class Malicious(FederatedTechnique):
             rows = found.rows.clone()
             for place, device in enumerate(devices):
                 if harmful[place]:
-                    rows[place] = self.attacked(rows[place], order, device.name)
+                    rows[place] = self.attack_row(rows[place], order, device.name)
             return replace(found, rows=rows)
 
         return subject.with_(work=work)
 
-    def attacked(self, row: Tensor, order: Order, name: str) -> Tensor:
-        """What a malicious device sends in place of its row."""
+    def attack_row(self, row: Tensor, order: Order, name: str) -> Tensor:
+        """The row that a malicious device sends in place of its honest update."""
         strength = self.strength or USUAL[self.attack]
         if self.attack == "noise":
             drawn = torch.randn(row.shape, generator=generator_of(order.seed, "malicious noise", order.round, name))
@@ -119,10 +117,11 @@ class Malicious(FederatedTechnique):
 
 
 def is_malicious(share: float, seed: int, name: str) -> bool:
+    """Whether a device is malicious: the same answer in every round."""
     return float(torch.rand((), dtype=torch.float64, generator=generator_of(seed, "malicious", name))) < share
 
 
-def outputs(layout: Layout) -> int:
-    """Of the model's last layer."""
+def output_count(layout: Layout) -> int:
+    """Number of outputs of the model's last layer."""
     last = [entry for entry in layout.entries if entry.trained][-1]
     return last.shape[0] if last.shape else 1

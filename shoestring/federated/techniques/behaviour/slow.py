@@ -1,9 +1,10 @@
-"""Slow devices: how long each one takes is drawn once, from a log-normal distribution, and who takes too long is missing.
+"""Stragglers: every simulated device has a fixed speed, drawn from a log-normal distribution. Devices beyond a deadline
+are missing.
 
     time of device i  =  exp(spread z_i)  x  that of the median device,      z_i ~ N(0, 1)
 
-A share 1 - Phi(ln(deadline) / spread) of all devices is never heard. Times are those of the same work; that devices with more records take
-longer is not in them. Real devices have speeds of their own: this technique does nothing there.
+A share 1 - Phi(ln(deadline) / spread) of all devices always misses the deadline. Times do not depend on how many
+records a device has. Real devices have speeds of their own: this technique does nothing for them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Slow(FederatedTechnique):
     Not for: real devices, which have speeds of their own.
     """
 
-    spread: float = 1.0  # standard deviation of a time's logarithm
-    deadline: float = 0.0  # in units of the median device's time: who takes longer is missing; 0: nobody
+    spread: float = 1.0  # standard deviation of the logarithm of a device's time
+    deadline: float = 0.0  # in units of the median device's time; slower devices are missing; 0: no deadline
 
     why: ClassVar[str] = "simulated devices of unequal speed"
     seam: ClassVar[str] = "devices"
@@ -44,7 +45,7 @@ class Slow(FederatedTechnique):
             )
         if not self.deadline >= 0:
             raise Mistake(
-                f"deadline={self.deadline} in Slow: it counts in times of the median device; give a number such as 2; 0: none"
+                f"deadline={self.deadline} in Slow: it is a multiple of the median device's time; give a number such as 2; 0: none"
             )
 
     def cost(self, cost: RoundCost, /) -> RoundCost:

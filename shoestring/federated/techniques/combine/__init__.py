@@ -1,1 +1,1 @@
-"""Rules that make one update of all that arrived."""
+"""Aggregation: rules that combine all client updates into one."""

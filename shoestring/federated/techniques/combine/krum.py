@@ -1,15 +1,17 @@
-"""Krum and Multi-Krum: the update that is nearest to its neighbours, or the mean of the few that are.
+"""Krum and Multi-Krum: robust aggregation by the update that is nearest to its neighbours, or by the mean of the m
+nearest.
 
     score(i)    =  sum of |x_i - x_j|^2 over the k - f - 2 other updates j that are nearest to x_i
-    Krum        update  =  x_i with the least score (of equals, the first)
-    Multi-Krum  update  =  mean of the m with the least scores;   m = 1: Krum
+    Krum        update  =  x_i with the lowest score (the first of equals)
+    Multi-Krum  update  =  mean of the m with the lowest scores;   m = 1: Krum
 
     x_i: update of device i, of k devices, of which f are malicious
 
-Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden Vulnerability of
-Distributed Learning in Byzantium, arXiv 1802.07927). Devices count alike, however many samples they have. With fewer than 2 f + 3
-devices, or than m, the round makes no update: see gathered.py.
-Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, arXiv 1703.02757.
+Krum's proof needs k >= 2 f + 3; Multi-Krum's is for m <= k - f - 2 (El Mhamdi, Guerraoui, Rouault 2018, The Hidden
+Vulnerability of Distributed Learning in Byzantium, arXiv 1802.07927). All devices have the same weight, however many
+samples they have. With fewer than 2 f + 3 devices, or than m, the round makes no update: see robust.py.
+Blanchard, El Mhamdi, Guerraoui, Stainer 2017, Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent,
+arXiv 1703.02757.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.federated.round import Round
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.combine.gathered import blocks, not_private, robust
+from shoestring.federated.techniques.combine.robust import column_blocks, privacy_refusal, with_robust_rule
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,9 @@ class Krum(FederatedTechnique):
     loses less.
     """
 
-    malicious: int  # most devices of a round that may be
+    malicious: int  # most malicious devices in a round
 
-    why: ClassVar[str] = "the one update that is nearest to others: resists malicious devices"
+    why: ClassVar[str] = "the one update that is nearest to its neighbours: resists malicious devices"
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
@@ -51,7 +53,7 @@ class Krum(FederatedTechnique):
         return ()
 
     def refusal(self, cost: RoundCost) -> str:
-        return not_private(cost) or self.too_few(cost.per_round)
+        return privacy_refusal(cost) or self.too_few(cost.per_round)
 
     def too_few(self, count: int) -> str:
         return too_few(count, self.malicious)
@@ -60,7 +62,9 @@ class Krum(FederatedTechnique):
         return cost
 
     def apply(self, round: Round) -> Round:
-        return robust(round, "Krum", lambda rows: (rows[int(ranked(rows, self.malicious)[0])].clone(), 1), self.too_few)
+        return with_robust_rule(
+            round, "Krum", lambda rows: (rows[int(rank_rows(rows, self.malicious)[0])].clone(), 1), self.too_few
+        )
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,10 @@ class MultiKrum(FederatedTechnique):
     Not for: rounds of fewer than 2 f + 3 devices for f malicious ones.
     """
 
-    malicious: int  # most devices of a round that may be
-    keep: int = 0  # devices whose mean is taken; 0: all that the proof allows, k - malicious - 2
+    malicious: int  # most malicious devices in a round
+    keep: int = 0  # updates to average; 0: as many as the proof allows, k - malicious - 2
 
-    why: ClassVar[str] = "the mean of the updates that are nearest to others: resists malicious devices"
+    why: ClassVar[str] = "the mean of the updates that are nearest to their neighbours: resists malicious devices"
     seam: ClassVar[str] = "combine"
     slot: ClassVar[str] = "combine"
     order: ClassVar[int] = 50
@@ -92,7 +96,7 @@ class MultiKrum(FederatedTechnique):
         return ()
 
     def refusal(self, cost: RoundCost) -> str:
-        return not_private(cost) or self.too_few(cost.per_round)
+        return privacy_refusal(cost) or self.too_few(cost.per_round)
 
     def too_few(self, count: int) -> str:
         most = count - self.malicious - 2
@@ -112,12 +116,12 @@ class MultiKrum(FederatedTechnique):
 
     def apply(self, round: Round) -> Round:
         def rule(rows: Tensor) -> tuple[Tensor, int]:
-            kept = ranked(rows, self.malicious)[: self.keep or len(rows) - self.malicious - 2].sort().values
+            kept = rank_rows(rows, self.malicious)[: self.keep or len(rows) - self.malicious - 2].sort().values
             return torch.cat(
-                [block[kept].mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in blocks(rows)]
+                [block[kept].mean(dim=0, dtype=torch.float64).to(rows.dtype) for block in column_blocks(rows)]
             ), len(kept)
 
-        return robust(round, "MultiKrum", rule, self.too_few)
+        return with_robust_rule(round, "MultiKrum", rule, self.too_few)
 
 
 def check_malicious(name: str, malicious: int) -> None:
@@ -137,16 +141,17 @@ def too_few(count: int, malicious: int) -> str:
     )
 
 
-def ranked(rows: Tensor, malicious: int) -> Tensor:
-    """The numbers of the rows, least score first."""
-    apart = distances(rows).fill_diagonal_(torch.inf)  # nobody is their own neighbour
+def rank_rows(rows: Tensor, malicious: int) -> Tensor:
+    """Indices of the rows, lowest score first."""
+    apart = distances(rows).fill_diagonal_(torch.inf)  # an update is not its own neighbour
     scores = apart.sort(dim=1).values[:, : len(rows) - malicious - 2].sum(dim=1)
     return scores.argsort(stable=True)
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Squared distances (k, k) of all pairs, in 64 bits and from differences, so that equal rows are at 0 and huge ones at a number."""
+    """Squared distances (k, k) of all pairs. Computed from differences in 64 bits, so equal rows are at 0 and huge rows
+    stay finite."""
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for block in blocks(rows):
+    for block in column_blocks(rows):
         total += torch.cdist(block.double(), block.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
     return total

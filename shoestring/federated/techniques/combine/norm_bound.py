@@ -1,9 +1,9 @@
-"""A norm bound: no device's update is longer than it, so that one malicious device can do only so much.
+"""NormBound: the server bounds the norm of every client update, which limits what one malicious device can do.
 
     x_i  <-  x_i min(1, norm / |x_i|)
 
-The server does this to what arrives, before whatever rule combines it; an update that is not longer keeps its bits. A norm
-layer's statistics are no part of it; they could be forged as well, so the server takes their median.
+It runs before the aggregation rule. Shorter updates keep their bits. The bound does not cover norm-layer statistics,
+which could be forged as well, so the server takes their median.
 Sun, Kairouz, Suresh, McMahan 2019, Can You Really Backdoor Federated Learning?, arXiv 1911.07963.
 """
 
@@ -33,9 +33,9 @@ class NormBound(FederatedTechnique):
 
     norm: float  # largest Euclidean norm of an update
 
-    why: ClassVar[str] = "no update is longer than a bound: limits what a malicious device does"
+    why: ClassVar[str] = "bounds the norm of every update: limits what a malicious device can do"
     seam: ClassVar[str] = "combine"
-    order: ClassVar[int] = 58  # after the rules: it wraps theirs, so it sees what arrives before them
+    order: ClassVar[int] = 58  # after the aggregation rules: it wraps them, so it sees updates before they do
 
     def __post_init__(self) -> None:
         if not 0.0 < self.norm < float("inf"):
@@ -53,14 +53,15 @@ class NormBound(FederatedTechnique):
     def apply(self, round: Round) -> Round:
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             return round.combine(
-                server, (replace(updates, rows=bounded(updates.rows, self.norm)) for updates in arriving)
+                server, (replace(updates, rows=bound_norms(updates.rows, self.norm)) for updates in arriving)
             )
 
         return round.with_(combine=combine, settle=median_statistics)
 
 
-def bounded(rows: Tensor, norm: float) -> Tensor:
-    """In 64 bits, in which no square of a 32-bit number is too large."""
+def bound_norms(rows: Tensor, norm: float) -> Tensor:
+    """Scale long rows down to a norm. Norms are computed in 64 bits, where the square of a 32-bit number can't
+    overflow."""
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float64)
     over = norms[:, 0] > norm
     if not bool(over.any()):

@@ -1,1 +1,1 @@
-"""Private federations: what one device may change of a round is limited, and noise hides it."""
+"""Differential privacy: clipping bounds the influence (sensitivity) of one device, and noise hides it."""

@@ -1,10 +1,10 @@
-"""AdaptiveClip: the clipping norm follows the updates, so that a stated share of them is no longer than it.
+"""AdaptiveClip: the clipping norm adapts until a given share of the client updates is not clipped.
 
     b~  =  (sum_i (b_i - 1/2) + N(0, s^2)) / m + 1/2          b_i: 1 if |u_i| <= C
     C  <-  C exp(-rate (b~ - quantile))
 
-The count is noisy, because it is told of devices like the sum is: GaussianNoise adds so much more to the updates that both together keep
-its promise. s = noise times m, the devices expected.
+The count of unclipped updates needs noise, too, because it depends on the devices: s = noise times m, the devices
+expected. GaussianNoise adds more noise to the updates, so that both together keep its epsilon.
 Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
 
@@ -18,11 +18,11 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.randomness import with_noise
+from shoestring.federated.randomness import add_noise
 from shoestring.federated.round import Combined, Population, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.clip import NORM, as_tensor, check_norm, within
-from shoestring.federated.techniques.private.norms import clipped
+from shoestring.federated.techniques.private.clip import NORM, as_tensor, check_norm, cost_with_clip
+from shoestring.federated.techniques.private.norms import clip_to_norm
 
 NEXT, COUNTED, EXPECTED = "AdaptiveClip.norm", "AdaptiveClip.counted", "AdaptiveClip.expected"
 LEAST, MOST = 1e-12, 1e12  # norms
@@ -37,10 +37,10 @@ class AdaptiveClip(FederatedTechnique):
     Not for: very few devices a round, whose count is mostly noise.
     """
 
-    quantile: float = 0.5  # share of updates that are to be no longer than the norm
-    start: float = 1.0  # norm of the first round
-    rate: float = 0.2
-    noise: float = 0.05  # of the count, as a share of the devices expected
+    quantile: float = 0.5  # share of updates that should not be clipped
+    start: float = 1.0  # clipping norm of the first round
+    rate: float = 0.2  # how fast the norm adapts
+    noise: float = 0.05  # standard deviation of the count's noise, relative to the devices expected
 
     why: ClassVar[str] = "the clipping norm follows the updates"
     seam: ClassVar[str] = "private"
@@ -57,8 +57,7 @@ class AdaptiveClip(FederatedTechnique):
             raise Mistake(f"rate={self.rate!r} in AdaptiveClip: the norm would never change; give a number above 0")
         if not 0 < self.noise < inf:
             raise Mistake(
-                f"noise={self.noise!r} in AdaptiveClip: a count without noise tells of devices without limit; give a number "
-                f"above 0, such as 0.05"
+                f"noise={self.noise!r} in AdaptiveClip: a count without noise is not private; give a number above 0, such as 0.05"
             )
 
     @classmethod
@@ -66,8 +65,8 @@ class AdaptiveClip(FederatedTechnique):
         return ()
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        """As of its first round: what the norm becomes, only the updates will say."""
-        return replace(within(cost, self.start), counted=self.noise * cost.per_round)
+        """The cost of the first round; later clipping norms depend on the updates."""
+        return replace(cost_with_clip(cost, self.start), counted=self.noise * cost.per_round)
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: ServerState, population: Population) -> ServerState:
@@ -83,16 +82,16 @@ class AdaptiveClip(FederatedTechnique):
 
             def shortened() -> Iterator[Updates]:
                 for updates in arriving:
-                    rows, inside = clipped(updates.rows, norm)
+                    rows, inside = clip_to_norm(updates.rows, norm)
                     halves.append(float((inside.double() - 0.5).sum()))
                     yield replace(updates, rows=rows)
 
             found = subject.combine(server, shortened())
             deviation = self.noise * expected
-            count = with_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
+            count = add_noise(torch.tensor([sum(halves)]), deviation, subject.randomness, "count noise", server.round)
             share = float(count) / expected + 0.5
             after = min(max(norm * exp(-self.rate * (share - self.quantile)), LEAST), MOST)
-            told = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
-            return replace(found, state={**found.state, **told})
+            news = {NORM: as_tensor(norm), NEXT: as_tensor(after), COUNTED: as_tensor(deviation)}
+            return replace(found, state={**found.state, **news})
 
         return subject.with_(begin=begin, combine=combine)

@@ -1,8 +1,8 @@
-"""Clip: no device's update is longer than a norm, so that what one device can change of a sum is limited.
+"""Clip: bound the norm of every client update, which bounds how much one device can change the sum (its sensitivity).
 
     u_i  <-  u_i min(1, C / |u_i|)          |u_i| over all trained weights
 
-Clip does it on the server, to what was decoded; DeviceClip on the device, before anything leaves it, for who adds noise there.
+Clip runs on the server after decoding. DeviceClip runs on the device before encoding; DeviceNoise needs it.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
 
@@ -16,13 +16,13 @@ from typing import ClassVar
 import torch
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import remembered, usual_norm
+from shoestring.federated.evidence import cache_by_identity, median_norm
 from shoestring.federated.round import Combined, DeviceGroup, DeviceView, Objective, Order, Round, ServerState, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.private.norms import clipped
-from shoestring.federated.techniques.send.coding import recoded
+from shoestring.federated.techniques.private.norms import clip_to_norm
+from shoestring.federated.techniques.send.coding import replace_evidence
 
-NORM = "Clip.norm"  # of the server: the largest norm of an update in its last round; of an order of DeviceClip: the one to keep to
+NORM = "Clip.norm"  # key of the clipping norm: in the server's state, that of the last round; in an order, the one for DeviceClip
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Clip(FederatedTechnique):
 
     norm: float = 1.0
 
-    why: ClassVar[str] = "no update is longer than a norm, which noise needs"
+    why: ClassVar[str] = "bounds the norm of every update, which noise needs"
     seam: ClassVar[str] = "private"
     slot: ClassVar[str] = "clip"
     order: ClassVar[int] = 60
@@ -46,21 +46,23 @@ class Clip(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[Clip, ...]:
-        """The usual length of an update, if noise is wanted."""
+        """The median norm of an update, if an epsilon is asked for."""
         if cost.wanted == inf or cost.evidence is None or cost.clip:
             return ()
-        found = usual_norm(cost.evidence.decoded)
+        found = median_norm(cost.evidence.decoded)
         return (cls(found),) if 0 < found < inf else ()
 
     def drift(self, cost: RoundCost, /) -> float:
-        return within(cost, self.norm).error - cost.error
+        return cost_with_clip(cost, self.norm).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return within(cost, self.norm)
+        return cost_with_clip(cost, self.norm)
 
     def apply(self, subject: Round, /) -> Round:
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
-            found = subject.combine(server, (replace(one, rows=clipped(one.rows, self.norm)[0]) for one in arriving))
+            found = subject.combine(
+                server, (replace(one, rows=clip_to_norm(one.rows, self.norm)[0]) for one in arriving)
+            )
             return replace(found, state={**found.state, NORM: as_tensor(self.norm)})
 
         return subject.with_(combine=combine)
@@ -77,7 +79,7 @@ class DeviceClip(FederatedTechnique):
 
     norm: float = 1.0
 
-    why: ClassVar[str] = "no update is longer than a norm before it leaves its device"
+    why: ClassVar[str] = "bounds the norm of every update before it leaves its device"
     seam: ClassVar[str] = "private"
     slot: ClassVar[str] = "clip"
     order: ClassVar[int] = 30
@@ -90,11 +92,13 @@ class DeviceClip(FederatedTechnique):
         return ()
 
     def drift(self, cost: RoundCost, /) -> float:
-        return within(cost, self.norm).error - cost.error
+        return cost_with_clip(cost, self.norm).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        shorter = within(cost, self.norm)
-        evidence = shorter.evidence and replace(shorter.evidence, values=shortened(shorter.evidence.values, self.norm))
+        shorter = cost_with_clip(cost, self.norm)
+        evidence = shorter.evidence and replace(
+            shorter.evidence, values=clip_evidence(shorter.evidence.values, self.norm)
+        )
         return replace(shorter, down=cost.down + as_tensor(self.norm).element_size(), evidence=evidence)
 
     def apply(self, subject: Round, /) -> Round:
@@ -104,7 +108,7 @@ class DeviceClip(FederatedTechnique):
 
         def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> Updates:
             found = subject.work(order, devices, objective)
-            return replace(found, rows=clipped(found.rows, float(order.extras[NORM]))[0])
+            return replace(found, rows=clip_to_norm(found.rows, float(order.extras[NORM]))[0])
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             found = subject.combine(server, arriving)
@@ -122,15 +126,17 @@ def as_tensor(norm: float) -> torch.Tensor:
     return torch.tensor(norm, dtype=torch.float64)
 
 
-def within(cost: RoundCost, norm: float) -> RoundCost:
-    """A cost whose updates are no longer than a norm; if none is known, all of them may be cut off."""
+def cost_with_clip(cost: RoundCost, norm: float) -> RoundCost:
+    """The cost with clipped updates. Without evidence it assumes the worst: that clipping removes everything."""
     clip = min(norm, cost.clip or inf)
     if cost.evidence is None:
         return replace(cost, clip=clip, error=max(cost.error, 1.0))
-    return replace(recoded(cost, replace(cost.evidence, decoded=shortened(cost.evidence.decoded, norm))), clip=clip)
+    return replace(
+        replace_evidence(cost, replace(cost.evidence, decoded=clip_evidence(cost.evidence.decoded, norm))), clip=clip
+    )
 
 
-@remembered
-def shortened(rows: torch.Tensor, norm: float) -> torch.Tensor:
-    """Updates (m, size), clipped."""
-    return clipped(rows, norm)[0]
+@cache_by_identity
+def clip_evidence(rows: torch.Tensor, norm: float) -> torch.Tensor:
+    """The updates (m, size) of the evidence, clipped."""
+    return clip_to_norm(rows, norm)[0]

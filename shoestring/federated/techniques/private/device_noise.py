@@ -1,14 +1,16 @@
-"""DeviceNoise: every device adds its share of the noise itself, and the shares sum up to what the server would have added.
+"""DeviceNoise: distributed differential privacy. Every device adds a share of the noise, and the shares sum up to that
+of GaussianNoise.
 
     device      u_i + N(0, (z C)^2 / a)                  a devices are asked in the round
-    server      + N(0, (z C)^2 (a - k) / a)              the shares of those of whom nothing came: k answered
+    server      + N(0, (z C)^2 (a - k) / a)              the shares of the devices that did not answer: k answered
     sum         sum_i u_i + N(0, (z C)^2), always
 
-So the sum is that of GaussianNoise, however many answer, and epsilon is the same. It is a promise about the sum: one device's own row has
-only its share of the noise, so this assumes that the server, or who listens to it, looks at nothing but the sum (secure aggregation), that
-devices add what they should, and that the server adds what is missing. Who is asked is drawn by a chance that does not depend on anything.
-McMahan, Ramage, Talwar, Zhang 2018, arXiv 1710.06963, for the sum; Kairouz, Liu, Steinke 2021, The Distributed Discrete Gaussian Mechanism
-for Federated Learning with Secure Aggregation, arXiv 2102.06387, for what is assumed.
+So the sum has the same noise as with GaussianNoise, however many devices answer, and epsilon is the same. The guarantee
+is about the sum: a single row has only a share of the noise. It assumes that everybody sees only the sum (secure
+aggregation), that devices add their noise and that the server adds the missing shares. Clients are sampled
+independently of everything (Poisson sampling).
+McMahan, Ramage, Talwar, Zhang 2018, arXiv 1710.06963, for the sum; Kairouz, Liu, Steinke 2021, The Distributed Discrete
+Gaussian Mechanism for Federated Learning with Secure Aggregation, arXiv 2102.06387, for what is assumed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import ClassVar
 
 import torch
 
-from shoestring.federated.randomness import with_noise
+from shoestring.federated.randomness import add_noise
 from shoestring.federated.round import (
     Combined,
     DeviceGroup,
@@ -37,14 +39,14 @@ from shoestring.federated.techniques.private.clip import NORM
 from shoestring.federated.techniques.private.sampling import (
     ASKED,
     CHOSEN,
-    alike,
-    begun,
+    add_noise_to_sum,
     check_multiplier,
     choose,
+    clip_norm_of,
     cost_with_noise,
+    draw_participants,
     noise_refusal,
-    noisy,
-    norm_of,
+    with_equal_weights,
 )
 
 
@@ -57,7 +59,9 @@ class DeviceNoise(FederatedTechnique):
     Not for: servers that look at single updates: the promise holds for the sum alone.
     """
 
-    multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
+    multiplier: float = (
+        1.0  # z, the noise multiplier: standard deviation of the sum's noise, in units of the clipping norm
+    )
 
     why: ClassVar[str] = "devices add the noise that hides them in the sum"
     seam: ClassVar[str] = "private"
@@ -81,11 +85,11 @@ class DeviceNoise(FederatedTechnique):
     def cost(self, cost: RoundCost, /) -> RoundCost:
         return replace(
             cost_with_noise(cost, self.multiplier, self.multiplier), clip=0.0, down=cost.down + 8
-        )  # a, in 64 bits
+        )  # plus 8 bytes for the number of devices asked
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: ServerState, population: Population) -> ServerState:
-            return begun(subject.begin(server, population), population, subject.randomness)
+            return draw_participants(subject.begin(server, population), population, subject.randomness)
 
         def order(server: ServerState, group: DeviceGroup) -> Order:
             made = subject.order(server, group)
@@ -95,19 +99,19 @@ class DeviceNoise(FederatedTechnique):
             found = subject.work(order, devices, objective)
             deviation = self.multiplier * float(order.extras[NORM]) / sqrt(max(int(order.extras[ASKED]), 1))
             noisy_rows = [
-                with_noise(row, deviation, subject.randomness, "noise", order.round, name).to(row.dtype)
+                add_noise(row, deviation, subject.randomness, "noise", order.round, name).to(row.dtype)
                 for row, name in zip(found.rows, found.names, strict=True)
             ]
             return replace(found, rows=torch.stack(noisy_rows))
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
-            found = subject.combine(server, alike(arriving))
+            found = subject.combine(server, with_equal_weights(arriving))
             asked = len(server.drawn[CHOSEN])
             lacking = 1 - found.weight / asked if asked else 1.0
-            return noisy(
+            return add_noise_to_sum(
                 server,
                 found,
-                self.multiplier * norm_of(found) * sqrt(max(lacking, 0.0)),
+                self.multiplier * clip_norm_of(found) * sqrt(max(lacking, 0.0)),
                 subject.randomness,
                 "missing noise",
             )

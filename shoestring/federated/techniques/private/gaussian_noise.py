@@ -1,14 +1,16 @@
-"""GaussianNoise: the server adds noise to the sum of clipped updates, so that nobody can tell whether any one device took part.
+"""GaussianNoise: DP-FedAvg. The server adds noise to the sum of clipped updates, so that nobody can tell whether one
+device took part.
 
-    update  =  (sum_i u_i + N(0, (z C)^2 I)) / m          |u_i| <= C, m devices expected, each takes part with the chance m / N
+    update  =  (sum_i u_i + N(0, (z C)^2 I)) / m          |u_i| <= C, m devices expected, each takes part with probability m / N
 
-Epsilon is that of adding or removing all records of one device, for whoever sees all weights of all rounds. What is
-told of a round beside the weights (losses, metrics, counts) is not covered. Of the clip and the noise of a count (AdaptiveClip) together
+Epsilon protects all records of one device (adding or removing them) against anybody who sees the weights of all rounds.
+It does not cover what else is reported of a round: losses, metrics, counts. With AdaptiveClip, noise is split between
+the updates and the count:
 
-    z^-2 = z_u^-2 + (2 s)^-2          z_u of the updates, s of the count: what is added is z_u, what is promised is z
+    z^-2 = z_u^-2 + (2 s)^-2          z: the promised multiplier; z_u: the one used for the updates; s: noise of the count
 
-McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963; Andrew, Thakkar, McMahan,
-Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
+McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963;
+Andrew, Thakkar, McMahan, Ramaswamy 2021, Differentially Private Learning with Adaptive Clipping, arXiv 1905.03871.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from shoestring.federated.round import Combined, Population, Round, ServerState,
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.private.adaptive_clip import COUNTED
 from shoestring.federated.techniques.private.sampling import (
-    alike,
-    begun,
+    add_noise_to_sum,
     check_multiplier,
     choose,
+    clip_norm_of,
     cost_with_noise,
+    draw_participants,
     noise_refusal,
-    noisy,
-    norm_of,
+    with_equal_weights,
 )
 from shoestring.privacy.account import noise_for
 
@@ -45,7 +47,9 @@ class GaussianNoise(FederatedTechnique):
     have learned.
     """
 
-    multiplier: float = 1.0  # z: standard deviation of the sum's noise, in units of the clipping norm
+    multiplier: float = (
+        1.0  # z, the noise multiplier: standard deviation of the sum's noise, in units of the clipping norm
+    )
 
     why: ClassVar[str] = "noise in the sum hides every single device"
     seam: ClassVar[str] = "private"
@@ -58,7 +62,7 @@ class GaussianNoise(FederatedTechnique):
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[GaussianNoise, ...]:
-        """As much as the epsilon that was asked for needs."""
+        """The noise that the wanted epsilon needs."""
         if cost.wanted == inf or not cost.delta or not cost.clip:
             return ()
         try:
@@ -69,7 +73,7 @@ class GaussianNoise(FederatedTechnique):
     def refusal(self, cost: RoundCost, /) -> str:
         if cost.counted and 2 * cost.counted <= self.multiplier:
             return (
-                f"the count of AdaptiveClip has noise of {cost.counted:g} devices, which alone tells more than multiplier="
+                f"AdaptiveClip's count has noise of {cost.counted:g} devices, which alone spends more privacy than multiplier="
                 f"{self.multiplier:g} promises: give AdaptiveClip a noise of more than {self.multiplier / 2 / cost.per_round:.2g}"
             )
         return noise_refusal(cost, "Clip(norm=1.0), which the server does after decoding")
@@ -78,24 +82,30 @@ class GaussianNoise(FederatedTechnique):
         return self.cost(cost).error - cost.error
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return cost_with_noise(cost, self.multiplier, added(self.multiplier, cost.counted))
+        return cost_with_noise(cost, self.multiplier, update_multiplier(self.multiplier, cost.counted))
 
     def apply(self, subject: Round, /) -> Round:
         def begin(server: ServerState, population: Population) -> ServerState:
-            return begun(subject.begin(server, population), population, subject.randomness)
+            return draw_participants(subject.begin(server, population), population, subject.randomness)
 
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
-            found = subject.combine(server, alike(arriving))
+            found = subject.combine(server, with_equal_weights(arriving))
             counted = float(found.state[COUNTED]) if COUNTED in found.state else 0.0
-            return noisy(server, found, added(self.multiplier, counted) * norm_of(found), subject.randomness, "noise")
+            return add_noise_to_sum(
+                server,
+                found,
+                update_multiplier(self.multiplier, counted) * clip_norm_of(found),
+                subject.randomness,
+                "noise",
+            )
 
         return subject.with_(begin=begin, choose=choose, combine=combine)
 
 
-def added(multiplier: float, counted: float) -> float:
-    """z_u of the formula above.
+def update_multiplier(multiplier: float, counted: float) -> float:
+    """z_u of the formula above: the noise multiplier for the updates.
 
-    >>> added(1.0, 0.0), round(added(1.0, 2.5), 4)
+    >>> update_multiplier(1.0, 0.0), round(update_multiplier(1.0, 2.5), 4)
     (1.0, 1.0206)
     """
     return float((multiplier**-2 - (2 * counted) ** -2) ** -0.5) if counted else multiplier

@@ -1,18 +1,19 @@
-"""Norms of updates, and updates made no longer than a norm."""
+"""Norms of client updates, and clipping."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-PART = 1024  # numbers that are added at once
+PART = 1024  # numbers added at once
 BELOW = (
     1 - 2**-20
-)  # a shortened update is so much shorter still: rounding 32-bit numbers must not leave it longer than it may be
+)  # a clipped update is made shorter by this factor, so that rounding to 32 bits can't leave it longer than the norm
 
 
 def norms(rows: Tensor) -> Tensor:
-    """(k) in 64 bits. Squares are added part by part, so a row's has the same bits among other rows, and with any number of threads."""
+    """Norm of every row (k), in 64 bits. Squares are added in fixed parts, so a norm has the same bits with any other
+    rows or threads."""
     return torch.stack([square_sum(row).sqrt() for row in rows]) if len(rows) else torch.zeros(0, dtype=torch.float64)
 
 
@@ -23,8 +24,8 @@ def square_sum(row: Tensor) -> Tensor:
     return found.sum()
 
 
-def clipped(rows: Tensor, norm: float) -> tuple[Tensor, Tensor]:
-    """Rows whose norm is `norm` or less, and which of them (k) were so already; those keep their bits."""
+def clip_to_norm(rows: Tensor, norm: float) -> tuple[Tensor, Tensor]:
+    """The rows clipped to a norm, and a mask (k) of the rows that were short enough already; those keep their bits."""
     found = norms(rows)
     within = found <= norm
     if bool(within.all()):

@@ -1,10 +1,10 @@
-"""What the rounds of a plan tell of any one device, and the ledger of it that a run keeps.
+"""How a private run releases its rounds, and keeps the privacy ledger.
 
-    play a round  ->  note it in the ledger, on disk  ->  save a checkpoint  ->  tell of it
+    play a round  ->  write it to the ledger on disk  ->  save a checkpoint  ->  report the round
 
-Nothing of a round leaves the process before it is in the ledger: a kill before that has told nothing and costs nothing. What was told
-stands in the checkpoint, and is taken from there; a round that is in the ledger and not in a checkpoint is played again with other noise,
-and counts again.
+Nothing of a round leaves the process before it is in the ledger, so a kill before that reveals nothing and costs
+nothing. A resumed run repeats the reports that its checkpoint has. A round that is in the ledger but in no checkpoint
+is played again with new noise, and counts twice.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.device_noise import DeviceNoise
 from shoestring.federated.techniques.private.gaussian_noise import GaussianNoise
-from shoestring.privacy.spending import NAME, ReleasedRound, Spending
+from shoestring.privacy.ledger import NAME, PrivacyLedger, ReleasedRound
 from shoestring.runs.folder import Folder
 
 if TYPE_CHECKING:
     from shoestring.federated.prepare import Prepared
 
-TOKEN = "privacy.json"  # in a run's folder: what its rounds are known by in a ledger
-FAR = 10  # devices for whom epsilon may be expected not to hold, from which on delta is refused
+TOKEN = "privacy.json"  # file in a run's folder with the token that identifies the run in a ledger
+FAR = 10  # delta is refused if epsilon is expected not to hold for more devices than this
 
 
 @dataclass(frozen=True)
 class Release:
-    """What every round releases: a noisy sum."""
+    """What every round of a run releases: a noisy sum with these settings."""
 
-    multiplier: float
-    rate: float  # chance of a device to take part
+    multiplier: float  # noise multiplier
+    rate: float  # sampling rate: probability that a device takes part
     delta: float
-    budget: float  # the epsilon that the run may spend,
-    limit: float | None  # and that all runs on the ledger may; None: nothing was stated now
+    budget: float  # epsilon that this run may spend
+    limit: float | None  # epsilon that all runs on the ledger may spend together; None: not stated by this run
     seeded: bool  # the noise follows from a seed: nothing is private
 
     def entry(self, run: str, round: int, weights: Tensor | None = None) -> ReleasedRound:
@@ -51,7 +51,7 @@ class Release:
 
 
 def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Release | None:
-    """None if the rounds have no noise: then nothing is promised, and nothing is kept in a ledger."""
+    """How a plan's rounds are released; None if they have no noise, and so need no ledger."""
     noise = next((one for one in techniques if isinstance(one, GaussianNoise | DeviceNoise)), None)
     if noise is None:
         return None
@@ -67,7 +67,7 @@ def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Rel
 
 
 def digest_of(weights: Tensor | None) -> str:
-    """Of what is released."""
+    """Digest of released weights; empty for None."""
     return (
         ""
         if weights is None
@@ -80,35 +80,35 @@ def ledger_path(folder: Path, named: str | None) -> Path:
 
 
 def check_room(folder: Path, named: str | None, limit: float | None) -> None:
-    """Refuse what begins on a ledger whose population has nothing left, before anything is looked at."""
-    spending = Spending(ledger_path(folder, named))
+    """Refuse a run whose ledger has no epsilon left, before any record is read."""
+    spending = PrivacyLedger(ledger_path(folder, named))
     allowed = min((one for one in (spending.limit, limit) if one is not None), default=inf)
     if spending.delta is not None and allowed < inf and spending.epsilon(exactly=True) >= allowed:
         raise Mistake(
-            f"{spending.path}: epsilon {spending.epsilon():.4g} of {allowed:g} that this population may spend is spent, by "
-            f"{spending.runs} run{'s' * (spending.runs > 1)}: nothing more may be released of it"
+            f"{spending.path}: {spending.runs} run{'s' * (spending.runs > 1)} spent epsilon {spending.epsilon():.4g} of the "
+            f"{allowed:g} that this population may spend: nothing more may be released"
         )
 
 
 class RunLedger:
-    """The privacy ledger, as a run uses it."""
+    """A run's access to the privacy ledger."""
 
     def __init__(self, release: Release, folder: Folder, named: str | None) -> None:
         self.release, self.folder = release, folder
         self.path = ledger_path(folder.path, named)
-        self.spending: Spending | None = None
+        self.spending: PrivacyLedger | None = None
 
-    def open(self, done: int, lines: int) -> Spending:
-        """Take the ledger as it is. `done` rounds of this run stand in its checkpoint, which knew of so many `lines`."""
+    def open(self, done: int, lines: int) -> PrivacyLedger:
+        """Open the ledger. The run's checkpoint has `done` rounds, and was written when the ledger had so many `lines`."""
         token = self.folder.read(TOKEN).get("run")
         if not isinstance(token, str):
             token = secrets.token_hex(8)
             self.folder.write(TOKEN, {"run": token, "ledger": str(self.path)})
-        self.spending = Spending(self.path, token, done, lines)
+        self.spending = PrivacyLedger(self.path, token, done, lines)
         return self.spending
 
     @property
-    def opened(self) -> Spending:
+    def opened(self) -> PrivacyLedger:
         assert self.spending is not None, "it was opened"
         return self.spending
 
@@ -116,83 +116,83 @@ class RunLedger:
         return self.release.entry(self.opened.run, round, weights)
 
     def over(self, round: int, rounds: int = 1) -> bool:
-        """Whether so many more rounds exceed what may be spent."""
+        """Whether so many more rounds would exceed the run's budget or the limit of all runs."""
         return self.opened.would_exceed(self.entry(round), self.release.budget, rounds)
 
     def spend(self, round: int, weights: Tensor) -> bool:
-        """Note a round with what is about to be released; False: it may not be."""
+        """Write a round that is about to be released to the ledger; False if it must not be released."""
         return self.opened.spend(self.entry(round, weights), self.release.budget)
 
     def knows(self, weights: Tensor) -> bool:
-        """Whether these weights are what the ledger says was released."""
+        """Whether the ledger has a release of these weights by this run."""
         return digest_of(weights) in {one.release for one in self.opened.own}
 
     def refusal(self, rounds: int) -> str:
-        """Why a run that begins may not: all its rounds together would be more than the population may spend; empty if it may."""
+        """Why a new run may not begin: its rounds would exceed the limit of all runs together. Empty if it may."""
         spending, limit = self.opened, [one for one in (self.opened.limit, self.release.limit) if one is not None]
         if spending.own or not limit or not spending.would_exceed(self.entry(0), inf, rounds):
             return ""
         return (
-            f"{spending.runs} runs have spent epsilon {spending.epsilon():.4g} of the {min(limit):g} that {self.path} allows, and with "
-            f"these {rounds} rounds it would be more: give a smaller --epsilon, or fewer --rounds"
+            f"{spending.runs} runs have spent epsilon {spending.epsilon():.4g} of the {min(limit):g} that {self.path} allows, and "
+            f"these {rounds} rounds would exceed it: give a smaller --epsilon, or fewer --rounds"
         )
 
     def warnings(self) -> tuple[str, ...]:
-        """What whoever looks on is told as the run begins, or goes on."""
+        """Warnings to show when the run begins or is resumed."""
         spending, found = self.opened, []
         if self.release.seeded:
             found.append(NOT_PRIVATE)
         if spending.lost:
             found.append(
-                f"{self.path} lacks {spending.lost} lines that it had, or they are damaged: each counts as a round of the kind "
-                f"that costs most"
+                f"{self.path} has {spending.lost} lines missing or damaged: each counts as a round of the most expensive kind"
             )
         if others := spending.runs - bool(spending.own):
             found.append(
-                f"{others} other run{'s' * (others > 1)} on {self.path} released something of the same devices: all together "
+                f"{others} other run{'s' * (others > 1)} on {self.path} released results about the same devices: all runs together "
                 f"have spent epsilon {spending.epsilon():.4g}"
             )
         return tuple(found)
 
-    def told(self, exactly: bool) -> Mapping[str, float]:
-        """Epsilon that this run has spent, and where others have, too, all of them together."""
+    def spent_figures(self, exactly: bool) -> Mapping[str, float]:
+        """Epsilon spent by this run and, if there are other runs on the ledger, by all of them together."""
         own = {"epsilon": self.opened.own_epsilon(exactly=exactly)}
         return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
 
 
 NOT_PRIVATE = (
-    "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number subtracts it; it is for tests, and "
+    "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number can subtract it; use it for tests only, "
     "epsilon means nothing here"
 )
 
 
 def check_delta_for(delta: float | None, clients: int) -> str:
-    """What is to be said of a delta for so many devices; empty if nothing is. One that promises nothing is refused.
+    """A warning if delta is large for so many devices, empty if it is not. A meaningless delta is refused.
 
-    Delta is the chance that epsilon does not hold, and to publish all records of every device with this chance is allowed by it: of N
-    devices that is expected to befall delta N. So it should be well below 1 / N; ten devices, or even odds for everyone, are no promise.
+    Delta is the probability that epsilon does not hold. It even allows publishing all records of each device with this
+    probability, which would expose delta N of N devices. So it should be well below 1 / N; above 10 / N or 1/2 it is
+    refused.
 
     >>> check_delta_for(1e-3, 100)
     ''
     >>> check_delta_for(0.02, 100)[:33]
-    '--delta 0.02 for 100 clients: the'
+    '--delta 0.02 for 100 clients: eps'
     """
     if delta is None or delta < 1 / clients:
         return ""
     if delta > min(FAR / clients, 0.5):
         raise Mistake(
-            f"--delta {delta:g} for {clients:,} clients: it is the chance that epsilon does not hold, and allows to publish all "
-            f"records of {delta * clients:,.3g} devices: that is no promise; give less than 1 / clients, such as "
+            f"--delta {delta:g} for {clients:,} clients: it is the probability that epsilon does not hold, and allows publishing all "
+            f"records of {delta * clients:,.3g} devices, so it protects nobody; give less than 1 / clients, such as "
             f"--delta {short_below(1 / clients)}"
         )
     return (
-        f"--delta {delta:g} for {clients:,} clients: the records of {delta * clients:,.3g} devices may be published and epsilon still "
-        f"hold; less than 1 / clients is usual, such as --delta {short_below(1 / clients)}"
+        f"--delta {delta:g} for {clients:,} clients: epsilon would hold even if the records of {delta * clients:,.3g} devices were "
+        f"published; less than 1 / clients is usual, such as --delta {short_below(1 / clients)}"
     )
 
 
 def short_below(number: float) -> str:
-    """A tenth of it, with one digit.
+    """A tenth of a number, with one significant digit.
 
     >>> short_below(0.01), short_below(1 / 12)
     ('0.001', '0.008')

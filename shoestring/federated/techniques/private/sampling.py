@@ -1,10 +1,12 @@
-"""What noise for a promise asks of a round, wherever it is added: who takes part, with what weight, and what is divided by.
+"""What a private round needs, whether devices or the server add the noise: Poisson sampling, equal weights, a fixed
+divisor.
 
-    every device takes part with the chance q = per round / clients, whatever the others do (Poisson sampling)
-    update  =  (sum of clipped updates + noise) / per round          the expected number, not the number that came
+    every device takes part with probability q = per round / clients, independently of the others (Poisson sampling)
+    update  =  (sum of clipped updates + noise) / per round          the expected number of devices, not the number that came
 
-Every update weighs the same and the number of those who came is not divided by: what either tells of a device, no noise would cover.
-Who takes part is drawn like the noise (`randomness`), and no file has it: that a device may not be in a round is a part of the promise.
+Weights by samples, or dividing by the number of devices that came, would reveal something that no noise covers. The
+cohort is drawn like the noise (`randomness`) and never written to a file: privacy amplification by sampling requires
+that nobody knows who took part.
 McMahan, Ramage, Talwar, Zhang 2018, Learning Differentially Private Recurrent Language Models, arXiv 1710.06963.
 """
 
@@ -19,26 +21,27 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import EXTRAS
-from shoestring.federated.randomness import Randomness, with_noise
+from shoestring.federated.randomness import Randomness, add_noise
 from shoestring.federated.round import Combined, DeviceGroup, Population, ServerState, Updates
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.private.clip import NORM
 from shoestring.privacy.account import epsilon_of
-from shoestring.privacy.spending import MOST_NOISE
+from shoestring.privacy.ledger import MOST_NOISE
 
-EXPECTED = "Noise.expected"  # of the server's state: devices of a round
-CHOSEN = "Noise.chosen"  # of what a round draws: numbers of the devices that take part
-ASKED = "Noise.asked"  # of an order: how many those are
+EXPECTED = "Noise.expected"  # key in the server's state: devices expected in a round
+CHOSEN = "Noise.chosen"  # key in a round's random choices: numbers of the devices that take part
+ASKED = "Noise.asked"  # key in an order: how many devices take part
 
 
 def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
-    """The devices that were drawn as the round began, in the order of their numbers; there may be nobody."""
+    """The cohort that `draw_participants` drew at the start of the round; it may be empty."""
     chosen = server.drawn[CHOSEN].tolist()
     return [DeviceGroup(tuple(map(population.name, chosen)))] if chosen else []
 
 
-def begun(server: ServerState, population: Population, source: Randomness) -> ServerState:
-    """The server, knowing how many devices are expected, and who takes part: every device by a draw of its own."""
+def draw_participants(server: ServerState, population: Population, source: Randomness) -> ServerState:
+    """The server's state with the expected number of devices and the cohort, in which every device is drawn
+    independently."""
     drawn = source.uniforms(population.count, "choose", server.round)
     chosen = (drawn < population.per_round / population.count).nonzero().flatten()
     return replace(
@@ -48,14 +51,16 @@ def begun(server: ServerState, population: Population, source: Randomness) -> Se
     )
 
 
-def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
-    """All with the same weight, in 64 bits, so that rounding of their sum adds nothing to what one of them can change; what would tell
-    more of a device than its update does is refused."""
+def with_equal_weights(arriving: Iterable[Updates]) -> Iterator[Updates]:
+    """Give all updates the same weight, and refuse extras and statistics, which no noise covers.
+
+    Rows become 64-bit numbers, so that rounding in their sum does not add to the sensitivity.
+    """
     for updates in arriving:
         if updates.extras:
             raise Mistake(
-                f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers: what epsilon promises "
-                f"would not hold; leave out the technique that sends it"
+                f"devices send {', '.join(updates.extras)} beside their updates, which no noise covers, so epsilon would not hold: "
+                f"leave out the technique that sends it"
             )
         if updates.statistics is not None:
             raise Mistake(
@@ -64,29 +69,31 @@ def alike(arriving: Iterable[Updates]) -> Iterator[Updates]:
         yield replace(updates, rows=updates.rows.double(), counts=torch.ones_like(updates.counts))
 
 
-def noisy(server: ServerState, found: Combined, deviation: float, source: Randomness, word: str) -> Combined:
-    """The sum behind a mean of equals, plus noise, by the expected number."""
+def add_noise_to_sum(server: ServerState, found: Combined, deviation: float, source: Randomness, word: str) -> Combined:
+    """Turn the mean of equal weights back into a sum, add noise, and divide by the expected number of devices."""
     expected = int(server.state[EXPECTED])
-    total = with_noise(found.update * found.weight, deviation, source, word, server.round)
+    total = add_noise(found.update * found.weight, deviation, source, word, server.round)
     return replace(found, update=(total / expected).to(server.weights.dtype), weight=float(expected))
 
 
-def norm_of(found: Combined) -> float:
+def clip_norm_of(found: Combined) -> float:
     norm: Tensor | None = found.state.get(NORM)
     if norm is None:
-        raise Mistake("noise without a clip: without a largest norm no noise is enough; add Clip(norm=1.0)")
+        raise Mistake("noise without clipping: no noise is enough for updates of any norm; add Clip(norm=1.0)")
     return float(norm)
 
 
 def cost_with_noise(cost: RoundCost, multiplier: float, added: float) -> RoundCost:
-    """The cost with noise; `added`: the multiplier of the updates' own noise, which is more where a count has noise, too.
+    """The cost with noise. `added`: the noise multiplier used for the updates, larger than `multiplier` if a count has
+    noise, too.
 
-        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: what codecs left of the update
+        error  =  d (z C)^2 / m^2 / |u|^2          d numbers, m devices, u: the update after codecs
 
-    Noise is measured by what is left: else to leave some of an update out, and clip the rest shorter, would look like less noise.
+    The error is relative to the update after codecs. Relative to the exact update, dropping numbers and clipping harder
+    would look like less noise.
     """
     error = inf
-    if cost.evidence is not None and (square := cost.evidence.left(cost.per_round)):
+    if cost.evidence is not None and (square := cost.evidence.remaining_square(cost.per_round)):
         error = cost.size * (added * cost.clip / cost.per_round) ** 2 / square
     epsilon = epsilon_of(multiplier, cost.per_round / cost.clients, cost.rounds, cost.delta)
     return replace(cost, noise=multiplier, epsilon=epsilon, error=cost.error + error)
@@ -99,15 +106,15 @@ def noise_refusal(cost: RoundCost, clip: str) -> str:
             f"--statistics frozen or local"
         )
     if not cost.clip:
-        return f"an update can be arbitrarily long, so no noise is enough for any promise: add {clip}"
+        return f"an update can have any norm, so no noise is enough for an epsilon: add {clip}"
     if not cost.delta:
-        return "epsilon means nothing without the chance that it does not hold: give --delta 1e-6, or less than 1 / clients"
+        return "epsilon means nothing without a delta, the probability that it does not hold: give --delta 1e-6, or less than 1 / clients"
     return EXTRAS["private"].refusal
 
 
 def check_multiplier(multiplier: float, name: str) -> None:
     if not 0 < multiplier <= MOST_NOISE:
         raise Mistake(
-            f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0, and "
-            f"{MOST_NOISE:,.0f} at most"
+            f"multiplier={multiplier!r} in {name}: it is the noise in units of the clipping norm; give a number above 0 and "
+            f"at most {MOST_NOISE:,.0f}"
         )

@@ -1,1 +1,2 @@
-"""What leaves a device and what it is given, in fewer bytes: codecs that wrap one another, and state the error that they make."""
+"""Compression of client updates and of the weights sent to devices: codecs that can be chained and that state their
+error."""

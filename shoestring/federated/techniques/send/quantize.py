@@ -1,10 +1,12 @@
-"""QuantizeUpdates: every number is sent as one of 2^bits levels between the least and the largest of its block, rounded at random.
+"""QuantizeUpdates: block-wise stochastic quantization of client updates to 2^bits levels between a block's minimum and
+maximum.
 
     x  ->  low + step level,   level = floor((x - low) / step + u),   u uniform in [0, 1)
 
-Unbiased: E[what arrives] = what was found, so the errors of many devices average out: |error|^2 of their mean is that of one divided by
-their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132; in blocks with a range of their own as in Suresh, Yu,
-Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication, arXiv 1611.00429.
+Unbiased: the expected decoded update is the exact one, so errors of many devices average out: E|error|^2 of their mean
+is that of one device divided by their number. Alistarh, Grubic, Li, Tomioka, Vojnovic 2017, QSGD, arXiv 1610.02132;
+with a range per block as in Suresh, Yu, Kumar, McMahan 2017, Distributed Mean Estimation with Limited Communication,
+arXiv 1611.00429.
 """
 
 from __future__ import annotations
@@ -17,12 +19,17 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import remembered
+from shoestring.federated.evidence import cache_by_identity
 from shoestring.federated.plain import VALUES
-from shoestring.federated.round import DeviceView, Order, Round, Sent, Updates
+from shoestring.federated.round import DeviceView, EncodedUpdates, Order, Round, Updates
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
+from shoestring.federated.techniques.send.coding import (
+    add_error_share,
+    device_noise_refusal,
+    replace_evidence,
+    without_clip,
+)
 from shoestring.federated.techniques.send.levels import WIDTHS, levels_bytes, pack_levels, unpack_levels
 from shoestring.numerics.block_quantization import (
     affine_codes,
@@ -49,23 +56,23 @@ class QuantizeUpdates(FederatedTechnique):
     Not for: rounds of few devices with few bits: the noise does not average out.
     """
 
-    bits: int = 8  # of a number: 8, 4, 2 or 1
-    block: int = 1024  # numbers with a range of their own, which takes 8 bytes
+    bits: int = 8  # per number: 8, 4, 2 or 1
+    block: int = 1024  # numbers that share a range, which takes 8 bytes
 
-    why: ClassVar[str] = "fewer bits a number on the way up"
+    why: ClassVar[str] = "fewer bits per number on the way up"
     seam: ClassVar[str] = "send"
     slot: ClassVar[str] = "quantize"
     order: ClassVar[int] = 44
 
     def __post_init__(self) -> None:
-        check(self.bits, self.block, "QuantizeUpdates")
+        check_levels(self.bits, self.block, "QuantizeUpdates")
 
     @classmethod
     def choices(cls, cost: RoundCost, /) -> tuple[QuantizeUpdates, ...]:
         return cls(8), cls(4), cls(2)
 
     def refusal(self, cost: RoundCost, /) -> str:
-        return device_noise(cost)
+        return device_noise_refusal(cost)
 
     def drift(self, cost: RoundCost, /) -> float:
         return self.cost(cost).error - cost.error
@@ -74,12 +81,14 @@ class QuantizeUpdates(FederatedTechnique):
         saved = 4 * cost.values - levels_bytes(cost.values, self.bits, self.block)
         less = replace(cost, up=cost.up - saved)
         if cost.evidence is None:
-            return coded(less, worst_affine_error(cost.values, self.bits, self.block) / max(cost.per_round, 1))
+            return add_error_share(
+                less, worst_affine_error(cost.values, self.bits, self.block) / max(cost.per_round, 1)
+            )
         variance = cost.evidence.variance(squared_errors(cost.evidence.values, self.bits, self.block), cost.per_round)
-        return unlimited(recoded(less, cost.evidence, variance))
+        return without_clip(replace_evidence(less, cost.evidence, variance))
 
     def apply(self, subject: Round, /) -> Round:
-        def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> Sent:
+        def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> EncodedUpdates:
             sent = subject.encode(order, devices, updates)
             payload = dict(sent.payload)
             values = payload.pop(VALUES)
@@ -87,13 +96,13 @@ class QuantizeUpdates(FederatedTechnique):
             drawn = torch.stack(
                 [
                     torch.rand(values.shape[1], generator=generator_of(order.seed, "quantize", order.round, name))
-                    for name in sent.told.names
+                    for name in sent.header.names
                 ]
             )
             whole, none = pack_levels(affine_codes(values, low, step, self.bits, self.block, drawn), self.bits)
             return replace(sent, payload={**payload, LEVELS: whole, NONE: none, LOW: low, STEP: step})
 
-        def decode(order: Order, sent: Sent) -> Updates:
+        def decode(order: Order, sent: EncodedUpdates) -> Updates:
             payload = dict(sent.payload)
             found = unpack_levels(payload.pop(LEVELS), payload.pop(NONE), self.bits)
             values = affine_values(found, payload.pop(LOW), payload.pop(STEP), self.block)
@@ -102,18 +111,18 @@ class QuantizeUpdates(FederatedTechnique):
         return subject.with_(encode=encode, decode=decode)
 
 
-def check(bits: int, block: int, name: str) -> None:
+def check_levels(bits: int, block: int, name: str) -> None:
     if bits not in WIDTHS:
         raise Mistake(
-            f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill a byte; give {', '.join(map(str, WIDTHS))}"
+            f"bits={bits!r} in {name}: levels of {bits!r} bits do not fill bytes evenly; give {', '.join(map(str, WIDTHS))}"
         )
     if not isinstance(block, int) or block < 2:
         raise Mistake(f"block={block!r} in {name}: a block of one number has no range; give 2 or more")
 
 
-@remembered
+@cache_by_identity
 def squared_errors(values: Tensor, bits: int, block: int) -> Tensor:
-    """E|error|^2 of every row (m)."""
+    """E|quantization error|^2 of every row (m)."""
     return torch.tensor(
         [affine_error(row, bits, block) * float(row.double().square().sum()) for row in values], dtype=torch.float64
     )

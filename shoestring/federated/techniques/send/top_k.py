@@ -18,13 +18,18 @@ import torch
 from torch import Tensor
 
 from shoestring.core.errors import Mistake
-from shoestring.federated.evidence import remembered
+from shoestring.federated.evidence import cache_by_identity
 from shoestring.federated.plain import VALUES
-from shoestring.federated.round import DeviceView, Order, Round, Sent, Updates
+from shoestring.federated.round import DeviceView, EncodedUpdates, Order, Round, Updates
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.federated.techniques.send.coding import coded, device_noise, recoded, unlimited
+from shoestring.federated.techniques.send.coding import (
+    add_error_share,
+    device_noise_refusal,
+    replace_evidence,
+    without_clip,
+)
 from shoestring.federated.techniques.send.levels import levels_bytes
-from shoestring.federated.techniques.send.places import Placed, marks, placed, shortest
+from shoestring.federated.techniques.send.places import EncodedPlaces, decode_places, encode_places, shortest
 from shoestring.numerics.error_feedback import owed
 from shoestring.numerics.top_k import top_k_mask
 
@@ -67,7 +72,7 @@ class TopK(FederatedTechnique):
         )
 
     def refusal(self, cost: RoundCost, /) -> str:
-        return device_noise(cost)
+        return device_noise_refusal(cost)
 
     def count(self, size: int) -> int:
         """Numbers that are sent."""
@@ -89,16 +94,16 @@ class TopK(FederatedTechnique):
             device_bytes=cost.device_bytes + 4 * cost.values,
         )
         if cost.evidence is None:
-            return coded(less, 1 - count / cost.values)  # all numbers alike: the worst there is
+            return add_error_share(less, 1 - count / cost.values)  # all numbers alike: the worst there is
         decoded, values = largest(cost.evidence.decoded, count)
-        return unlimited(recoded(less, replace(cost.evidence, decoded=decoded, values=values)))
+        return without_clip(replace_evidence(less, replace(cost.evidence, decoded=decoded, values=values)))
 
     def apply(self, subject: Round, /) -> Round:
-        def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> Sent:
+        def encode(order: Order, devices: Sequence[DeviceView], updates: Updates) -> EncodedUpdates:
             sent = subject.encode(order, devices, updates)
             rows, kept = sent.payload[VALUES].clone(), torch.zeros(sent.payload[VALUES].shape, dtype=torch.bool)
             count, there = self.count(rows.shape[1]), {device.name: device for device in devices}
-            for row, chosen, name in zip(rows, kept, sent.told.names, strict=True):
+            for row, chosen, name in zip(rows, kept, sent.header.names, strict=True):
                 state = there[name].state
                 row.copy_(owed(row, state.get(LEFT)))
                 chosen.copy_(top_k_mask(row, count))
@@ -108,16 +113,16 @@ class TopK(FederatedTechnique):
                     row.fill_(
                         torch.nan
                     )  # so that it is rejected, whatever would be sent of it; what is left is still that of before
-            places, counts = placed(kept, count)
+            places, counts = encode_places(kept, count)
             return replace(
                 sent,
                 payload={**sent.payload, VALUES: rows[kept].view(len(rows), count), PLACES: places, COUNTS: counts},
             )
 
-        def decode(order: Order, sent: Sent) -> Updates:
+        def decode(order: Order, sent: EncodedUpdates) -> Updates:
             payload, size = dict(sent.payload), order.weights.numel()
-            found = Placed(payload.pop(PLACES), payload.pop(COUNTS))
-            kept, good = marks(found, self.count(size), size)
+            found = EncodedPlaces(payload.pop(PLACES), payload.pop(COUNTS))
+            kept, good = decode_places(found, self.count(size), size)
             values = torch.where(good[:, None], payload.pop(VALUES), torch.nan)  # what makes no sense is rejected
             rows = torch.zeros(len(values), size).masked_scatter_(kept, values)
             return subject.decode(order, replace(sent, payload={**payload, VALUES: rows}))
@@ -139,7 +144,7 @@ def filling(cost: RoundCost, bits: int) -> float:
     return share if count else 0.0
 
 
-@remembered
+@cache_by_identity
 def largest(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Rows (m, size) of which only the largest numbers are left, and those alone (m, count), in their order."""
     kept = torch.stack([top_k_mask(row, count) for row in rows])

@@ -1,4 +1,4 @@
-"""Models, jobs and devices that the tests of cohorts share."""
+"""Models, jobs and devices shared by the tests of simulation methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.records import Records, records_of
-from shoestring.federated.simulation.cohort import Engine, How
+from shoestring.federated.simulation.cohort import Engine, MethodChoice
 
 CLOSE = 1e-5
 COUNTS = (25, 33, 7, 1, 12)  # uneven, one shorter than a batch, one with a single sample
@@ -90,10 +90,10 @@ def started(job: Job) -> tuple[Layout, Tensor]:
 
 
 def engine(job: Job, kind: str, chunk: int = 8) -> Engine:
-    return Engine(job, started(job)[0], How(kind, chunk, ""))
+    return Engine(job, started(job)[0], MethodChoice(kind, chunk, ""))
 
 
 def apart(found: Tensor, right: Tensor, start: Tensor) -> float:
-    """The largest |difference| / |update|, beyond what the plain loop rounds of its weights in some steps."""
+    """The largest |difference| / |update|, beyond the plain loop's own rounding in some steps."""
     rounded = 4 * torch.finfo(torch.float32).eps * start.norm(dim=-1)
     return float((((found - right).norm(dim=1) - rounded).clamp_min(0) / (right - start).norm(dim=1)).max())

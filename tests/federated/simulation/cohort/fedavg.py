@@ -1,4 +1,4 @@
-"""Federated averaging as everybody writes it first, by hand: what the engine must agree with, and nothing of the engine in it.
+"""Federated averaging written by hand, without any code of the engine, which must agree with it.
 
 Only the order of a device's samples and its seed are the project's own, because they are part of what is compared.
 """

@@ -227,5 +227,5 @@ def test_the_weights_are_those_of_averaging_by_hand_with_any_number_of_processes
     found, simulation = by_shoestring(job, ROUNDS)
     apart = float((found - right).norm() / (right - start).norm())
     assert apart <= CLOSE, f"off by {apart:.2g}: {simulation.given.how}"
-    assert not simulation.plainly, "what the trial can know is not found out later"
+    assert not simulation.fallback_reason, "what the trial can know is not found out later"
     assert torch.equal(found, by_shoestring(job, ROUNDS, processes=2)[0])

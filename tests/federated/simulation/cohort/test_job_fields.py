@@ -1,4 +1,4 @@
-"""What the Job says of steps holds on devices, too, or is told."""
+"""Devices follow the Job's optimizer, clip and schedule, or the run warns that they don't."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoestring.core.job import Job
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import prepared
-from shoestring.federated.techniques.work.scaffold import Scaffold
+from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from tests.federated.simulation.cohort.fedavg import PlainSteps, by_hand, by_shoestring, initial
 from tests.federated.simulation.cohort.test_awkward import CLOSE, job_of
 
@@ -102,7 +102,7 @@ def test_devices_step_by_the_jobs_optimizer_where_local_says_nothing_else() -> N
 
 
 def test_what_can_not_be_done_in_a_devices_work_is_refused() -> None:
-    with pytest.raises(Mistake, match="steps of one size"):
+    with pytest.raises(Mistake, match="a constant step size"):
         Scaffold().apply(prepared(job_of({"clip": 1.0}), FederateOptions(per_round=8)).plain)
     with pytest.raises(Mistake, match="ReduceLROnPlateau"):
         prepared(job_of({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}), FederateOptions(per_round=8))

@@ -1,4 +1,4 @@
-"""Plain SGD of devices: the same bits as torch's, without what torch's imports."""
+"""Plain SGD of devices: the same bits as torch.optim.SGD, without importing torch's compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and losses that keep something from one call to the next: a device always begins with them as they were made."""
+"""Models and losses with hidden state: every device begins with their initial state."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.round import Objective
-from shoestring.federated.simulation.cohort.how import how_to_work
+from shoestring.federated.simulation.cohort.method_choice import choose_method
 from shoestring.federated.simulation.simulation import Simulation
-from shoestring.federated.verify import verified
+from shoestring.federated.verify import verify_plan
 from tests.federated.simulation.cohort.cases import COUNTS, devices_of, engine, job_of, started
 from tests.federated.toys import CLASSES, WIDTH, toy, toy_job
 
@@ -68,18 +68,18 @@ class Drawing(Counting):
 def test_a_device_finds_the_same_whoever_worked_before_it(model: type[Counting]) -> None:
     job = job_of(model, Local(batch=6, held_out=0.3))
     row, records, found = started(job)[1], devices_of(job), engine(job, "sequential")
-    together = found.moved(row.expand(len(COUNTS), -1), records, Objective(job.local), list(range(len(COUNTS))))
-    judged = found.judged(row, records)
+    together = found.train_updates(row.expand(len(COUNTS), -1), records, Objective(job.local), list(range(len(COUNTS))))
+    judged = found.evaluate(row, records)
     for place, one in enumerate(records):
-        alone = found.moved(row.unsqueeze(0), [one], Objective(job.local), [place])
+        alone = found.train_updates(row.unsqueeze(0), [one], Objective(job.local), [place])
         assert torch.equal(alone.rows[0], together.rows[place])
-        assert found.judged(row, [one])[0] == judged[place]
+        assert found.evaluate(row, [one])[0] == judged[place]
 
 
 @pytest.mark.parametrize("model", [Counting, Listing, Drawing])
 def test_any_number_of_processes_gives_the_same_bits(model: type[Counting]) -> None:
     given = toy(toy_job(model=lambda: model(WIDTH, CLASSES)), how=None, processes=2)
-    found = verified(given, _plain())
+    found = verify_plan(given, _plain())
     assert found.kept, found.verdicts
     assert given.how.kind == "sequential"
 
@@ -99,13 +99,13 @@ def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None
         and given.how.exactness is Exactness.DISTRIBUTION
         and "dropout" in given.how.why
     )
-    first = verified(given, _plain()).verdicts[0]
+    first = verify_plan(given, _plain()).verdicts[0]
     assert first.stated is Exactness.DISTRIBUTION and first.kept is None and first.difference > 0.01
 
 
 def test_how_says_how_exact_it_is() -> None:
     job = job_of(lambda: nn.Sequential(nn.Flatten(), nn.Linear(144, 5)), Local(batch=6))
-    assert how_to_work(job, started(job)[0], devices_of(job)).exactness is Exactness.ROUNDING
+    assert choose_method(job, started(job)[0], devices_of(job)).exactness is Exactness.ROUNDING
 
 
 class RunningScale(nn.Module):
@@ -174,11 +174,11 @@ LOSSES: list[Callable[[], Loss]] = [
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_that_keeps_something_begins_anew_with_every_device(loss: Callable[[], Loss]) -> None:
     given = toy(toy_job(loss=loss()), how=None, processes=2)
-    assert given.how.kind == "sequential" and "keeps something" in given.how.why
+    assert given.how.kind == "sequential" and "keeps state" in given.how.why
     two = weights_after(given)
     assert torch.equal(two, weights_after(given)), "what an earlier federation left behind is seen by the next"
     assert torch.equal(two, weights_after(toy(toy_job(loss=loss()), processes=1)))
-    assert verified(given, _plain()).kept
+    assert verify_plan(given, _plain()).kept
 
 
 def weights_after(given: Prepared, rounds: int = 3) -> Tensor:

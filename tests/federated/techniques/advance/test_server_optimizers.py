@@ -98,7 +98,7 @@ def test_chunks_do_not_matter_beyond_rounding_and_one_device_is_enough(technique
     whole = parts.advance(server, parts.combine(server, [updates])).weights
     apart = parts.advance(server, parts.combine(server, in_chunks(updates, 1, 3, 1))).weights
     assert torch.allclose(whole, apart, atol=1e-5)
-    alone = parts.advance(server, parts.combine(server, [updates.some([2])])).weights
+    alone = parts.advance(server, parts.combine(server, [updates.select([2])])).weights
     expected = reference(technique)(server.weights.double().numpy(), [updates.rows[2].double().numpy()])
     assert np.allclose(alone.numpy(), expected, atol=1e-5)
 

@@ -16,10 +16,10 @@ from shoestring.core.local import Local
 from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
-from shoestring.federated.round import Order, Played, Population, Round, ServerState, play
+from shoestring.federated.round import Order, Population, Round, RoundResult, ServerState, play
 from shoestring.federated.seeds import generator_of
-from shoestring.federated.simulation.cohort import Engine, How, work_of
-from shoestring.federated.simulation.simulate import SimulatedDevices, Workshop
+from shoestring.federated.simulation.cohort import Engine, MethodChoice, engine_work
+from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices
 from shoestring.federated.statistics import with_statistics
 from shoestring.federated.technique import FederatedTechnique
 
@@ -60,17 +60,17 @@ class Small:
         self.job, made = job(), model()
         self.layout: Layout = layout_of(made)
         self.start = self.layout.row(made)
-        engine = Engine(self.job, self.layout, How("sequential", 1, "one after the other"))
-        plain = plain_round(self.layout, self.job.local, work_of(engine))
+        engine = Engine(self.job, self.layout, MethodChoice("sequential", 1, "one after the other"))
+        plain = plain_round(self.layout, self.job.local, engine_work(engine))
         self.parts: Round = with_statistics(plain, self.layout, StatisticsRule.AVERAGED, self.start)
         for technique in self.techniques:
             self.parts = technique.apply(self.parts)
         self.server = self.parts.initial(
             ServerState(SEED, 0, self.start[: self.layout.trained], statistics=self.start[self.layout.trained :])
         )
-        self.devices = SimulatedDevices(Workshop(self.parts, self.job, self.records or clients(), SEED), self.chunk)
+        self.devices = SimulatedDevices(DeviceWorker(self.parts, self.job, self.records or clients(), SEED), self.chunk)
 
-    def round(self, judges: bool = False) -> Played:
+    def round(self, judges: bool = False) -> RoundResult:
         names = list(self.records or COUNTS)
         played = play(
             self.parts, self.server, self.devices, Population(len(names), names.__getitem__, self.per_round), judges
@@ -79,6 +79,6 @@ class Small:
         return played
 
     def order(self, number: int = 0, judges: bool = False) -> Order:
-        """What devices are given in a round that begins from the model as it was made."""
+        """The order of a round that begins from the initial model."""
         trained = self.layout.trained
         return Order(SEED, number, self.start[:trained], judges=judges, statistics=self.start[trained:])

@@ -11,10 +11,10 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import DeviceView, Objective, Order, Updates
-from shoestring.federated.techniques.behaviour.flipped import FlippedSamples, flipped
+from shoestring.federated.techniques.behaviour.flip_classes import FlippedSamples, flip_classes
 from shoestring.federated.techniques.behaviour.malicious import Malicious, is_malicious
 from tests.federated.techniques.behaviour.small import CLASSES, COUNTS, SEED, Small, clients, job
-from tests.federated.techniques.work.toy import COST
+from tests.federated.techniques.local_training.toy import COST
 
 SHARE = 0.5
 HARMFUL = [is_malicious(SHARE, SEED, name) for name in COUNTS]
@@ -69,7 +69,7 @@ def test_noise_is_as_long_as_the_update_and_another_in_every_round_and_on_every_
     whole = torch.cat([attacked.rows, found(Malicious(1.0, "noise", 3.0), number=1).rows])
     angles = nn.functional.normalize(whole) @ nn.functional.normalize(torch.cat([whole, plain.rows])).mT
     assert float((angles - torch.eye(len(whole), angles.shape[1])).abs().max()) < 0.5
-    zero = Malicious(1.0, "noise").attacked(torch.zeros(4), Order(SEED, 0, torch.zeros(4)), "ada")
+    zero = Malicious(1.0, "noise").attack_row(torch.zeros(4), Order(SEED, 0, torch.zeros(4)), "ada")
     assert torch.equal(zero, torch.zeros(4))
 
 
@@ -100,7 +100,7 @@ def test_enough_strength_replaces_the_mean() -> None:
     """One attacker of n devices of equal count, honest ones that found nothing: strength n gives the attacker's weights."""
     rows = torch.zeros(4, 6)
     rows[2] = torch.arange(6.0)
-    sent = Malicious(1.0, "replacement", 4.0).attacked(rows[2], Order(SEED, 0, rows[0]), "ada")
+    sent = Malicious(1.0, "replacement", 4.0).attack_row(rows[2], Order(SEED, 0, rows[0]), "ada")
     assert torch.allclose(torch.stack([rows[0], rows[1], sent, rows[3]]).mean(0), torch.arange(6.0))
 
 
@@ -116,11 +116,11 @@ class Ragged(Dataset[tuple[list[int], int]]):
 
 def test_samples_that_do_not_stack_are_flipped_when_they_are_asked_for() -> None:
     records = Records("ada", Ragged(), torch.tensor([0, 1, 4]), torch.tensor([2, 3]), collate=list)
-    changed = flipped(records, 3).data
+    changed = flip_classes(records, 3).data
     assert isinstance(changed, FlippedSamples)
     assert [changed[place][1] for place in range(5)] == [2, 1, 2, 0, 1] and changed[1][0] == [1, 1]
-    with pytest.raises(Mistake, match="none of the 1 that Malicious counts"):
-        flipped(records, 1).data[1]
+    with pytest.raises(Mistake, match="not from 0 to 0, as Malicious expects"):
+        flip_classes(records, 1).data[1]
 
 
 def test_a_job_whose_samples_have_no_class_is_refused_though_most_devices_are_honest() -> None:
@@ -135,7 +135,7 @@ def test_a_job_whose_samples_have_no_class_is_refused_though_most_devices_are_ho
 def test_a_device_of_one_sample_can_be_malicious() -> None:
     records = {"ada": TensorDataset(torch.randn(1, 5), torch.tensor([1]))}
     one = records_of(job(), "ada", records["ada"], SEED)
-    assert flipped(one, CLASSES).data[0][1] == CLASSES - 2
+    assert flip_classes(one, CLASSES).data[0][1] == CLASSES - 2
 
 
 def test_knobs_that_mean_nothing_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Devices that drop out, and devices that are slow."""
+"""Client dropout and stragglers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoestring.federated.round import DeviceGroup, Order
 from shoestring.federated.techniques.behaviour.dropout import DropOut
 from shoestring.federated.techniques.behaviour.slow import Slow
 from tests.federated.techniques.behaviour.small import Small
-from tests.federated.techniques.work.toy import COST, plain
+from tests.federated.techniques.local_training.toy import COST, plain
 
 NAMES = [f"n{number}" for number in range(2000)]
 

@@ -1,4 +1,4 @@
-"""FedBuff against a simulation that looks for the next event in a list, and against the paper's sum."""
+"""FedBuff against a naive event simulation, and against the paper's formula."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.federated.round import Objective, Order, Round, ServerState, play
 from shoestring.federated.seeds import generator_of
+from shoestring.federated.techniques.combine.arrivals import BufferRules, DeviceAtWork, draw_idle_device, fill_buffer
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian
 from shoestring.federated.techniques.combine.fed_buff import FedBuff
-from shoestring.federated.techniques.combine.flight import Flying, drawn, flown
 from tests.federated.techniques.combine.toy import (
     COST,
     SIZE,
@@ -50,7 +50,7 @@ def reference(seed: int, rounds: int, slots: int, buffer: int, start: torch.Tens
         while len(buffered) < buffer:
             while len(at_work) < slots:
                 busy = {number for _, number, _ in at_work} | {number for number, _ in buffered}
-                number = drawn(PEOPLE.count, busy, generator)
+                number = draw_idle_device(PEOPLE.count, busy, generator)
                 at_work.append((clock + seconds(seed, str(number)), number, now))
             clock, number, begun = min(at_work)
             at_work.remove((clock, number, begun))
@@ -195,17 +195,19 @@ def test_nobody_works_twice_at_once_and_time_never_goes_back(
 ) -> None:
     slots = min(slots, count)
     buffer = min(buffer, slots)
-    flying: tuple[Flying, ...] = ()
+    flying: tuple[DeviceAtWork, ...] = ()
     clock = 0.0
     for version in range(8):
         generator = generator_of(seed, version)
 
         def draw(busy: Collection[int], generator: torch.Generator = generator) -> int | None:
-            return drawn(count, busy, generator)
+            return draw_idle_device(count, busy, generator)
 
         before, (arrived, flying, after, dropped) = (
             flying,
-            flown(flying, clock, version, oldest, slots, buffer, draw, lambda number: 1.0 + number % 3),
+            fill_buffer(
+                flying, clock, version, BufferRules(slots, buffer, oldest), draw, lambda number: 1.0 + number % 3
+            ),
         )
         assert len(arrived) == buffer and len({one.number for one in (*arrived, *flying)}) == len(arrived) + len(flying)
         times = [one.done for one in arrived]
@@ -219,9 +221,9 @@ def test_nobody_works_twice_at_once_and_time_never_goes_back(
 def test_free_devices_are_drawn_alike() -> None:
     generator, found = generator_of("draws"), [0] * 6
     for _ in range(3000):
-        found[drawn(6, {1, 4}, generator) or 0] += 1
+        found[draw_idle_device(6, {1, 4}, generator) or 0] += 1
     assert found[1] == found[4] == 0 and all(650 < found[number] < 850 for number in (0, 2, 3, 5))
-    assert drawn(2, {0, 1}, generator) is None
+    assert draw_idle_device(2, {0, 1}, generator) is None
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_chunks_do_not_matter_beyond_rounding_and_one_device_is_enough() -> None
     whole = combined(QFedAvg(2.0), updates)
     for sizes in ((1,) * 6, (5, 1), (2, 4)):
         assert torch.allclose(combined(QFedAvg(2.0), *in_chunks(updates, *sizes)), whole, rtol=1e-5, atol=1e-7)
-    alone = updates.some([1])
+    alone = updates.select([1])
     assert torch.allclose(
         combined(QFedAvg(2.0), alone).double(), reference(rows[1:2], COUNTS[1:2], LOSSES[1:2], 2.0, 10.0), rtol=1e-5
     )

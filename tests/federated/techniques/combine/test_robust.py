@@ -19,9 +19,9 @@ from shoestring.federated.plain import mean
 from shoestring.federated.round import Updates, play
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian, TrimmedMean, median
-from shoestring.federated.techniques.combine.gathered import blocks
 from shoestring.federated.techniques.combine.krum import Krum, MultiKrum
-from shoestring.federated.techniques.combine.norm_bound import NormBound, bounded
+from shoestring.federated.techniques.combine.norm_bound import NormBound, bound_norms
+from shoestring.federated.techniques.combine.robust import column_blocks
 from tests.federated.techniques.combine.toy import (
     COST,
     SIZE,
@@ -130,8 +130,8 @@ def test_one_malicious_device_does_not_lead_away(rule: FederatedTechnique, evil:
 def test_blocks_of_columns_are_all_columns(count: int, width: int, block: int, seed: int) -> None:
     rows = torch.randn(count, width, generator=torch.Generator().manual_seed(seed))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoestring.federated.techniques.combine.gathered.BLOCK", block)
-        assert torch.equal(torch.cat(list(blocks(rows)), dim=1), rows)
+        patch.setattr("shoestring.federated.techniques.combine.robust.BLOCK", block)
+        assert torch.equal(torch.cat(list(column_blocks(rows)), dim=1), rows)
         few = median(rows)
     assert torch.equal(few, median(rows))
 
@@ -188,7 +188,7 @@ def test_wrong_knobs_are_told(wrong: str) -> None:
 
 def test_a_norm_bound_shrinks_what_is_longer_and_leaves_the_rest_to_the_bit() -> None:
     rows = torch.cat([random_rows(5), torch.zeros(1, SIZE), torch.full((1, SIZE), 3e38)])
-    found = bounded(rows, 3.0)
+    found = bound_norms(rows, 3.0)
     for one, got in zip(rows, found, strict=True):
         norm = float(one.double().norm())
         assert (

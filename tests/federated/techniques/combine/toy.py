@@ -14,7 +14,16 @@ from shoestring.core.technique import applied, in_order
 from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
 from shoestring.federated.records import Records
-from shoestring.federated.round import Arrived, DeviceView, Objective, Order, Population, Round, ServerState, Updates
+from shoestring.federated.round import (
+    DeviceResults,
+    DeviceView,
+    Objective,
+    Order,
+    Population,
+    Round,
+    ServerState,
+    Updates,
+)
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
@@ -46,7 +55,7 @@ def work(order: Order, devices: Sequence[DeviceView], objective: Objective) -> U
 
 
 def device(number: int) -> DeviceView:
-    """Number of samples and where they lie differ."""
+    """A device whose sample count and mean follow from its number."""
     count = 1 + (7 * number) % 5
     data = torch.randn(count, SIZE, generator=generator_of("toy", number)) + 0.3 * number
     return DeviceView(Records(str(number), data, torch.arange(count), torch.arange(0)))
@@ -57,10 +66,12 @@ class ToyDevices:
     parts: Round
     chunk: int = 3
 
-    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[DeviceResults]:
         for begin in range(0, len(names), self.chunk):
             some = [device(int(name)) for name in names[begin : begin + self.chunk]]
-            yield Arrived(self.parts.encode(order, some, self.parts.work(order, some, Objective(self.parts.local))))
+            yield DeviceResults(
+                self.parts.encode(order, some, self.parts.work(order, some, Objective(self.parts.local)))
+            )
 
 
 def round_with(*techniques: FederatedTechnique, local: Local = Local(epochs=2, lr=0.1)) -> Round:
@@ -89,10 +100,10 @@ def updates_of(rows: Tensor, counts: Sequence[float] | None = None, **extras: Te
 
 
 def in_chunks(updates: Updates, *sizes: int) -> list[Updates]:
-    """The same updates, so many at once."""
+    """Split updates into chunks of these sizes."""
     begins = [sum(sizes[:i]) for i in range(len(sizes))]
     assert sum(sizes) == len(updates.names)
-    return [updates.some(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)]
+    return [updates.select(range(begin, begin + size)) for begin, size in zip(begins, sizes, strict=True)]
 
 
 def random_rows(count: int, seed: int = 0) -> Tensor:
@@ -100,7 +111,7 @@ def random_rows(count: int, seed: int = 0) -> Tensor:
 
 
 def saved_and_restored(server: ServerState) -> ServerState:
-    """Through bytes, as a run that was killed and goes on."""
+    """Save a server to bytes and load it again, as a resumed run does."""
     file = io.BytesIO()
     torch.save({"weights": server.weights, "state": dict(server.state)}, file)
     file.seek(0)

@@ -16,14 +16,14 @@ from shoestring.core.errors import Mistake
 from shoestring.core.technique import parsed, text, total_cost
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.randomness import SYSTEM, SeededRandomness, normals
-from shoestring.federated.round import Arrived, Order, Played, Population, ServerState, play
+from shoestring.federated.round import DeviceResults, Order, Population, RoundResult, ServerState, play
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.adaptive_clip import AdaptiveClip
 from shoestring.federated.techniques.private.clip import NORM, Clip, DeviceClip
 from shoestring.federated.techniques.private.device_noise import DeviceNoise
-from shoestring.federated.techniques.private.gaussian_noise import GaussianNoise, added
-from shoestring.federated.techniques.private.norms import clipped, norms
-from shoestring.federated.techniques.private.sampling import begun, choose
+from shoestring.federated.techniques.private.gaussian_noise import GaussianNoise, update_multiplier
+from shoestring.federated.techniques.private.norms import clip_to_norm, norms
+from shoestring.federated.techniques.private.sampling import choose, draw_participants
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import TopK
 from shoestring.privacy.account import epsilon_of
@@ -39,7 +39,7 @@ class Chunks:
     def __init__(self, made: MadeUp, away: Sequence[str] = ()) -> None:
         self.made, self.away, self.orders = made, away, list[Order]()
 
-    def work(self, order: Order, names: Sequence[str]) -> Iterator[Arrived]:
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[DeviceResults]:
         from shoestring.core.local import Local
         from shoestring.federated.round import Objective
 
@@ -48,7 +48,7 @@ class Chunks:
         for start in range(0, len(there), 3):
             devices = self.made.devices(there[start : start + 3])
             parts = self.made.parts
-            yield Arrived(parts.encode(order, devices, parts.work(order, devices, Objective(Local()))))
+            yield DeviceResults(parts.encode(order, devices, parts.work(order, devices, Objective(Local()))))
 
 
 def rows(count: int, size: int = 40, scale: float = 1.0) -> dict[str, Tensor]:
@@ -58,7 +58,7 @@ def rows(count: int, size: int = 40, scale: float = 1.0) -> dict[str, Tensor]:
     }
 
 
-def played(made: MadeUp, per_round: int, server: ServerState | None = None, away: Sequence[str] = ()) -> Played:
+def played(made: MadeUp, per_round: int, server: ServerState | None = None, away: Sequence[str] = ()) -> RoundResult:
     population = Population(len(made.rows), list(made.rows).__getitem__, per_round)
     parts = made.parts
     return play(parts, server or parts.initial(made.server()), Chunks(made, away), population)
@@ -68,7 +68,7 @@ def sampled(made: MadeUp, per_round: int, number: int = 0) -> list[str]:
     population = Population(len(made.rows), list(made.rows).__getitem__, per_round)
     return [
         name
-        for group in choose(begun(made.server(number), population, made.randomness), population)
+        for group in choose(draw_participants(made.server(number), population, made.randomness), population)
         for name in group.names
     ]
 
@@ -88,7 +88,7 @@ def test_a_clipped_update_is_never_longer_and_points_the_same_way(
     size: int, count: int, exponent: int, norm: float, seed: int
 ) -> None:
     found = torch.randn(count, size, generator=torch.Generator().manual_seed(seed)).clamp(-3, 3) * 10.0**exponent
-    after, within = clipped(found, norm)
+    after, within = clip_to_norm(found, norm)
     assert bool((after.double().norm(dim=1) <= norm).all())
     for before, row, inside in zip(found, after, within, strict=True):
         own = float(before.double().norm())
@@ -100,9 +100,9 @@ def test_a_clipped_update_is_never_longer_and_points_the_same_way(
 
 def test_a_row_of_zeros_and_one_of_exactly_the_norm_stay_as_they_are() -> None:
     found = torch.tensor([[0.0, 0.0], [0.6, 0.8], [3.0, 4.0]], dtype=torch.float64).float()
-    after, within = clipped(found, 5.0)
+    after, within = clip_to_norm(found, 5.0)
     assert torch.equal(after, found) and bool(within.all())
-    assert torch.equal(clipped(found, 1e-3)[0][0], torch.zeros(2))
+    assert torch.equal(clip_to_norm(found, 1e-3)[0][0], torch.zeros(2))
 
 
 def test_a_norm_has_the_same_bits_among_others_and_with_any_number_of_threads() -> None:
@@ -244,7 +244,7 @@ def test_a_devices_own_noise_is_its_share_and_the_same_alone() -> None:
     together = parts.work(order, made.devices(list(made.rows)), Objective(Local())).rows
     alone = parts.work(order, made.devices(["d4"]), Objective(Local())).rows
     assert torch.equal(alone[0], together[4])
-    own = together[4] - clipped(made.rows["d4"][None], 2.0)[0][0]
+    own = together[4] - clip_to_norm(made.rows["d4"][None], 2.0)[0][0]
     assert float(own.std()) == pytest.approx(1.5 * 2.0 / 3, rel=0.03)
 
 
@@ -277,10 +277,12 @@ def test_the_norm_comes_to_the_stated_quantile(start: float) -> None:
 
 def test_noise_is_split_between_count_and_updates() -> None:
     """Andrew et al. 2021, theorem 1: z = (z_u^-2 + (2 s)^-2)^-1/2."""
-    z = added(0.8, 3.0)
+    z = update_multiplier(0.8, 3.0)
     assert (z**-2 + 6.0**-2) ** -0.5 == pytest.approx(0.8) and z > 0.8
     made = MadeUp(rows(4, 20_000, scale=0.0), (AdaptiveClip(start=2.0, noise=0.5), GaussianNoise(0.8)))
-    assert float((played(made, 4).server.weights * 4).std()) == pytest.approx(2.0 * added(0.8, 2.0), rel=0.03)
+    assert float((played(made, 4).server.weights * 4).std()) == pytest.approx(
+        2.0 * update_multiplier(0.8, 2.0), rel=0.03
+    )
 
 
 # Cost and refusals

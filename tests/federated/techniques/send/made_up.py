@@ -1,4 +1,4 @@
-"""Devices whose updates are made up: rows of any size that a test states, coded and decoded by the real parts."""
+"""Devices with given updates: rows chosen by a test, encoded and decoded by the real parts of a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,16 @@ from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
 from shoestring.federated.randomness import Randomness, SeededRandomness
 from shoestring.federated.records import Records
-from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Round, Sent, ServerState, Updates
+from shoestring.federated.round import (
+    DeviceGroup,
+    DeviceView,
+    EncodedUpdates,
+    Objective,
+    Order,
+    Round,
+    ServerState,
+    Updates,
+)
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 
 SEED = 5
@@ -24,13 +33,13 @@ FOR_TESTS = SeededRandomness(SEED)
 
 @dataclass
 class MadeUp:
-    """Devices that find what `rows` says; every one keeps its state from round to round."""
+    """Devices whose updates are `rows`; each keeps its state from round to round."""
 
     rows: Mapping[str, Tensor]
     techniques: Sequence[FederatedTechnique] = ()
     randomness: Randomness = FOR_TESTS  # of noise
     states: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    started: list[Tensor] = field(default_factory=list)  # the weights that devices began from
+    started: list[Tensor] = field(default_factory=list)  # the weights that devices started from
 
     @property
     def size(self) -> int:
@@ -60,7 +69,9 @@ class MadeUp:
             for name in names
         ]
 
-    def sent(self, names: Sequence[str], number: int = 0, weights: Tensor | None = None) -> tuple[Order, Sent]:
+    def sent(
+        self, names: Sequence[str], number: int = 0, weights: Tensor | None = None
+    ) -> tuple[Order, EncodedUpdates]:
         parts = self.parts
         order = parts.order(self.server(number, weights), DeviceGroup(tuple(names)))
         devices = self.devices(names)
@@ -114,7 +125,7 @@ def total(techniques: Sequence[FederatedTechnique], cost: RoundCost) -> RoundCos
 
 
 def measured(row: Tensor, techniques: Sequence[FederatedTechnique], rounds: int = 1) -> float:
-    """Mean over rounds of |arrived - row|^2 / |row|^2, every round by a device that keeps nothing."""
+    """Mean over rounds of |arrived - row|^2 / |row|^2, each with a new device without state."""
     came = [alone(row, *techniques).arrived(["ada"], number)[0].double() for number in range(rounds)]
     found = [float((one - row.double()).square().sum()) for one in came]
     whole = float(row.double().square().sum())

@@ -1,4 +1,4 @@
-"""What every codec promises: bytes to the byte, an error that is kept, the same bits among other devices, and every combination."""
+"""What every codec promises: exact byte counts, the stated error, the same bits in any chunk, in every combination."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.round import DeviceGroup
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.techniques.send.levels import pack_levels, unpack_levels
-from shoestring.federated.techniques.send.places import Placed, marks, placed, shortest
+from shoestring.federated.techniques.send.places import EncodedPlaces, decode_places, encode_places, shortest
 from shoestring.federated.techniques.send.quantize import LEVELS, QuantizeUpdates
 from shoestring.federated.techniques.send.quantize_down import QuantizeDown
-from shoestring.federated.techniques.send.rotate import Rotate, hadamard, rotated, rotated_back, signs
+from shoestring.federated.techniques.send.rotate import Rotate, hadamard, rotate, rotate_back, signs
 from shoestring.federated.techniques.send.sketch import Sketch
 from shoestring.federated.techniques.send.top_k import COUNTS, LEFT, PLACES, TopK
 from tests.federated.techniques.send.made_up import SEED, MadeUp, alone, kinds, measured, plain_cost
@@ -28,9 +28,9 @@ def test_places_survive_in_the_shortest_way(size: int, data: st.DataObject) -> N
     count, seed = data.draw(st.integers(1, size)), data.draw(st.integers(0, 99))
     order = torch.rand(3, size, generator=torch.Generator().manual_seed(seed)).argsort(1)
     kept = torch.zeros(3, size, dtype=torch.bool).scatter_(1, order[:, :count], True)
-    found = placed(kept, count)
+    found = encode_places(kept, count)
     assert sum(one[0].numel() * one.element_size() for one in found) == shortest(count, size)[0]
-    back, good = marks(found, count, size)
+    back, good = decode_places(found, count, size)
     assert torch.equal(back, kept) and bool(good.all())
 
 
@@ -38,7 +38,7 @@ def test_large_blocks_have_places_of_two_bytes() -> None:
     size, where = 200_000, torch.tensor([0, 32767, 32768, 65534, 65535, 131069, 131070, 199_999])
     kept = torch.zeros(1, size, dtype=torch.bool).index_fill_(1, where, True)
     assert shortest(len(where), size) == (2 * 8 + 2 * 4, 2)
-    assert torch.equal(marks(placed(kept, 8), 8, size)[0], kept)
+    assert torch.equal(decode_places(encode_places(kept, 8), 8, size)[0], kept)
 
 
 @settings(max_examples=60, deadline=None)
@@ -48,12 +48,12 @@ def test_places_that_make_no_sense_are_found_out(count: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     kept = torch.zeros(2, 1000, dtype=torch.bool)
     kept[:, :count] = True
-    real = placed(kept, count)
-    found = Placed(*(one.clone() for one in real))
+    real = encode_places(kept, count)
+    found = EncodedPlaces(*(one.clone() for one in real))
     for one in found:
         if one.numel():
             one[0] = torch.randint(0, 256, one[0].shape, generator=generator, dtype=torch.uint8)
-    back, good = marks(found, count, 1000)
+    back, good = decode_places(found, count, 1000)
     assert bool(good[1]) and torch.equal(back[1], kept[1]) and int(back[0].sum()) == count
 
 
@@ -113,9 +113,9 @@ def test_draws_follow_from_seed_round_and_name() -> None:
 def test_a_rotation_keeps_the_norm_and_can_be_undone(size: int, seed: int) -> None:
     rows = torch.randn(2, size, generator=torch.Generator().manual_seed(seed))
     drawn = signs(seed, 3, size)
-    there = rotated(rows, *drawn)
+    there = rotate(rows, *drawn)
     assert torch.allclose(there.norm(dim=1), rows.norm(dim=1), rtol=1e-5)
-    assert torch.allclose(rotated_back(there, *drawn), rows, atol=1e-5)
+    assert torch.allclose(rotate_back(there, *drawn), rows, atol=1e-5)
 
 
 def test_hadamard_is_the_matrix_of_its_definition() -> None:
@@ -134,7 +134,7 @@ def test_turned_an_update_with_heavy_tails_loses_less_than_half() -> None:
 
 def test_sketches_add_up() -> None:
     sketch, (one, two) = Sketch(share=0.3), torch.randn(2, 900, generator=torch.Generator().manual_seed(4))
-    drawn = sketch.drawn(SEED, 0, 900)
+    drawn = sketch.hashes(SEED, 0, 900)
     assert torch.allclose(
         sketch.table(one, *drawn) + sketch.table(two, *drawn), sketch.table(one + two, *drawn), atol=1e-4
     )
@@ -143,7 +143,7 @@ def test_sketches_add_up() -> None:
 def test_a_sketch_is_that_of_its_definition_and_finds_what_is_large() -> None:
     sketch, row = Sketch(rows=3, share=0.4), torch.randn(600, generator=torch.Generator().manual_seed(5)) * 0.01
     row[17], row[300] = 5.0, -3.0
-    places, sign = sketch.drawn(SEED, 0, 600)
+    places, sign = sketch.hashes(SEED, 0, 600)
     table = [[0.0] * 80 for _ in range(3)]
     for r in range(3):
         for place in range(600):
