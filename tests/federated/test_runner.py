@@ -233,5 +233,5 @@ def test_a_round_tells_how_many_devices_are_done_while_it_is_played() -> None:
     given, heard = toy(per_round=6), []
     parts = given.plain
     devices = given.devices(parts)
-    play(parts, given.server(parts), devices, given.population, heard=lambda done, of: heard.append((done, of)))
+    play(parts, given.server(parts), devices, given.population, on_answer=lambda done, of: heard.append((done, of)))
     assert heard[0] == (0, 6) and [done for done, _ in heard] == sorted(done for done, _ in heard) and heard[-1][0] >= 5
