@@ -129,7 +129,7 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     from shoestring.planning.names import check_written
 
     for written in options.use or ():
-        check_written(written, "compression")
+        check_written(written, "shoestring.compression")
     if options.to:
         from shoestring.core.extras import require
 
