@@ -169,20 +169,19 @@ class Shortening(RoomPlugin):
     def page(self):
         from texts_page import ShortPage
 
-        return ShortPage()
+        return ShortPage(self)
 
 
 SHORTEN = Shortening()
 """
 SHOWN = """
 from markupsafe import Markup
-from texts import LOST, SIZE
 
 from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
 
 
 class ShortPage(RoomPage):
-    counts, quantities, plans_memory = "letter", (SIZE, LOST), False
+    plans_memory = False
     style = ".letters{letter-spacing:1px}\\n"
 
     def flags(self, story):

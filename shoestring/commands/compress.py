@@ -110,7 +110,7 @@ def checked_source(options: Namespace) -> tuple[str, dict[str, Any]]:
     from shoestring.planning.names import check_written
 
     for written in options.use or ():
-        check_written(written, "compression")
+        check_written(written, "shoestring.compression")
     if options.job.endswith(".onnx"):
         raise Mistake(
             f"{options.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "

@@ -132,7 +132,7 @@ def checked_job(options: Namespace) -> tuple[Any, dict[str, Any]]:
     refuse_ambiguous(options, file)
     for written in options.use or ():
         if not brought(call_of(written)[0]):
-            check_written(written, "federated")
+            check_written(written, "shoestring.federated")
     return Path(file), found
 
 

@@ -123,7 +123,7 @@ def asked(options: Namespace) -> Asked:
         from shoestring.planning.names import check_written
 
         for written in options.use:
-            check_written(written, "training")
+            check_written(written, "shoestring.training")
     if options.plan and not os.path.exists(options.plan):
         raise Mistake(
             f"there is no plan file {options.plan}; save one with: shoestring plan JOB --memory 2GiB --save {options.plan}"

@@ -5,17 +5,21 @@
     @repeats_user          what the user gave is called again, and went well the first time: a failure is ours
     @changes_user          what the user gave is called in another way than he would call it: a failure is ours
 
-A function is known by its code object, so it may be renamed, moved or replaced, and another room marks its own.
+A function is known by its code object, so it may be renamed, moved or replaced, and another room marks its own. Nothing
+heavy is imported: the command line needs this before it needs anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from types import CodeType, FunctionType
-from typing import Any, NamedTuple, TypeVar
 
-F = TypeVar("F", bound=Callable[..., Any])
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import CodeType
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Seam(Enum):
@@ -24,10 +28,11 @@ class Seam(Enum):
     CHANGES = auto()
 
 
-class SeamMark(NamedTuple):
-    code: CodeType  # kept, so that no other gets its id
-    seam: Seam
-    what: str = ""  # of the job
+class SeamMark:
+    """What is known of a marked function. It keeps the code, so that no other gets its id."""
+
+    def __init__(self, code: CodeType, seam: Seam, what: str = "") -> None:
+        self.code, self.seam, self.what = code, seam, what  # `what` of the job it calls
 
 
 MARKS: dict[int, SeamMark] = {}  # by the id of the code: code objects of two functions may be equal
@@ -47,8 +52,8 @@ def changes_user(function: F) -> F:
 
 
 def marked(function: F, seam: Seam, what: str = "") -> F:
-    assert isinstance(function, FunctionType), "the mark stands next to the function itself, below all other decorators"
-    MARKS[id(function.__code__)] = SeamMark(function.__code__, seam, what)
+    code = function.__code__  # the mark stands below all other decorators
+    MARKS[id(code)] = SeamMark(code, seam, what)
     return function
 
 

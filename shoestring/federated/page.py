@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from shoestring.core.figures import Quantity
 from shoestring.core.units import bytes_text
 from shoestring.federated.comparison_sections import comparisons
 from shoestring.federated.page_style import STYLE_OF_FEDERATED
-from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.sections import Privacy, charts, how_federated, last_of, privacy, round_line, tables, total
 from shoestring.show.page import paired, wide
 from shoestring.show.page.charts import Line
@@ -20,12 +18,10 @@ from shoestring.show.page.words import Entries, counted, inner, loss_text, numbe
 
 
 class FederatedPage(RoomPage):
-    counts: ClassVar[str] = "round"
     note: ClassVar[str] = (
         "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain "
         "is the round without any technique."
     )
-    quantities: ClassVar[tuple[Quantity, ...]] = FEDERATED
     at_the_end: ClassVar[tuple[str, ...]] = ("total_seconds", "epsilon")
     plans_memory: ClassVar[bool] = False
     fewer_is_early: ClassVar[bool] = True
@@ -34,7 +30,8 @@ class FederatedPage(RoomPage):
 
     def flags(self, story: Entries) -> Mapping[str, object]:
         """
-        >>> FederatedPage().flags({"federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
+        >>> from shoestring.federated.plugin import FEDERATED
+        >>> FederatedPage(FEDERATED).flags({"federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
         {'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
         """
         asked = inner(inner(story, "federated"), "asked").items()

@@ -35,7 +35,7 @@ class FederatedPlugin(RoomPlugin):
     def page(self) -> RoomPage:
         from shoestring.federated.page import FederatedPage
 
-        return FederatedPage()
+        return FederatedPage(self)
 
     def entries(self, request: Request, history: History, folder: Folder) -> Mapping[str, Any]:
         from shoestring.federated.events import RoundFinished

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+import os
 
-from shoestring.core.rooms import RoomPlugin, room_named
 from shoestring.core.technique_syntax import call_of, check_knobs, check_name
 
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))  # from which this package is imported
 
-def check_written(written: str, room: str) -> None:
-    """Refuse a technique that no one could make: not a call, a name or a knob that is not in the room's catalogue."""
+
+def check_written(written: str, package: str) -> None:
+    """Refuse a technique that no one could make: not a call, a name or a knob that is not in the catalogue of a room of ours."""
     name, knobs = call_of(written)
-    files = technique_files(room_named(room))
+    files = technique_files(os.path.join(ROOT, *package.split("."), "catalogue.py"), ROOT)
     check_name(name, files)
     if knobs:
         check_knobs(name, knobs, knobs_of(name, files[name]))
 
 
-def technique_files(room: RoomPlugin) -> dict[str, Path]:
-    """The techniques that a room's catalogue lists, by name, with the files that they are in; none if it is not written like ours."""
-    if not room.catalogue.is_file():
+def technique_files(catalogue: str, root: str) -> dict[str, str]:
+    """The techniques that a catalogue lists, by name, with the files that they are in; none if it is not written like ours. `root`: the
+    folder from which its package is imported."""
+    if not os.path.isfile(catalogue):
         return {}
-    tree = source(room.catalogue)
+    tree = source(catalogue)
     homes = {
-        one.name: room.import_root.joinpath(*node.module.split(".")).with_suffix(".py")
+        one.name: os.path.join(root, *node.module.split(".")) + ".py"
         for node in tree.body
         if isinstance(node, ast.ImportFrom) and node.module
         for one in node.names
@@ -36,7 +38,7 @@ def technique_files(room: RoomPlugin) -> dict[str, Path]:
     return {name: homes[name] for name in names if name in homes}
 
 
-def knobs_of(name: str, file: Path) -> list[str]:
+def knobs_of(name: str, file: str) -> list[str]:
     """The fields of a technique's class."""
     kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
     return [
@@ -46,5 +48,6 @@ def knobs_of(name: str, file: Path) -> list[str]:
     ]
 
 
-def source(file: Path) -> ast.Module:
-    return ast.parse(file.read_bytes(), str(file))
+def source(file: str) -> ast.Module:
+    with open(file, "rb") as text:
+        return ast.parse(text.read(), file)

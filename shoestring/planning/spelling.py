@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from shoestring.core.rooms import installed_rooms
@@ -41,12 +40,12 @@ def defaults() -> dict[str, list[tuple[frozenset[str], dict[str, Any]]]]:
     """Of the techniques of a name in the catalogues of all rooms, all knobs, and those that have a default, with it."""
     found: dict[str, list[tuple[frozenset[str], dict[str, Any]]]] = {}
     for room in installed_rooms():
-        for name, file in technique_files(room).items():
+        for name, file in technique_files(str(room.catalogue), str(room.import_root)).items():
             found.setdefault(name, []).append((frozenset(knobs_of(name, file)), dict(defaults_in(name, file))))
     return found
 
 
-def defaults_in(name: str, file: Path) -> Iterable[tuple[str, Any]]:
+def defaults_in(name: str, file: str) -> Iterable[tuple[str, Any]]:
     kind = next(node for node in source(file).body if isinstance(node, ast.ClassDef) and node.name == name)
     for node in kind.body:
         if (

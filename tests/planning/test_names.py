@@ -15,14 +15,17 @@ from tests.training.test_promises import ledger
 
 
 def test_names_and_knobs_are_those_of_the_catalogue() -> None:
-    found = {name: knobs_of(name, file) for name, file in technique_files(room_named("training")).items()}
+    room = room_named("training")
+    found = {
+        name: knobs_of(name, file) for name, file in technique_files(str(room.catalogue), str(room.import_root)).items()
+    }
     assert found == {kind.__name__: [field.name for field in fields(kind)] for kind in CATALOGUE}  # type: ignore[arg-type]
 
 
 def test_every_technique_worth_trying_can_be_written() -> None:
     for kind in CATALOGUE:
         for one in kind.choices(ledger("chain")):
-            check_written(text(one), "training")
+            check_written(text(one), "shoestring.training")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,10 @@ def test_every_technique_worth_trying_can_be_written() -> None:
 )
 def test_a_mistake_is_told_of_in_the_same_words_without_importing_it(written: str) -> None:
     said = []
-    for check in (lambda written: check_written(written, "training"), lambda written: parsed(written, CATALOGUE)):
+    for check in (
+        lambda written: check_written(written, "shoestring.training"),
+        lambda written: parsed(written, CATALOGUE),
+    ):
         with pytest.raises(Mistake) as told:
             check(written)
         said.append(str(told.value))

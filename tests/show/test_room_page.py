@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 
+from shoestring.core.rooms import RoomPlugin
 from shoestring.show.page import page, room_page
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.room_page import PLAIN, RoomPage, page_of
 from tests.show.test_page import full
 
 
-class Broken(RoomPage):
-    counts = "leap"
+class Pond(RoomPlugin):
+    name, counts = "frog", "leap"
 
+
+class Broken(RoomPage):
     def flags(self, story: Any) -> Any:
         raise RuntimeError("flags")
 
@@ -30,7 +33,7 @@ class Broken(RoomPage):
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> RoomPage:
-    found = Broken()
+    found = Broken(Pond())
     monkeypatch.setattr(room_page, "pages", lambda: {"frog": found})
     return found
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from shoestring.core.figures import Quantity
-from shoestring.core.rooms import installed_rooms
+from shoestring.core.rooms import RoomPlugin, installed_rooms
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.show.page.render import NONE
 
@@ -43,17 +42,19 @@ class RoomCell:
 class RoomPage:
     """The base of what rooms have on a page, and what it is where a room has nothing of its own."""
 
-    counts: ClassVar[str] = "step"  # what the steps are called
     note: ClassVar[str] = (  # below the table of predicted beside measured
         "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
         "predicted; plain is what training without any technique would need."
     )
-    quantities: ClassVar[tuple[Quantity, ...]] = MEASURABLE  # the rows of that table,
-    at_the_end: ClassVar[tuple[str, ...]] = ()  # of which these are of the whole run: measured when it is over
+    at_the_end: ClassVar[tuple[str, ...]] = ()  # its rows that are of the whole run: measured when it is over
     plans_memory: ClassVar[bool] = True  # its plans predict the memory of the process
     fewer_is_early: ClassVar[bool] = False  # a run that finished after fewer steps than it wanted ended early
     style: ClassVar[str] = ""  # CSS
     templates: ClassVar[str] = ""  # the package whose templates its sections use
+
+    def __init__(self, room: RoomPlugin) -> None:
+        self.counts = room.counts  # what the steps are called
+        self.quantities = room.quantities() or MEASURABLE  # the rows of the table of predicted beside measured
 
     def flags(self, story: Entries) -> Mapping[str, object]:
         """What was asked for beside the arguments of the job, by name."""
@@ -80,7 +81,7 @@ class RoomPage:
         return ()
 
 
-PLAIN = RoomPage()
+PLAIN = RoomPage(RoomPlugin())
 
 
 def page_of(story: Entries) -> RoomPage:
