@@ -55,9 +55,29 @@ class SparsitySchedule:
         gone = update * self.amount if self.amount_of == "all" else 1 - (1 - self.amount) ** update
         return self.share if update == self.updates else min(gone, self.share)
 
-    def progress(self, step: int) -> float:
-        """How much of the way from begin to end is behind this step, from 0 to 1."""
-        return min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
+
+def check_schedule(
+    share: float, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
+) -> None:
+    """Refuse what no training of any length could follow."""
+    if not 0 < share < 1:
+        raise Mistake(
+            f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9"
+        )
+    if not 0 <= begin < end <= 1:
+        raise Mistake(
+            f"begin={begin}, end={end}: they are shares of the training's steps: give 0 <= begin < end <= 1, such as 0.1 and 0.7"
+        )
+    if every < 0:
+        raise Mistake(
+            f"every={every}: masks change every so many steps: give 1 or more, or 0 for about {UPDATES} changes in all"
+        )
+    if amount_of not in AMOUNTS_OF:
+        raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
+    if not 0 <= amount < 1:
+        raise Mistake(
+            f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05"
+        )
 
 
 def scheduled(
@@ -74,18 +94,7 @@ def scheduled(
     >>> [(step, round(five_percent.share_at(step), 3)) for step in range(100, 401, 50) if five_percent.due(step)]
     [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
     """
-    if not 0 < share < 1:
-        raise Mistake(
-            f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9"
-        )
-    if not 0 <= begin < end <= 1:
-        raise Mistake(
-            f"begin={begin}, end={end}: they are shares of the training's steps: give 0 <= begin < end <= 1, such as 0.1 and 0.7"
-        )
-    if every < 0:
-        raise Mistake(
-            f"every={every}: masks change every so many steps: give 1 or more, or 0 for about {UPDATES} changes in all"
-        )
+    check_schedule(share, begin, end, every, amount, amount_of)
     first, last = int(begin * steps), int(end * steps)
     span = last - first
     if span < max(every, 1):
@@ -100,12 +109,6 @@ def scheduled(
 
 
 def by_amount(share: float, begin: int, span: int, every: int, amount: float, amount_of: str) -> SparsitySchedule:
-    if amount_of not in AMOUNTS_OF:
-        raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
-    if not 0 < amount < 1:
-        raise Mistake(
-            f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05"
-        )
     times = share / amount if amount_of == "all" else log(1 - share) / log(1 - amount)
     updates = max(ceil(times - 1e-9), 1)
     apart = every or span // updates

@@ -10,31 +10,30 @@ so that lambda grows while too few are closed, before even the first one is, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from shoestring.compression.sparse.masks import zeros_of
+from shoestring.core.masks import zeros_of
 
 GAIN = 15.0
 
 
-def margin(scores: Sequence[Tensor], share: float) -> float:
+def margin(scores: Sequence[Tensor], share: float) -> Tensor:
     """The score that this share of all scores is not above; gates with scores of 0 and less are closed.
 
     >>> margin([torch.tensor([-1.0, 0.5]), torch.tensor([2.0, 3.0])], share=0.5)
-    0.5
+    tensor(0.5000)
     """
     whole = torch.cat([one.flatten() for one in scores])
-    return float(whole.kthvalue(max(zeros_of(len(whole), share), 1)).values)
+    return whole.kthvalue(max(zeros_of(len(whole), share), 1)).values
 
 
-def steered(pressure: float, margin: float, looks: int) -> float:
+def steered(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
     """The penalty's weight after a look at the margin, one of so many.
 
-    >>> round(steered(1.0, margin=4.0, looks=100), 3), round(steered(1.0, margin=-0.5, looks=100), 3)
-    (1.162, 0.928)
+    >>> [round(float(steered(torch.tensor(1.0), torch.tensor(m), looks=100)), 3) for m in (4.0, -0.5)]
+    [1.162, 0.928]
     """
-    return pressure * math.exp(GAIN / looks * min(max(margin, -1.0), 1.0))
+    return pressure * torch.exp(GAIN / looks * margin.to(pressure.dtype).clamp(-1.0, 1.0))
