@@ -50,8 +50,9 @@ def seed_scores(count: int, seed: int) -> Tensor:
 
         z = seed + (i + 1) 9E3779B97F4A7C15    z = (z ^ z >> 30) BF58476D1CE4E5B9    z = (z ^ z >> 27) 94D049BB133111EB    z ^ z >> 31
 
-    in 64 bits without sign (every line can be undone, so different i give different scores), and 2^63 less, as torch has signed numbers.
-    Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, doi 10.1145/2660193.2660195 (SplitMix64).
+    in 64 bits without sign (every line can be undone, so different i give different scores), and 2^63 less, as torch
+    has signed numbers. Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, doi
+    10.1145/2660193.2660195 (SplitMix64).
 
     >>> seed_scores(2, seed=0).tolist()
     [7070836379803831727, -1263085514660420108]

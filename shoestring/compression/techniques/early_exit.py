@@ -29,14 +29,16 @@ LARGEST = 1 << 20  # width, classes or grid of a head that a folder may claim
 
 @dataclass(frozen=True)
 class EarlyExit(Restructure):
-    """A head after every `every` blocks; a sample leaves at the first one that is sure of its class, and the rest of the batch goes on
-    smaller. The model stays as it is: heads learn from its own answers on the calibration samples, without labels,
+    """A head after every `every` blocks; a sample leaves at the first one that is sure of its class, and the rest of the
+    batch goes on smaller. The model stays as it is: heads learn from its own answers on the calibration samples,
+    without labels,
 
         loss = sum_k T^2 KL( softmax(end / T) || softmax(exit_k / T) )          T = 2
 
-    and thresholds are what costs least for `loss` of agreement with the end, on samples that the heads have not learned from. With `delta`
-    that holds for all samples like them with probability 1 - delta (exits/thresholds.py: learn then test).
-    Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn then Test, arXiv 2110.01052.
+    and thresholds are what costs least for `loss` of agreement with the end, on samples that the heads have not
+    learned from. With `delta` that holds for all samples like them with probability 1 - delta (exits/thresholds.py:
+    learn then test). Xin et al. 2020, DeeBERT, arXiv 2004.12993; Angelopoulos et al. 2021, Learn then Test, arXiv
+    2110.01052.
 
     every      blocks from one exit to the next
     loss       share of samples that may get another class than the whole model gives: 0.005 is half a point
@@ -44,9 +46,10 @@ class EarlyExit(Restructure):
     measure    of sureness: probability, entropy or margin
     steps      of training the heads
 
-    It makes a classifier faster where most samples are easy, and larger by its heads. Measured on Fashion-MNIST with heads that were
-    trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points lost on other data; with delta=0.1 1.8 times
-    with 0.06 (benchmarks/compress/README.md). With few held-out samples the loss on others is larger than was asked for: use delta.
+    It makes a classifier faster where most samples are easy, and larger by its heads. Measured on Fashion-MNIST with
+    heads that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points
+    lost on other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples
+    more is lost on others than was allowed: use delta.
     """
 
     every: int = 1

@@ -5,8 +5,9 @@
     after it           d/d(w, gate)  [ sum(used(w, gate, noise) g')  +  lambda mean penalty(w, gate) ]
     gates              moved by an Adam of their own
 
-So the model, its forward and its backward know nothing of gates, and workers that add up g' have the same gates. When the schedule ends,
-what is closed becomes a mask, what the gates multiply with becomes a part of the weights, and gates and draws are over.
+So the model, its forward and its backward know nothing of gates, and workers that add up g' have the same gates. When
+the schedule ends, what is closed becomes a mask, what the gates multiply with becomes a part of the weights, and
+gates and draws are over.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class GatedWeights(MaskedWeights):
         return loss
 
     def move(self, name: str) -> None:
-        """From the gradient of what stood in a weight's place, those of the weight and of its gate; the gate takes its step."""
+        """From the gradient of what stood in a weight's place, those of the weight and of its gate; the gate takes its
+        step."""
         parameter = self.weights[name]
         weight, gate = self.view(name).requires_grad_(), self.gates[name].detach().requires_grad_()
         found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

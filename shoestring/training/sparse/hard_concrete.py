@@ -4,8 +4,8 @@
     P(z != 0) = sigmoid(log alpha - beta log(-gamma / zeta))               the penalty is lambda times the sum of it
     after training:  z = min(1, max(0, sigmoid(log alpha) (zeta - gamma) + gamma))
 
-with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse Neural Networks
-through L0 Regularization, arXiv 1712.01312.
+with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse
+Neural Networks through L0 Regularization, arXiv 1712.01312.
 """
 
 from __future__ import annotations

@@ -7,12 +7,13 @@
     operations     those of the model unchanged (weights with zeros are multiplied like others on dense hardware); a few passes over the
                    weights in every update
 
-`of="columns"` of the layer that reads a unit closes the whole unit: of an MLP's second layer neurons; of an attention's output projection,
-with `group=` the width of a head, heads; `of="matrices"` of both, whole layers of a residual network. The share is one of units.
-At `end` exactly `share` of the gates is closed and the rest becomes part of the weights. The gates have an Adam of their own with `rate`;
-clipping is of the weights' gradients alone. Not exact, and never chosen unless it is asked for. Seldom the best choice: on Fashion-MNIST
-an MLP with 90 % zeros loses 2.1 points of accuracy where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, gates drawn a batch).
-Louizos, Welling, Kingma 2018, Learning Sparse Neural Networks through L0 Regularization, arXiv 1712.01312.
+`of="columns"` of the layer that reads a unit closes the whole unit: of an MLP's second layer neurons; of an
+attention's output projection, with `group=` the width of a head, heads; `of="matrices"` of both, whole layers of a
+residual network. The share is one of units. At `end` exactly `share` of the gates is closed and the rest becomes part
+of the weights. The gates have an Adam of their own with `rate`; clipping is of the weights' gradients alone. Not
+exact, and never chosen unless it is asked for. Seldom the best choice: on Fashion-MNIST an MLP with 90 % zeros loses
+2.1 points of accuracy where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, gates drawn a batch). Louizos,
+Welling, Kingma 2018, Learning Sparse Neural Networks through L0 Regularization, arXiv 1712.01312.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
     memory                      + a byte a weight (its mask); about four times the weights while masks change
     operations                  unchanged: weights with zeros are multiplied like others on dense hardware, and stay dense in memory
 
-With `amount` the same share goes `every` so many steps. For fewer bytes, `shoestring compress` stores the zeros as a bit each.
-Not exact: it trains another model. Never chosen unless it is asked for.
-Zhu, Gupta 2017, To prune, or not to prune, arXiv 1710.01878; compared with the others by Gale, Elsen, Hooker 2019, The State of Sparsity in
-Deep Neural Networks, arXiv 1902.09574, and by benchmarks/compress/sparsity.py.
+With `amount` the same share goes `every` so many steps. For fewer bytes, `shoestring compress` stores the zeros as a
+bit each. Not exact: it trains another model. Never chosen unless it is asked for. Zhu, Gupta 2017, To prune, or not
+to prune, arXiv 1710.01878; compared with the others by Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural
+Networks, arXiv 1902.09574, and by benchmarks/compress/sparsity.py.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ STATE = "sparse"  # its name in the run's state
 
 
 class MaskedWeights(RunState, ABC):
-    """Abstract: `new_masks` says which numbers are zero next. After every update those are zero, and they get no gradient."""
+    """Abstract: `new_masks` says which numbers are zero next. After every update those are zero, and they get no
+    gradient."""
 
     def __init__(
         self, weights: Mapping[str, nn.Parameter], schedule: SparsitySchedule, units: Units | None = None
@@ -99,7 +100,8 @@ def masked_run(run: Run, masked: MaskedWeights) -> Run:
 
 
 def mask_cost(ledger: Ledger, copies: float = 0.0) -> Ledger:
-    """A byte for each weight, and so many copies of the weights; while masks change, about four more for the scores and their order."""
+    """A byte for each weight, and so many copies of the weights; while masks change, about four more for the scores and
+    their order."""
     weights, machine = ledger.standing.parameters, ledger.machine
     passes = 4 + 6 * copies  # over memory, in every update
     now = ledger.with_update_rise(4 * weights)

@@ -1,11 +1,12 @@
-"""RandomPrune: weights that a seed draws become zero: what MagnitudePrune, L0 and VariationalDropout are to be compared with.
+"""RandomPrune: weights that a seed draws become zero: what MagnitudePrune, L0 and VariationalDropout are to be compared
+with.
 
     z_i = SplitMix64(seed, i)      the s_t n lowest z_i of each weight's n numbers are zero in step t, on the cubic schedule
 
-Never the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 5.9 points of accuracy where magnitudes lose 1.5, with 98 % 32.7 points
-where they lose 4.4 (benchmarks/compress/sparsity.py). A mask follows from its seed, so it can be stored in 8 bytes.
-Memory and operations are those of MagnitudePrune. Not exact, and never chosen unless it is asked for.
-Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv 1902.09574.
+Never the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 5.9 points of accuracy where magnitudes lose 1.5,
+with 98 % 32.7 points where they lose 4.4 (benchmarks/compress/sparsity.py). A mask follows from its seed, so it can
+be stored in 8 bytes. Memory and operations are those of MagnitudePrune. Not exact, and never chosen unless it is
+asked for. Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural Networks, arXiv 1902.09574.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
     amount a of all weights    s_t = min(s_f, i a)                              i = (t - t0) / dt
     amount a of those left     s_t = min(s_f, 1 - (1 - a)^i)
 
-Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv 1710.01878. Many weights
-go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019, The Lottery Ticket Hypothesis, arXiv 1803.03635.
+Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv
+1710.01878. Many weights go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019,
+The Lottery Ticket Hypothesis, arXiv 1803.03635.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ AMOUNTS_OF = ("all", "left")
 
 @dataclass(frozen=True)
 class SparsitySchedule:
-    """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that with i = n."""
+    """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that
+    with i = n."""
 
     share: float  # of the weights that are zero in the end
     begin: int  # t0: the last step with all weights
@@ -46,7 +48,8 @@ class SparsitySchedule:
     def share_at(self, step: int) -> float:
         """The share of zeros in this step.
 
-        >>> [round(SparsitySchedule(0.64, begin=10, every=10, updates=4).share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
+        >>> schedule = SparsitySchedule(0.64, begin=10, every=10, updates=4)
+        >>> [round(schedule.share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
         [0.0, 0.37, 0.37, 0.56, 0.63, 0.64, 0.64]
         """
         update = min(max((step - self.begin) // self.every, 0), self.updates)
@@ -83,8 +86,9 @@ def check_schedule(
 def scheduled(
     share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
 ) -> SparsitySchedule:
-    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates. With an
-    `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as fit.
+    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred
+    updates. With an `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as
+    fit.
 
     >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
     SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')

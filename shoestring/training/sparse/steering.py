@@ -1,7 +1,8 @@
 """A penalty that is as strong as it must be for a share of zeros.
 
-The methods with gates that are trained take a weight of their penalty and give whatever share comes of it. Here the share is given. Let m
-be how far the weight is from being closed that the schedule's share of weights lies below; each time the schedule is looked at,
+The methods with gates that are trained take a weight of their penalty and give whatever share comes of it. Here the
+share is given. Let m be how far the weight is from being closed that the schedule's share of weights lies below; each
+time the schedule is looked at,
 
     log lambda  <-  log lambda + gain / n min(1, max(-1, m))        n looks in all, gain 15
 

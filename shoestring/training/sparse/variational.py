@@ -3,10 +3,11 @@
     w ~ N(theta, sigma^2)    log alpha = log sigma^2 - log theta^2    after training: theta where log alpha < 3, else 0
     KL = k1 - k1 sigmoid(k2 + k3 log alpha) + log(1 + 1 / alpha) / 2        k1, k2, k3 = 0.63576, 1.87320, 1.48695
 
-The KL of posterior and prior is an approximation, with the constant for which it is 0 at infinite alpha. The noise of a step is drawn
-once for all samples of its batch (the paper draws it for what comes out of a layer, sample by sample: gradients with less variance), and
-the penalty moves sigma alone: its gradient by theta has no bound as theta goes to zero, and a steered penalty made weights infinite.
-Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
+The KL of posterior and prior is an approximation, with the constant for which it is 0 at infinite alpha. The noise of
+a step is drawn once for all samples of its batch (the paper draws it for what comes out of a layer, sample by sample:
+gradients with less variance), and the penalty moves sigma alone: its gradient by theta has no bound as theta goes to
+zero, and a steered penalty made weights infinite. Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies
+Deep Neural Networks, arXiv 1701.05369.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""VariationalDropout: every weight has noise of its own, whose size is trained; weights that are mostly noise become zero.
+"""VariationalDropout: every weight has noise of its own, whose size is trained; weights that are mostly noise become
+zero.
 
     in training    w' = w + sigma e,  e ~ N(0, 1)       log sigma^2 is trained, with a penalty that noise lowers (sparse/variational.py)
     closed         where log alpha = log sigma^2 - log w^2 is 3 or more; the penalty's weight is steered to the scheduled share
@@ -6,11 +7,12 @@
     operations     those of the model unchanged (weights with zeros are multiplied like others on dense hardware); a few passes over the
                    weights in every update
 
-At `end` exactly `share` of the weights is zero, and draws are over. log sigma^2 has an Adam of its own with `rate`; clipping is of the
-weights' gradients alone. Never the best choice that was measured: on Fashion-MNIST an MLP with 90 % zeros loses 3.2 points of accuracy
-where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, with noise of every sample; here noise is drawn once a batch, and gradients
-vary more: on digits, 95.1 % with 90 % zeros where magnitudes keep 96.0, docs/sparse.md). Not exact, and never chosen unless it is asked for.
-Molchanov, Ashukha, Vetrov 2017, Variational Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
+At `end` exactly `share` of the weights is zero, and draws are over. log sigma^2 has an Adam of its own with `rate`;
+clipping is of the weights' gradients alone. Never the best choice that was measured: on Fashion-MNIST an MLP with 90
+% zeros loses 3.2 points of accuracy where magnitudes lose 1.5 (benchmarks/compress/sparsity.py, with noise for every
+sample; here noise is drawn once a batch: on digits 95.1 % are right with 90 % zeros where magnitudes keep 96.0,
+docs/sparse.md). Not exact, and never chosen unless it is asked for. Molchanov, Ashukha, Vetrov 2017, Variational
+Dropout Sparsifies Deep Neural Networks, arXiv 1701.05369.
 """
 
 from __future__ import annotations

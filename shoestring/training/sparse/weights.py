@@ -18,8 +18,9 @@ OF = ("numbers", "rows", "columns", "matrices")
 
 
 def weights_to_sparsify(model: nn.Module, where: str, skip: str) -> dict[str, nn.Parameter]:
-    """By name, the trained weights with two or more dimensions of layers that multiply (linear, convolutions, recurrent, attention), of
-    which the name, or that of a module they lie in, matches `where` and not `skip`. Tied weights are there once."""
+    """By name, the trained weights with two or more dimensions of layers that multiply (linear, convolutions, recurrent,
+    attention), of which the name, or that of a module they lie in, matches `where` and not `skip`. Tied weights are
+    there once."""
     found: dict[nn.Parameter, str] = {}
     multiplied = set[nn.Parameter]()
     for name, layer in model.named_modules():

@@ -70,7 +70,8 @@ def test_seeds_give_the_published_sequence_and_masks_that_lie_in_one_another() -
 
 
 def test_the_hard_concrete_gate_has_the_papers_distribution() -> None:
-    """P(z <= x) = sigmoid(beta logit((x - gamma) / (zeta - gamma)) - log alpha) for 0 <= x < 1, which has a jump at 0 and one at 1."""
+    """P(z <= x) = sigmoid(beta logit((x - gamma) / (zeta - gamma)) - log alpha) for 0 <= x < 1, which has a jump at 0
+    and one at 1."""
     beta, gamma, zeta = 2 / 3, -0.1, 1.1
     u = (torch.arange(20_000) + 0.5) / 20_000
     for log_alpha in (-3.0, -0.5, 0.0, 2.0):

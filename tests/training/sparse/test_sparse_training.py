@@ -15,11 +15,14 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.masks import seed_mask, seed_of, zeros_of
+from shoestring.core.mesh import Mesh
+from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.report import report_of
 from shoestring.training.conflicts import conflict
 from shoestring.training.data_parallel.data_parallel import DataParallel
-from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.ema import EMA
@@ -31,7 +34,8 @@ from shoestring.training.sparse.variational_dropout import VariationalDropout
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import job as usual_job
 from tests.models import seeded
-from tests.training.test_promises import TOLERANCE, drifted, ledger, sgd, weights_after
+from tests.training.test_promises import STEPS, TOLERANCE, drifted, ledger, sgd, weights_after
+from tests.training.thread_links import in_threads
 
 KINDS: list[Any] = [MagnitudePrune, RandomPrune, L0, VariationalDropout]
 GATED: list[Any] = [L0, VariationalDropout]
@@ -175,7 +179,28 @@ def test_it_composes_with_techniques_that_keep_the_gradients(kind: Any) -> None:
         assert not conflict((other, kind()))
         off = (weights_after("chain", (other, kind())) - alone).abs()
         assert torch.equal(off, torch.zeros_like(off)) if isinstance(other, Checkpoint) else off.max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workers_that_add_up_gradients_have_the_same_masks_and_gates(kind: Any) -> None:
+    """Two copies, each with half of every batch, end with one process's weights up to rounding, and with the same bits as each other."""
     assert not conflict((DataParallel(), kind()))
+    made = usual_job("chain", optimizer=sgd)
+
+    def work(mesh: Mesh) -> Tensor:
+        mine = replace(made, mesh=mesh)
+        run = prepared(mine, (DataParallel(), kind()), copies[mesh.link.rank])
+        for _ in steps(run, islice(Feed(mine, assignment=run.assignment), STEPS)):
+            pass
+        return flat(run.model)
+
+    copies = [seeded(made), seeded(made)]
+    one, other = in_threads({"data": 2, "stage": 1, "tensor": 1}, work)
+    assert torch.equal(one, other) and (one - weights_after("chain", (kind(),))).abs().max() <= TOLERANCE
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([value.detach().float().reshape(-1) for value in model.state_dict().values()])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,5 +1,7 @@
 """Drop out: a simulated device that was chosen does not answer, each with the same chance, in every round anew.
 
+    P(a chosen device does not answer) = rate
+
 Real devices drop out by themselves: this technique does nothing there.
 """
 

@@ -2,9 +2,9 @@
 
     before   metrics of the weights that the device was given, on what it holds out
     after    the same after `epochs` epochs of plain local training from them
+    time     + epochs / (epochs of a round) of a device's local work, where it is judged
 
-It is done in rounds in which devices are judged, and nothing of it is kept or sent: the round's own work is the same bits. It costs a
-device that is judged as much time as so many epochs.
+It is done in rounds in which devices are judged, and nothing of it is kept or sent: the round's own work is the same bits.
 Yu, Bagdasaryan, Shmatikov 2020, Salvaging Federated Learning by Local Adaptation, arXiv 2002.04758.
 """
 
