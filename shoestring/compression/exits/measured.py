@@ -68,5 +68,5 @@ def exits_measured(
             begin = clock()
             forward(one, batch)
             seconds[place] += clock() - begin
-    expected = next((edit["expected"] for edit in edits if edit.get("kind") == "exits"), {})
+    expected: Mapping[str, Any] = next((edit["expected"] for edit in edits if edit.get("kind") == "exits"), {})
     return ExitsMeasurement(model.after, expected, point.shares, point.loss, seconds[1] / max(seconds[0], 1e-12))

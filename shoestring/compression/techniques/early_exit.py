@@ -15,7 +15,7 @@ from shoestring.compression.exits.blocks import chain_of
 from shoestring.compression.exits.confidence import MEASURES
 from shoestring.compression.exits.early_exit import EarlyExitModel, Head
 from shoestring.compression.exits.evidence import gathered, seconds_by_part
-from shoestring.compression.exits.exit_job import ExitTraining, exit_job
+from shoestring.compression.exits.exit_job import AllExits, ExitTraining, exit_job
 from shoestring.compression.exits.thresholds import NEVER, ExitCalibration, calibrate
 from shoestring.compression.technique import STRUCTURE
 from shoestring.compression.techniques.restructure import Restructure
@@ -102,8 +102,14 @@ class EarlyExit(Restructure):
             optimizer = torch.optim.Adam(model.heads.parameters(), lr=RATE)
             for step in range(self.steps):
                 batch = study.batches[step % len(study.batches)]
+                output = job.forward(model, batch)
+                if not isinstance(output, AllExits):
+                    raise Mistake(
+                        f"the job's forward makes a {type(output).__name__} of what the model gives, and exits give their logits "
+                        f"beside it: let forward return what the model gives"
+                    )
                 optimizer.zero_grad()
-                job.loss(job.forward(model, batch), batch).backward()
+                job.loss(output, batch).backward()
                 optimizer.step()
         return model
 

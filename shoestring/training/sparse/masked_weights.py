@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import sqrt
 from typing import Any
 
 import torch
@@ -116,7 +117,7 @@ def mask_cost(ledger: Ledger, copies: float = 0.0) -> Ledger:
 
 def mask_drift(share: float) -> float:
     """A weight that becomes zero goes as far as it is long, which is several times as far as ten steps lead it."""
-    return FAR * share**0.5
+    return FAR * sqrt(share)
 
 
 def check_steps(technique: str, run: Run) -> int:

@@ -89,7 +89,8 @@ class Units:
             raise Mistake(
                 f"{name} has {weight.shape[1]} columns, which are no groups of {self.group}: leave it out with where or skip"
             )
-        return weight.unflatten(1, (weight.shape[1] // self.group, self.group))
+        grouped: Tensor = weight.unflatten(1, (weight.shape[1] // self.group, self.group))
+        return grouped
 
     def shape(self, view: Tensor) -> torch.Size:
         """The shape of one number a unit."""
