@@ -130,7 +130,7 @@ class SparseFormat(WeightFormat):
 
 
 def seeded_mask(shape: Shape, kept: int, seed: int) -> Tensor:
-    """True for exactly `kept` numbers: the mask that `compression.sparse.masks.seed_mask` makes of a share and the same seed.
+    """True for exactly `kept` numbers: the mask that `core.masks.seed_mask` makes of a share and the same seed.
 
     >>> from shoestring.core.masks import seed_mask
     >>> torch.equal(seeded_mask((2, 4), 4, seed=3), seed_mask((2, 4), share=0.5, seed=3))
