@@ -5,6 +5,7 @@ from __future__ import annotations
 from shoestring.compression.technique import CompressTechnique
 from shoestring.compression.techniques.codebook import Codebook
 from shoestring.compression.techniques.decode import Decode
+from shoestring.compression.techniques.early_exit import EarlyExit
 from shoestring.compression.techniques.factorize import Factorize
 from shoestring.compression.techniques.half import Half
 from shoestring.compression.techniques.int8 import Int8
@@ -16,6 +17,7 @@ from shoestring.compression.techniques.sparsify import Sparsify
 CATALOGUE: tuple[type[CompressTechnique], ...] = (
     Prune,
     Factorize,
+    EarlyExit,
     Sparsify,
     Half,
     Quantize,

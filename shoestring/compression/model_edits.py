@@ -15,6 +15,7 @@ Editor = Callable[[nn.Module, Sequence[Mapping[str, Any]]], nn.Module]
 # kind -> "module:function", imported when it is needed
 EDITORS = {
     "structure": "shoestring.compression.techniques.prune:pruned_again",
+    "exits": "shoestring.compression.techniques.early_exit:exits_again",
     "factors": "shoestring.compression.techniques.factorize:factorized_again",
 }
 

@@ -26,6 +26,7 @@ from shoestring.compression.calibration.metric import (
 )
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
+from shoestring.compression.exits.measured import ExitsMeasurement, exits_measured
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
 from shoestring.compression.formats.pack import PackedModel, write_into
 from shoestring.compression.formats.place import memory_of
@@ -86,6 +87,7 @@ class CompressedMeasurement:
         str, MetricValue
     ]  # the original's, moved by what the samples for confirming show; those that can be predicted
     notes: tuple[str, ...] = ()
+    exits: ExitsMeasurement | None = None
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,12 @@ class CompressSession:
         )
         notes: list[str] = []
         found, now, original = self.compared(loaded, notes)
+        edits = self.plan.cost.about.get("edits", ())
+        exits = exits_measured(loaded, self.source.model, edits, self.given.unseen, self.source.job.forward)
+        notes += [exits.told] if exits is not None else []
+        predicted = self.predicted(made, original)
         return CompressedMeasurement(
-            size, memory_of(loaded), mine, found, now, original, self.predicted(made, original), (*busy, *notes)
+            size, memory_of(loaded), mine, found, now, original, predicted, (*busy, *notes), exits
         )
 
     def compared(
@@ -296,6 +302,7 @@ class CompressSession:
             },
             "layers": self.plan.layers(),
             "frontier": self.plan.cost.frontier(),
+            **({"exits": measured.exits.as_json()} if measured.exits is not None else {}),
             **({"healed": self.healed.as_json()} if self.healed is not None else {}),
             "asked": {one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),

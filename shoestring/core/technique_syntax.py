@@ -33,7 +33,21 @@ def call_of(written: str) -> tuple[str, dict[str, Any]]:
         ) from None
 
 
+# What techniques were called until 0.1, and what they are called now: told where an old name is written
+RENAMED = {
+    "Average": "DataParallel",
+    "Spill": "OffloadActivations",
+    "Stream": "OffloadModel",
+    "Tokens": "SequencePipeline",
+    "Fused": "FusedOptimizer",
+    "Ema": "EMA",
+    "Quantize": "QuantizeUpdates",
+}
+
+
 def check_name(name: str, known: Collection[str]) -> None:
+    if name not in known and RENAMED.get(name) in known:
+        raise Mistake(f"{name} is called {RENAMED[name]} now: write that instead")
     if name not in known:
         raise Mistake(
             f"no technique is called {name!r}; there are {', '.join(sorted(known))}{did_you_mean(name, known)}"

@@ -26,6 +26,10 @@ from shoestring.training.memory.precision import Precision
 from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
+from shoestring.training.sparse.l0 import L0
+from shoestring.training.sparse.magnitude_prune import MagnitudePrune
+from shoestring.training.sparse.random_prune import RandomPrune
+from shoestring.training.sparse.variational_dropout import VariationalDropout
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 
@@ -49,6 +53,10 @@ CATALOGUE: tuple[type[Technique], ...] = (
     DropStragglers,
     TensorParallel,
     EMA,
+    MagnitudePrune,
+    RandomPrune,
+    L0,
+    VariationalDropout,
     Allocator,
 )
 

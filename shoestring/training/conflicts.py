@@ -16,6 +16,8 @@ from shoestring.training.technique import UNITING
 
 ALL_GRADIENTS = "fp16 must look at all gradients for overflow before any weight moves"
 SERVED = ("Asynchronous", "DropStragglers")  # the first worker keeps the weights and serves the others
+SPARSE = ("MagnitudePrune", "RandomPrune", "L0", "VariationalDropout")
+GATED = ("L0", "VariationalDropout")  # of those, the ones whose steps compute with something else in the weights' place
 # With these, the workers of one copy of the model hold different weights
 HOLDERS = (("Pipeline", "every stage"), ("TensorParallel", "every worker along tensor"))
 
@@ -67,6 +69,22 @@ PAIRS: tuple[tuple[str, str, str], ...] = (
     *(("EMA", one, "between two synchronisations every worker has weights, and so an average, of its own")
       for one in ("LocalSteps", "CompressGradients(topk)")),
     *(("EMA", one, "weights move whenever a gradient arrives, so an average by steps would depend on who came when") for one in SERVED),
+    # Masks are of whole weights, and change between updates of all of them
+    *((one, other, f"{other} {why}, and {one} needs {needs}") for one in SPARSE for other, why, needs in (
+        ("LowRank", "leaves the weights as they are and trains updates beside them", "weights that are trained themselves"),
+        ("StepInBackward", "moves a weight as soon as its gradient is there", "all gradients before any weight moves"),
+        ("OffloadModel", "has the weights on disk", "all weights in memory when masks change"),
+        ("Shard", "divides weights, or gradients, between workers", "whole ones: use DataParallel"),
+        ("Pipeline", "leaves a worker the weights of its stages alone", "all of them, to know the smallest"),
+        ("TensorParallel", "leaves a worker parts of weights", "whole ones"),
+        ("LocalSteps", "lets every worker have weights of its own between two synchronisations", "the same on all workers"),
+        ("CompressGradients(topk)", "lets every worker step for itself", "the same weights on all workers"),
+        *((served, "moves weights whenever a gradient arrives", "steps that all workers count alike") for served in SERVED))),
+    *((one, "EMA", f"an average keeps what weights were before {one} made them zero, so what is exported would not be sparse")
+      for one in SPARSE),
+    *((one, "Precision(fp16)", f"{one} makes gradients of gates of all others, which fp16 has at a loss scale that may have overflowed")
+      for one in GATED),
+    *((one, other, "both say which weights are zero: choose one") for one, other in combinations(SPARSE, 2)),
     # Pipelines
     ("SequencePipeline", "Pipeline(zero-bubble)",
      "a slice runs backward after all later ones, as a whole; zero-bubble splits the backward in two: use schedule='gpipe' or '1f1b'"),

@@ -47,6 +47,10 @@ from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.plan import Plan
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
+from shoestring.training.sparse.l0 import L0
+from shoestring.training.sparse.magnitude_prune import MagnitudePrune
+from shoestring.training.sparse.random_prune import RandomPrune
+from shoestring.training.sparse.variational_dropout import VariationalDropout
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.records import records
@@ -126,6 +130,10 @@ ALL: list[Technique] = [
     Asynchronous("hogwild"),
     DropStragglers(),
     EMA(0.5),
+    MagnitudePrune(every=1),
+    RandomPrune(every=1),
+    L0(every=1),
+    VariationalDropout(every=1),
     *map(Allocator, installed()),
 ]
 BY_TIME = (Asynchronous, DropStragglers)  # who comes first depends on time, so two runs differ

@@ -24,6 +24,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import in_order, parsed
 from tests.compression.models import MODELS, called, job_of
+from tests.compression.techniques.test_early_exit import counted
 
 # A setting or two of every technique, which all models are tried with
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -33,6 +34,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         "Factorize(kind='convolution', share=0.6)",
         "Factorize(kind='embedding', share=0.9)",
     ),
+    "EarlyExit": ("EarlyExit(loss=1.0, steps=5)",),
     "Sparsify": ("Sparsify()", "Sparsify(by='random', share=0.9)"),
     "Codebook": ("Codebook()", "Codebook(bits=3, fit='percentile')"),
     "ProductQuantize": (
@@ -54,12 +56,21 @@ LACKING: dict[str, set[str]] = {
     "Prune(layers=0.5)": {"mlp", "cnn with skips", "lstm", "tied embeddings"},
     "Factorize(kind='convolution', share=0.6)": {"mlp", "lstm", "bert", "llama", "tied embeddings"},
     "Factorize(kind='embedding', share=0.9)": {"mlp", "cnn with skips", "tied embeddings"},
+    "EarlyExit(loss=1.0, steps=5)": {"cnn with skips", "lstm", "bert", "llama", "tied embeddings"},
     "Int8()": {"cnn with skips"},
     "Int8(inputs='calibrated')": {"cnn with skips"},
 }
-NOTHING = r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight)"
+NOTHING = (
+    r"can't be used for this job: (the model has no|no layer can be factorized|it can store no weight|no chain of like blocks|"
+    r"the job's forward makes)"
+)
 ALL = [one for some in SETTINGS.values() for one in some]
 FIRST = [some[0] for some in SETTINGS.values()]
+
+
+@pytest.fixture(autouse=True)
+def costs_of_exits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.compression.techniques.early_exit.seconds_by_part", counted)
 
 
 @cache

@@ -1,6 +1,6 @@
 """Compute less where it is easy: early exits, cascades of models, adaptive computation time.
 
-    exit_job (train heads) -> gathered (evidence on held-out rows) -> calibrate (thresholds, a frontier) -> EarlyExit, Cascade (rows leave)
+    exit_job (train heads) -> gathered (evidence on held-out rows) -> calibrate (thresholds) -> EarlyExitModel, Cascade (rows leave)
 
 `AdaptiveRecurrent`, `AdaptiveUnits` and `AdaptiveTokens` learn how long to compute themselves; their outputs carry the ponder cost.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from shoestring.compression.exits.bounds import at_least, at_most
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import MEASURES
-from shoestring.compression.exits.early_exit import EarlyExit, ExitOutput, Head, with_exits
+from shoestring.compression.exits.early_exit import EarlyExitModel, ExitOutput, Head, with_exits
 from shoestring.compression.exits.evidence import PartSeconds, gathered, seconds_by_part
 from shoestring.compression.exits.exit_job import AllExits, exit_job
 from shoestring.compression.exits.ponder import Pondered, ponder_job
@@ -26,7 +26,7 @@ __all__ = [
     "AdaptiveUnits",
     "AllExits",
     "Cascade",
-    "EarlyExit",
+    "EarlyExitModel",
     "ExitCalibration",
     "ExitEvidence",
     "ExitOutput",

@@ -79,7 +79,7 @@ class AllLeft(Exception):
     """No row is left."""
 
 
-class EarlyExit(nn.Module):
+class EarlyExitModel(nn.Module):
     """A model with exit heads after some of its blocks.
 
     heads        after how many blocks -> the head, a module of the hidden state: {2: Head(64, 10), 4: Head(64, 10)}
@@ -88,7 +88,7 @@ class EarlyExit(nn.Module):
     Thresholds are in the state dict, with model and heads. In training, and where no row may leave, it is the model itself.
 
     >>> net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)), nn.Linear(4, 2)).eval()
-    >>> early = EarlyExit(net, {1: Head(4, 2)}, (0.0,)).eval()
+    >>> early = EarlyExitModel(net, {1: Head(4, 2)}, (0.0,)).eval()
     >>> early.answer(torch.ones(5, 4)).exits.tolist()
     [0, 0, 0, 0, 0]
     """
@@ -212,7 +212,7 @@ class EarlyExit(nn.Module):
 class Passage:
     """One batch on its way through the blocks."""
 
-    def __init__(self, early: EarlyExit, count: int, given: tuple[Any, Any]) -> None:
+    def __init__(self, early: EarlyExitModel, count: int, given: tuple[Any, Any]) -> None:
         self.early, self.count, self.given = early, count, given
         self.exits_at, self.called = early.used(), 0
         self.rows: Tensor | None = None  # those that are left; None: all
@@ -344,4 +344,4 @@ def with_exits(
     model: nn.Module, heads: Mapping[int, nn.Module], thresholds: Sequence[float], measure: str = "probability"
 ) -> nn.Module:
     """The model as one whose sure rows leave early, ready to be called; its state dict loads into another made so."""
-    return EarlyExit(model, heads, thresholds, measure).eval()
+    return EarlyExitModel(model, heads, thresholds, measure).eval()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.cascade import Cascade
 from shoestring.compression.exits.confidence import check_logits
-from shoestring.compression.exits.early_exit import EarlyExit
+from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.exits.rows import logits_of
 from shoestring.compression.exits.thresholds import ExitEvidence
 from shoestring.core.batch import Batch, samples, split
@@ -37,7 +37,7 @@ class PartSeconds(NamedTuple):
 class Everything(nn.Module):
     """Calls as the model's, all exits as its output."""
 
-    def __init__(self, inner: EarlyExit | Cascade) -> None:
+    def __init__(self, inner: EarlyExitModel | Cascade) -> None:
         super().__init__()
         self.inner = inner
 
@@ -47,7 +47,7 @@ class Everything(nn.Module):
 
 @torch.no_grad()
 def gathered(
-    model: EarlyExit | Cascade,
+    model: EarlyExitModel | Cascade,
     batches: Iterable[Batch],
     costs: PartSeconds,
     labels: Callable[[Batch], Tensor] | None = None,
@@ -71,7 +71,7 @@ def gathered(
 
 @torch.no_grad()
 def seconds_by_part(
-    model: EarlyExit | Cascade,
+    model: EarlyExitModel | Cascade,
     batch: Batch,
     rounds: int = 20,
     forward: Callable[[nn.Module, Batch], Any] = default_forward,
@@ -128,7 +128,7 @@ def line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
 class ExitTimer:
     """Times the parts of a model with exits."""
 
-    model: EarlyExit | Cascade
+    model: EarlyExitModel | Cascade
     forward: Callable[[nn.Module, Batch], Any]
     clock: Callable[[], float]
 
@@ -175,7 +175,7 @@ class ExitTimer:
         return self.clock() - begin
 
 
-def leaving(model: EarlyExit | Cascade, logits: Tensor) -> Tensor:
+def leaving(model: EarlyExitModel | Cascade, logits: Tensor) -> Tensor:
     return (~(model.sureness(logits).double() >= UNREACHED)).nonzero()[:, 0]
 
 
@@ -201,7 +201,7 @@ class Marks:
 
         return note
 
-    def on_blocks(self, model: EarlyExit) -> list[Any]:
+    def on_blocks(self, model: EarlyExitModel) -> list[Any]:
         """Heads are called one by one after the model's own forward, whose rest ends where the first head begins. Exits may share a head:
         its calls are told apart by their order."""
         blocks, heads = model.chain(), list(dict.fromkeys(model.heads.values()))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.exits.blocks import chain_of
-from shoestring.compression.exits.early_exit import EarlyExit, Head
+from shoestring.compression.exits.early_exit import EarlyExitModel, Head
 from shoestring.compression.exits.rows import hidden_of, logits_of, with_logits
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -35,8 +35,8 @@ class AllExits(NamedTuple):
     end: Any
 
 
-class ExitTraining(EarlyExit):
-    """An EarlyExit that gives all exits of all rows, as training needs them; its state dict is that of an EarlyExit."""
+class ExitTraining(EarlyExitModel):
+    """An EarlyExitModel that gives all exits of all rows, as training needs them; its state dict is that of an EarlyExitModel."""
 
     def __init__(
         self, model: nn.Module, heads: Mapping[int, nn.Module], frozen: bool, measure: str = "probability"
@@ -56,9 +56,9 @@ class ExitTraining(EarlyExit):
     def forward(self, *args: Any, **kwargs: Any) -> AllExits:
         return AllExits(*self.all_exits(*args, **kwargs))
 
-    def early(self, thresholds: Sequence[float] | None = None) -> EarlyExit:
+    def early(self, thresholds: Sequence[float] | None = None) -> EarlyExitModel:
         """The same model and heads, with rows that leave."""
-        return EarlyExit(
+        return EarlyExitModel(
             self.model, {int(name): head for name, head in self.heads.items()}, thresholds, self.measure
         ).eval()
 

@@ -66,7 +66,7 @@ def put(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
     kind = vars(type(module)).get("original_class", type(module))
     for name, form in forms.items():
         del own_parameters(module)[name]
-        module.add_module(name + SUFFIX, form)
+        module.add_module(name + SUFFIX, form.train(module.training))
     module.__class__ = packed_class(kind, tuple(sorted({*there, *forms})))
     if isinstance(module, nn.RNNBase):
         collect_recurrent(module, keep=False)

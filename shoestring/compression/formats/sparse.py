@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.formats.format import FormatTensor, Settings, Shape, WeightFormat
-from shoestring.compression.sparse.masks import lowest, seed_scores
 from shoestring.core.errors import Mistake
+from shoestring.core.masks import lowest, seed_scores
 from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
 INNER = "inner."  # before the names of the inner form's tensors
@@ -130,9 +130,9 @@ class SparseFormat(WeightFormat):
 
 
 def seeded_mask(shape: Shape, kept: int, seed: int) -> Tensor:
-    """True for exactly `kept` numbers: the mask that `compression.sparse.masks.seed_mask` makes of a share and the same seed.
+    """True for exactly `kept` numbers: the mask that `core.masks.seed_mask` makes of a share and the same seed.
 
-    >>> from shoestring.compression.sparse.masks import seed_mask
+    >>> from shoestring.core.masks import seed_mask
     >>> torch.equal(seeded_mask((2, 4), 4, seed=3), seed_mask((2, 4), share=0.5, seed=3))
     True
     """

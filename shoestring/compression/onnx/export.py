@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.place import decoded, forms_of
@@ -69,6 +70,11 @@ def exported(
     the model allows it. `fast`: linear layers and convolutions compute in int8, fitted to what `calibration` (or the batch) shows (see
     `fast.py`); convolutions do not where such a file is not `enough`, which is told."""
     require("onnx")
+    if any(isinstance(one, EarlyExitModel) for one in model.modules()):
+        raise Mistake(
+            "an ONNX file has one graph for all samples, and of a model with exits each takes its own way: leave EarlyExit or "
+            "--to out"
+        )
     from shoestring.compression.onnx.check import compared
     from shoestring.compression.onnx.fast import int8_versions
 

@@ -18,16 +18,20 @@ from shoestring.core.errors import Mistake
 
 @dataclass(frozen=True)
 class Codebook(Storage):
-    """Codes of 2 to 8 bits into 2^bits values (float16), and a scale for every group of a row; values are the means of bins with equally
-    many numbers (percentile), or k-means that weighs each number by the mean square of its input (`codebooks.py`; Lloyd 1982,
-    doi 10.1109/TIT.1982.1056489; Han, Mao, Dally 2016, "Deep Compression", arXiv 1510.00149).
+    """Codes of 2 to 8 bits into 2^bits values (float16), and a scale for every group of a row; values are the means of
+    bins with equally many numbers (percentile), or k-means that weighs each number by the mean square of its input
+    (`codebooks.py`; Lloyd 1982, doi 10.1109/TIT.1982.1056489; Han, Mao, Dally 2016, "Deep Compression", arXiv
+    1510.00149).
 
     bits     of a code
     group    numbers of a row that share a scale; 0: none
     fit      kmeans or percentile
 
-    Measured on MiniLM's linear layers (1 - cosine; a grid with GPTQ's rounding has .011 and .039): 4 bits percentile .050, k-means .031,
-    weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a grid (.0012).
+    Measured on MiniLM's linear layers (1 - cosine; a grid with GPTQ's rounding has .011 and .039): 4 bits percentile
+    .050, k-means .031, weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a
+    grid (.0012). So at 4 bits and fewer it is never the best choice there (benchmarks/compress/README.md, Codebooks);
+    at 8 bits, weighted and without scales, it is as good as a grid (.00022 beside .00027). It is for who compares, or
+    has weights that lie on few values.
 
     Costs: a table for every weight, time for k-means, and more damage than `Quantize` at the same bits for
     linear layers.

@@ -11,8 +11,10 @@ from shoestring.compression.technique import RUNNING, Compressed, CompressTechni
 
 @dataclass(frozen=True)
 class Decode(CompressTechnique):
-    """Weights are decoded once, when the model is loaded, instead of in every call: it answers as fast as the original and takes as much
-    memory; only the folder is small. Chosen where a latency could not be kept otherwise.
+    """Weights are decoded once, when the model is loaded, instead of in every call; only the folder is small. Chosen
+    where a latency could not be kept otherwise.
+
+        bytes on disk = packed        bytes in memory, seconds of an answer = the original's
 
     Costs: as much memory as the original; only the folder is small.
 

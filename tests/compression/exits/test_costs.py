@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.compression.exits import Cascade, EarlyExit, PartSeconds, gathered, seconds_by_part
+from shoestring.compression.exits import Cascade, EarlyExitModel, PartSeconds, gathered, seconds_by_part
 from tests.compression.exits.toys import chain, heads_of
 
 ROWS = 32
@@ -34,12 +34,12 @@ class WorkClock:
         return self.now
 
 
-def costs_of(model: EarlyExit | Cascade, work: Mapping[nn.Module, WORK]) -> PartSeconds:
+def costs_of(model: EarlyExitModel | Cascade, work: Mapping[nn.Module, WORK]) -> PartSeconds:
     return seconds_by_part(model, (torch.randn(ROWS, 5),), rounds=2, clock=WorkClock(work))
 
 
 def test_each_part_and_each_head_costs_its_own_work() -> None:
-    early = EarlyExit(chain(), heads_of((1, 3), 8, 3)).eval()
+    early = EarlyExitModel(chain(), heads_of((1, 3), 8, 3)).eval()
     stem, *blocks, tail = early.model
     first, second = early.heads.values()
     costs = costs_of(
@@ -62,7 +62,7 @@ def test_each_part_and_each_head_costs_its_own_work() -> None:
 
 def test_a_short_part_beside_heads_whose_time_varies_keeps_its_own() -> None:
     """Each call of a head takes longer than the one before, as on a machine that slows down: no difference of two calls is left over."""
-    early = EarlyExit(chain(), heads_of((1, 3), 8, 3)).eval()
+    early = EarlyExitModel(chain(), heads_of((1, 3), 8, 3)).eval()
     work = WorkClock({early.model[0]: (0.0, 1.0), early.model[-1]: (0.0, 0.25)})
     calls = 0
 
@@ -78,7 +78,7 @@ def test_a_short_part_beside_heads_whose_time_varies_keeps_its_own() -> None:
 
 def test_exits_that_share_a_head_pay_for_it_each() -> None:
     heads = heads_of((1,), 8, 3)
-    early = EarlyExit(chain(), {1: heads[1], 3: heads[1]}).eval()
+    early = EarlyExitModel(chain(), {1: heads[1], 3: heads[1]}).eval()
     assert costs_of(early, {early.model[1]: (0.0, 1.0), heads[1]: (0.0, 2.0)}).heads == pytest.approx((2.0, 2.0))
 
 
@@ -90,7 +90,7 @@ def test_the_models_of_a_cascade_cost_their_own_work() -> None:
 
 
 def test_what_an_answer_takes_beyond_its_parts_is_the_cost_of_leaving() -> None:
-    early = EarlyExit(chain(), heads_of((2,), 8, 3)).eval()
+    early = EarlyExitModel(chain(), heads_of((2,), 8, 3)).eval()
     work = WorkClock({early.model[0]: (0.0, 1.0)})
     answer = early.answer
 
@@ -104,7 +104,7 @@ def test_what_an_answer_takes_beyond_its_parts_is_the_cost_of_leaving() -> None:
 
 def test_a_machine_that_slows_down_makes_no_exit_dearer_than_the_model() -> None:
     """What is compared was timed in one round: by rounds that take longer and longer, leaving still costs nothing."""
-    early = EarlyExit(chain(), heads_of((2,), 8, 3)).eval()
+    early = EarlyExitModel(chain(), heads_of((2,), 8, 3)).eval()
     work = WorkClock({early.model[0]: (0.0, 1.0)})
     answer, slowness = early.all_exits, 1.0
 
@@ -123,7 +123,7 @@ def test_a_machine_that_slows_down_makes_no_exit_dearer_than_the_model() -> None
 
 
 def test_seconds_of_this_machine_are_costs_that_evidence_takes() -> None:
-    early = EarlyExit(chain(), heads_of((1, 3), 8, 3)).eval()
+    early = EarlyExitModel(chain(), heads_of((1, 3), 8, 3)).eval()
     batch = (torch.randn(ROWS, 5),)
     evidence = gathered(early, [batch], seconds_by_part(early, batch, rounds=2))
     assert (len(evidence.parts), len(evidence.heads), len(evidence.fixed), evidence.batch) == (3, 2, 3, ROWS)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.exits import MEASURES, Cascade, EarlyExit, Head, with_exits
+from shoestring.compression.exits import MEASURES, Cascade, EarlyExitModel, Head, with_exits
 from shoestring.core.errors import Mistake
 from tests.compression.exits.toys import Block, Residual, Stages, Tokens, chain, heads_of
 
 
-def one_by_one(early: EarlyExit, row: Any) -> tuple[int, Tensor]:
+def one_by_one(early: EarlyExitModel, row: Any) -> tuple[int, Tensor]:
     """The reference: all exits of one row alone, and the first that is sure."""
     logits, end = early.all_exits(*row) if isinstance(row, tuple) else early.all_exits(**row)
     for number, (found, limit) in enumerate(zip(logits, early.thresholds.tolist(), strict=True)):
@@ -28,7 +28,7 @@ def one_by_one(early: EarlyExit, row: Any) -> tuple[int, Tensor]:
 @pytest.mark.parametrize("rows", [1, 2, 3, 16])
 def test_every_row_gets_what_it_gets_alone(measure: str, rows: int) -> None:
     torch.manual_seed(rows)
-    early = EarlyExit(chain(), heads_of((1, 3), 8, 3), measure=measure).eval()
+    early = EarlyExitModel(chain(), heads_of((1, 3), 8, 3), measure=measure).eval()
     x = 2 * torch.randn(rows, 5)
     with torch.no_grad():
         middles = [float(MEASURES[measure](logits).median()) for logits in early.all_exits(x)[0]]
@@ -64,7 +64,7 @@ def test_blocks_after_the_last_row_left_are_not_computed_and_the_batch_gets_smal
     model, seen = chain(), []
     for block in list(model)[1:5]:  # type: ignore[call-overload]
         block.work.register_forward_hook(lambda module, given, output: seen.append(len(output)))
-    early = EarlyExit(model, heads_of((1, 2), 8, 3)).eval()
+    early = EarlyExitModel(model, heads_of((1, 2), 8, 3)).eval()
     x = torch.randn(32, 5)
     with torch.no_grad():
         limit = float(MEASURES["probability"](early.all_exits(x)[0][0]).median())
@@ -80,7 +80,7 @@ def test_stages_of_other_shapes_with_batch_norms() -> None:
     torch.manual_seed(1)
     model = Stages()
     model(torch.randn(20, 1, 8, 8))  # statistics
-    early = EarlyExit(model.eval(), {1: Head(4, 3, "grid", 2), 3: Head(8, 3, "grid")}).eval()
+    early = EarlyExitModel(model.eval(), {1: Head(4, 3, "grid", 2), 3: Head(8, 3, "grid")}).eval()
     x = torch.randn(12, 1, 8, 8)
     with torch.no_grad():
         early.thresholds.copy_(
@@ -100,7 +100,7 @@ def test_stages_of_other_shapes_with_batch_norms() -> None:
 )  # as many rows as tokens: a table that is no row's
 def test_masks_and_tuples_and_tables_of_positions(rows: int, tokens: int) -> None:
     torch.manual_seed(rows)
-    early = EarlyExit(Tokens().eval(), heads_of((1, 2), 8, 4, "first")).eval()
+    early = EarlyExitModel(Tokens().eval(), heads_of((1, 2), 8, 4, "first")).eval()
     lengths = torch.randint(1, tokens + 1, (rows,))
     batch = {
         "ids": torch.randint(0, 20, (rows, tokens)),
@@ -128,7 +128,7 @@ def test_a_bert_from_a_config_with_padding() -> None:
         vocab_size=50, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32, num_labels=3
     )
     model = transformers.BertForSequenceClassification(config).eval()
-    early = EarlyExit(model, heads_of((1, 2), 16, 3, "first")).eval()
+    early = EarlyExitModel(model, heads_of((1, 2), 16, 3, "first")).eval()
     assert early.names == tuple(f"bert.encoder.layer.{number}" for number in range(3))
     lengths = torch.tensor([3, 11, 7, 5, 11, 2, 8, 4])
     batch = {"input_ids": torch.randint(0, 50, (8, 11)), "attention_mask": (torch.arange(11) < lengths[:, None]).long()}
@@ -187,7 +187,7 @@ class Between(nn.Module):
 )
 def test_a_model_that_mixes_rows_outside_of_its_blocks_is_refused_even_for_one_row_left(where: str, said: str) -> None:
     torch.manual_seed(0)
-    early = EarlyExit(Between(where), heads_of((1,), 5, 3)).eval()
+    early = EarlyExitModel(Between(where), heads_of((1,), 5, 3)).eval()
     x = torch.randn(8, 5)
     with torch.no_grad():
         sure = MEASURES["probability"](early.all_exits(x)[0][0]).sort().values.double()
@@ -200,7 +200,7 @@ def test_a_model_that_mixes_rows_outside_of_its_blocks_is_refused_even_for_one_r
 @pytest.mark.parametrize("rows, limits", [(2, "one leaves"), (5, "all but one leave")])
 def test_a_last_row_that_takes_company_along_changes_nothing(rows: int, limits: str) -> None:
     torch.manual_seed(3)
-    early = EarlyExit(Between("nowhere"), heads_of((1, 2), 5, 3)).eval()
+    early = EarlyExitModel(Between("nowhere"), heads_of((1, 2), 5, 3)).eval()
     x = torch.randn(rows, 5)
     with torch.no_grad():
         first, second = (MEASURES["probability"](one).double() for one in early.all_exits(x)[0])
@@ -219,26 +219,26 @@ def test_a_last_row_that_takes_company_along_changes_nothing(rows: int, limits: 
 
 def test_refusals_say_what_was_found() -> None:
     with pytest.raises(Mistake, match=r"no chain of like blocks in Bilinear.*found the model \(Bilinear\).*Cascade"):
-        EarlyExit(nn.Bilinear(2, 2, 2), heads_of((1,), 2, 2))
+        EarlyExitModel(nn.Bilinear(2, 2, 2), heads_of((1,), 2, 2))
     with pytest.raises(Mistake, match="no chain of like blocks in LSTM"):
-        EarlyExit(nn.LSTM(2, 2), heads_of((1,), 2, 2))
+        EarlyExitModel(nn.LSTM(2, 2), heads_of((1,), 2, 2))
     with pytest.raises(Mistake, match=r"3 thresholds .* for 2 exits"):
-        EarlyExit(chain(), heads_of((1, 2), 8, 3), (0.5, 0.5, 0.5))
+        EarlyExitModel(chain(), heads_of((1, 2), 8, 3), (0.5, 0.5, 0.5))
     with pytest.raises(Mistake, match="for 1 exits"):
-        EarlyExit(chain(), heads_of((1,), 8, 3), (math.nan,))
+        EarlyExitModel(chain(), heads_of((1,), 8, 3), (math.nan,))
     with pytest.raises(Mistake, match="from 1 to 3"):
-        EarlyExit(chain(), heads_of((4,), 8, 3))
+        EarlyExitModel(chain(), heads_of((4,), 8, 3))
     with pytest.raises(Mistake, match="probability, entropy, margin"):
-        EarlyExit(chain(), heads_of((1,), 8, 3), measure="luck")
+        EarlyExitModel(chain(), heads_of((1,), 8, 3), measure="luck")
     with pytest.raises(Mistake, match=r"\(rows, classes\)"):
         with_exits(chain(), {1: nn.Linear(8, 1)}, (0.5,))(torch.randn(2, 5))
     with pytest.raises(Mistake, match=r"\.eval\(\)"):
-        EarlyExit(chain(), heads_of((1,), 8, 3), (0.5,)).train().answer(torch.randn(2, 5))  # type: ignore[attr-defined]
+        EarlyExitModel(chain(), heads_of((1,), 8, 3), (0.5,)).train().answer(torch.randn(2, 5))  # type: ignore[attr-defined]
 
 
 def test_in_training_it_is_the_model() -> None:
     model = nn.Sequential(Residual(1, 4), Residual(4, 4), Residual(4, 4), nn.Flatten(), nn.Linear(64, 2))
-    early = EarlyExit(model, {1: Head(4, 2, "grid")}, (0.0,)).train()
+    early = EarlyExitModel(model, {1: Head(4, 2, "grid")}, (0.0,)).train()
     early(torch.randn(3, 1, 4, 4)).sum().backward()
     assert model[-1].weight.grad is not None
 

@@ -22,8 +22,8 @@ from shoestring.compression.formats.sparse import SparseFormat, seeded_mask
 from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
 from shoestring.compression.quantization.rounding import GridSetting, rounded
 from shoestring.compression.quantization.scalar_codes import fitted_codebook
-from shoestring.compression.sparse.masks import seed_mask
 from shoestring.core.errors import Mistake
+from shoestring.core.masks import seed_mask
 
 Inner = Callable[[Tensor], WeightFormat]
 

@@ -1,5 +1,7 @@
 """Client dropout: every chosen simulated device fails to answer with the same probability, drawn anew in every round.
 
+    P(a chosen device does not answer) = rate
+
 Real devices drop out by themselves: this technique does nothing for them.
 """
 

@@ -4,6 +4,8 @@ records.
     before   held-out metrics of the shared weights
     after    held-out metrics after `epochs` epochs of plain local training from them
 
+    time     + epochs / (epochs of a round) of a device's local work, where it is judged
+
 It runs in rounds with an evaluation. Nothing of it is kept or sent, so the shared model gets the same bits. Each
 evaluation costs a device the time of so many epochs.
 Yu, Bagdasaryan, Shmatikov 2020, Salvaging Federated Learning by Local Adaptation, arXiv 2002.04758.

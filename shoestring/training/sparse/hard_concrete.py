@@ -4,8 +4,8 @@
     P(z != 0) = sigmoid(log alpha - beta log(-gamma / zeta))               the penalty is lambda times the sum of it
     after training:  z = min(1, max(0, sigmoid(log alpha) (zeta - gamma) + gamma))
 
-with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse Neural Networks
-through L0 Regularization, arXiv 1712.01312.
+with beta = 2/3, gamma = -0.1, zeta = 1.1; a layer computes with w z. Louizos, Welling, Kingma 2018, Learning Sparse
+Neural Networks through L0 Regularization, arXiv 1712.01312.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import torch
 from torch import Tensor
 
-from shoestring.compression.sparse.gate import TrainedGate
+from shoestring.training.sparse.gated_weights import GateRule
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 OPEN = math.log(0.9 / 0.1)  # log alpha of every gate at first: a dropout rate of 0.1
@@ -43,28 +43,11 @@ def settled_gate(log_alpha: Tensor) -> Tensor:
     return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
-class HardConcrete(TrainedGate):
-    """A gate for every number of a weight."""
-
-    noise: Tensor
-
-    def __init__(self, weight: Tensor, pace: float) -> None:
-        super().__init__(weight, pace, OPEN)
-        self.register_buffer("noise", torch.full_like(weight, 0.5), persistent=False)
-
-    def draw(self) -> None:
-        self.noise.uniform_(SURE, 1 - SURE)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        if not self.training:
-            return self.settled(weight)
-        return weight * sampled_gate(self.trained, self.noise) if self.noisy else weight * self.mask
-
-    def rule(self, weight: Tensor) -> Tensor:
-        return settled_gate(self.trained)
-
-    def scores(self, weight: Tensor) -> Tensor:
-        return self.trained.detach() - CLOSED
-
-    def penalty(self, weight: Tensor) -> Tensor:
-        return open_probability(self.trained).sum()
+HARD_CONCRETE = GateRule(
+    first=OPEN,
+    draw=lambda like, generator: torch.empty_like(like).uniform_(SURE, 1 - SURE, generator=generator),
+    used=lambda weight, gate, noise: weight * sampled_gate(gate, noise),
+    penalty=lambda weight, gate: open_probability(gate).sum(),
+    factor=lambda weight, gate: settled_gate(gate),
+    scores=lambda weight, gate: gate - CLOSED,
+)

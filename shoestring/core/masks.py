@@ -1,15 +1,14 @@
-"""Which weights are zero: the smallest, or those that a seed says; always exactly as many as asked for."""
+"""Which numbers become zero: the lowest by a score, or those that a seed draws; always exactly as many as asked for."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-GOLDEN, FIRST, SECOND = (np.uint64(number) for number in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def zeros_of(count: int, share: float) -> int:
@@ -32,20 +31,18 @@ def lowest(scores: Tensor, count: int) -> Tensor:
     flat = scores.flatten()
     limit = flat.kthvalue(count).values
     found, equal = flat < limit, flat == limit
-    spare = count - int(found.sum())
-    return (found | (equal & (equal.cumsum(0) <= spare))).view(scores.shape)
+    spare = count - found.sum()
+    return (found | (equal & (equal.cumsum(0, dtype=torch.int32) <= spare))).view(scores.shape)
 
 
-def kept_masks(scores: Sequence[Tensor], share: float, each: bool) -> list[Tensor]:
-    """Masks, true for what stays, without the lowest scores: this share of `each` tensor, or of all of them together."""
+def zero_masks(scores: Sequence[Tensor], share: float, each: bool) -> list[Tensor]:
+    """Masks, true where the lowest scores are: this share of `each` tensor, or of all of them together."""
     if each:
-        return [~lowest(one, zeros_of(one.numel(), share)) for one in scores]
+        return [lowest(one, zeros_of(one.numel(), share)) for one in scores]
     sizes = [one.numel() for one in scores]
     whole = torch.cat([one.flatten() for one in scores])
-    return [
-        part.view(one.shape)
-        for part, one in zip((~lowest(whole, zeros_of(len(whole), share))).split(sizes), scores, strict=True)
-    ]
+    masks = lowest(whole, zeros_of(len(whole), share)).split(sizes)
+    return [mask.view(one.shape) for mask, one in zip(masks, scores, strict=True)]
 
 
 def seed_scores(count: int, seed: int) -> Tensor:
@@ -53,18 +50,27 @@ def seed_scores(count: int, seed: int) -> Tensor:
 
         z = seed + (i + 1) 9E3779B97F4A7C15    z = (z ^ z >> 30) BF58476D1CE4E5B9    z = (z ^ z >> 27) 94D049BB133111EB    z ^ z >> 31
 
-    in 64 bits without sign (every line can be undone, so different i give different scores), and 2^63 less, as torch has signed numbers.
-    Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, doi 10.1145/2660193.2660195 (SplitMix64).
+    in 64 bits without sign (every line can be undone, so different i give different scores), and 2^63 less, as torch
+    has signed numbers. Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators, doi
+    10.1145/2660193.2660195 (SplitMix64).
 
     >>> seed_scores(2, seed=0).tolist()
     [7070836379803831727, -1263085514660420108]
     """
-    with np.errstate(over="ignore"):
-        z = np.uint64(seed % 2**64) + np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * FIRST
-        z = (z ^ (z >> np.uint64(27))) * SECOND
-        z = z ^ (z >> np.uint64(31))
-    return torch.from_numpy((z ^ np.uint64(2**63)).view(np.int64))
+    z = torch.arange(1, count + 1, dtype=torch.int64) * signed(GOLDEN) + signed(seed)
+    z = (z ^ shifted(z, 30)) * signed(FIRST)
+    z = (z ^ shifted(z, 27)) * signed(SECOND)
+    return z ^ shifted(z, 31) ^ signed(1 << 63)
+
+
+def signed(number: int) -> int:
+    """The whole number whose 64 bits, with a sign, are these."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def shifted(z: Tensor, places: int) -> Tensor:
+    """z >> places, with zeros coming in from the left whatever the sign."""
+    return (z >> places) & ((1 << (64 - places)) - 1)
 
 
 def seed_mask(shape: Sequence[int], share: float, seed: int) -> Tensor:
@@ -81,7 +87,7 @@ def seed_mask(shape: Sequence[int], share: float, seed: int) -> Tensor:
 
 
 def seed_of(seed: int, name: str) -> int:
-    """The seed of one weight's mask: the first 63 bits of the SHA-256 of the job's seed and the weight's name.
+    """The seed of one weight's mask: the first 63 bits of the SHA-256 of the run's seed and the weight's name.
 
     >>> seed_of(0, "fc.weight")
     8537289753555254568

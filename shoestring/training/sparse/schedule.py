@@ -4,8 +4,9 @@
     amount a of all weights    s_t = min(s_f, i a)                              i = (t - t0) / dt
     amount a of those left     s_t = min(s_f, 1 - (1 - a)^i)
 
-Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv 1710.01878. Many weights
-go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019, The Lottery Ticket Hypothesis, arXiv 1803.03635.
+Cubic: Zhu, Gupta 2017, To prune, or not to prune: exploring the efficacy of pruning for model compression, arXiv
+1710.01878. Many weights go early, while there are many to spare, and few late. Of those left: Frankle, Carbin 2019,
+The Lottery Ticket Hypothesis, arXiv 1803.03635.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ AMOUNTS_OF = ("all", "left")
 
 @dataclass(frozen=True)
 class SparsitySchedule:
-    """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that with i = n."""
+    """In steps, of which the first is number 1. Masks change when step `begin + i every` begins, and never after that
+    with i = n."""
 
     share: float  # of the weights that are zero in the end
     begin: int  # t0: the last step with all weights
@@ -46,7 +48,8 @@ class SparsitySchedule:
     def share_at(self, step: int) -> float:
         """The share of zeros in this step.
 
-        >>> [round(SparsitySchedule(0.64, begin=10, every=10, updates=4).share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
+        >>> schedule = SparsitySchedule(0.64, begin=10, every=10, updates=4)
+        >>> [round(schedule.share_at(step), 3) for step in (10, 20, 29, 30, 40, 50, 90)]
         [0.0, 0.37, 0.37, 0.56, 0.63, 0.64, 0.64]
         """
         update = min(max((step - self.begin) // self.every, 0), self.updates)
@@ -55,25 +58,11 @@ class SparsitySchedule:
         gone = update * self.amount if self.amount_of == "all" else 1 - (1 - self.amount) ** update
         return self.share if update == self.updates else min(gone, self.share)
 
-    def progress(self, step: int) -> float:
-        """How much of the way from begin to end is behind this step, from 0 to 1."""
-        return min(max((step - self.begin) / (self.end - self.begin), 0.0), 1.0)
 
-
-def scheduled(
-    share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
-) -> SparsitySchedule:
-    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred updates. With an
-    `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as fit.
-
-    >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
-    SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
-    >>> scheduled(0.9, steps=100, begin=0.0, end=1.0, every=7).end
-    98
-    >>> five_percent = scheduled(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
-    >>> [(step, round(five_percent.share_at(step), 3)) for step in range(100, 401, 50) if five_percent.due(step)]
-    [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
-    """
+def check_schedule(
+    share: float, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
+) -> None:
+    """Refuse what no training of any length could follow."""
     if not 0 < share < 1:
         raise Mistake(
             f"share={share}: it is the share of weights that are zero in the end: give more than 0 and less than 1, such as 0.9"
@@ -86,6 +75,30 @@ def scheduled(
         raise Mistake(
             f"every={every}: masks change every so many steps: give 1 or more, or 0 for about {UPDATES} changes in all"
         )
+    if amount_of not in AMOUNTS_OF:
+        raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
+    if not 0 <= amount < 1:
+        raise Mistake(
+            f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05"
+        )
+
+
+def scheduled(
+    share: float, steps: int, begin: float, end: float, every: int, amount: float = 0.0, amount_of: str = "all"
+) -> SparsitySchedule:
+    """The schedule of a training of so many steps; `begin` and `end` are shares of them, `every` = 0: about a hundred
+    updates. With an `amount`, as many updates as it takes to the share, from `begin` on; `every` = 0: as far apart as
+    fit.
+
+    >>> scheduled(0.9, steps=1000, begin=0.1, end=0.7, every=0)
+    SparsitySchedule(share=0.9, begin=100, every=6, updates=100, amount=0.0, amount_of='all')
+    >>> scheduled(0.9, steps=100, begin=0.0, end=1.0, every=7).end
+    98
+    >>> five_percent = scheduled(0.2, steps=1000, begin=0.1, end=0.7, every=50, amount=0.05)   # 5 % every 50 steps
+    >>> [(step, round(five_percent.share_at(step), 3)) for step in range(100, 401, 50) if five_percent.due(step)]
+    [(150, 0.05), (200, 0.1), (250, 0.15), (300, 0.2)]
+    """
+    check_schedule(share, begin, end, every, amount, amount_of)
     first, last = int(begin * steps), int(end * steps)
     span = last - first
     if span < max(every, 1):
@@ -100,12 +113,6 @@ def scheduled(
 
 
 def by_amount(share: float, begin: int, span: int, every: int, amount: float, amount_of: str) -> SparsitySchedule:
-    if amount_of not in AMOUNTS_OF:
-        raise Mistake(f"amount_of={amount_of!r}: an amount is a share of {' or '.join(AMOUNTS_OF)} weights")
-    if not 0 < amount < 1:
-        raise Mistake(
-            f"amount={amount}: it is the share of weights that goes each time: give more than 0 and less than 1, such as 0.05"
-        )
     times = share / amount if amount_of == "all" else log(1 - share) / log(1 - amount)
     updates = max(ceil(times - 1e-9), 1)
     apart = every or span // updates

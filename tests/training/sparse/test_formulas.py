@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from shoestring import Mistake
-from shoestring.compression.sparse.hard_concrete import HardConcrete, open_probability, sampled_gate, settled_gate
-from shoestring.compression.sparse.masks import kept_masks, lowest, seed_mask, seed_scores, zeros_of
-from shoestring.compression.sparse.schedule import scheduled
-from shoestring.compression.sparse.variational import Variational, kl
+from shoestring.core.masks import lowest, seed_mask, seed_scores, zero_masks, zeros_of
+from shoestring.training.sparse.hard_concrete import open_probability, sampled_gate, settled_gate
+from shoestring.training.sparse.schedule import scheduled
+from shoestring.training.sparse.variational import VARIATIONAL, kl
+from shoestring.training.sparse.weights import Units
 
 
 def test_the_cubic_schedule_is_the_papers_table() -> None:
@@ -43,16 +43,16 @@ def test_a_schedule_that_can_not_be_is_refused(knobs: dict[str, float], said: st
 def test_masks_have_exactly_as_many_zeros_as_asked_for_also_where_weights_are_equal() -> None:
     for weight in (torch.zeros(7, 13), torch.randn(7, 13), torch.randint(3, (7, 13)).float()):
         for share in (0.0, 0.013, 0.5, 0.9, 0.999, 1.0):
-            assert int((~kept_masks([weight.abs()], share, each=True)[0]).sum()) == zeros_of(91, share)
+            assert int(zero_masks([weight.abs()], share, each=True)[0].sum()) == zeros_of(91, share)
     weight = torch.randn(1000)
     assert torch.equal(lowest(weight.abs(), 900), weight.abs() < weight.abs().sort().values[900])
 
 
 def test_all_layers_together_and_each_of_them_have_the_share() -> None:
     small, large = torch.rand(10, 10), 10 + torch.rand(10, 10)
-    together = kept_masks([small, large], 0.5, each=False)
-    assert not together[0].any() and together[1].all()
-    assert [int(mask.sum()) for mask in kept_masks([small, large], 0.5, each=True)] == [50, 50]
+    together = zero_masks([small, large], 0.5, each=False)
+    assert together[0].all() and not together[1].any()
+    assert [int(mask.sum()) for mask in zero_masks([small, large], 0.5, each=True)] == [50, 50]
 
 
 def test_seeds_give_the_published_sequence_and_masks_that_lie_in_one_another() -> None:
@@ -70,7 +70,8 @@ def test_seeds_give_the_published_sequence_and_masks_that_lie_in_one_another() -
 
 
 def test_the_hard_concrete_gate_has_the_papers_distribution() -> None:
-    """P(z <= x) = sigmoid(beta logit((x - gamma) / (zeta - gamma)) - log alpha) for 0 <= x < 1, which has a jump at 0 and one at 1."""
+    """P(z <= x) = sigmoid(beta logit((x - gamma) / (zeta - gamma)) - log alpha) for 0 <= x < 1, which has a jump at 0
+    and one at 1."""
     beta, gamma, zeta = 2 / 3, -0.1, 1.1
     u = (torch.arange(20_000) + 0.5) / 20_000
     for log_alpha in (-3.0, -0.5, 0.0, 2.0):
@@ -109,52 +110,31 @@ def test_the_kl_is_the_papers_approximation_and_near_the_true_one() -> None:
         assert true(low) - true(high) == pytest.approx(reference(low) - reference(high), abs=0.02)
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.Linear(6, 5), nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)], ids=["linear", "conv"]
-)
-def test_local_noise_has_the_mean_and_variance_of_noisy_weights(layer: nn.Module) -> None:
+def test_noise_of_weights_has_the_trained_variance_and_ends_where_it_is_most_of_a_weight() -> None:
     torch.manual_seed(0)
-    x = torch.randn(1, 6) if isinstance(layer, nn.Linear) else torch.randn(1, 4, 5, 5)
-    weight = layer.weight
-    assert isinstance(weight, nn.Parameter)
-    plain = layer(x).detach()
-    gate = Variational(weight.detach(), 1.0, layer)
-    gate.raw.data.fill_(-3.0)
-    with torch.no_grad():
-        local = layer(x.expand(4000, *x.shape[1:]))
-        gate.leave()
-        weights = weight.clone()
-        drawn = []
-        for _ in range(2000):
-            weight.copy_(weights + math.exp(-1.5) * torch.randn_like(weights))
-            drawn.append(layer(x))
-    assert (local.mean(0) - plain[0]).abs().max() < 0.1
-    assert torch.allclose(local.var(0), torch.cat(drawn).var(0), rtol=0.2)
-
-
-def test_noise_of_weights_is_drawn_where_a_layer_has_no_local_one() -> None:
-    torch.manual_seed(0)
-    weight = torch.randn(3, 4)
-    gate = Variational(weight, 1.0, None)
-    gate.raw.data.fill_(math.log(0.04))
-
-    def drawn() -> torch.Tensor:
-        gate.draw()
-        found: torch.Tensor = gate(weight)
-        return found.detach()
-
-    found = torch.stack([drawn() for _ in range(2000)])
+    weight, gate = torch.randn(3, 4), torch.full((3, 4), math.log(0.04))
+    generator = torch.Generator().manual_seed(0)
+    found = torch.stack([VARIATIONAL.used(weight, gate, VARIATIONAL.draw(gate, generator)) for _ in range(2000)])
     assert torch.allclose(found.mean(0), weight, atol=0.02) and torch.allclose(
         found.std(0), torch.tensor(0.2), atol=0.02
     )
-    gate.raw.data.copy_(torch.log(weight**2) + torch.where(weight > 0, 2.9, 3.1))
-    assert torch.equal(gate.eval()(weight) != 0, weight > 0), "log alpha of 3 is where weights end"
+    gate = torch.log(weight**2) + torch.where(weight > 0, 2.9, 3.1)
+    assert torch.equal(VARIATIONAL.factor(weight, gate) != 0, weight > 0), "log alpha of 3 is where weights end"
 
 
-def test_a_gates_penalty_moves_it_as_many_times_as_fast_as_its_pace() -> None:
-    gate = HardConcrete(torch.ones(4), pace=20.0)
-    optimizer = torch.optim.Adam(gate.parameters(), lr=0.01)
-    before = gate.trained.detach().clone()
-    gate.penalty(torch.ones(4)).backward()
-    optimizer.step()
-    assert torch.allclose(before - gate.trained.detach(), torch.tensor(0.2), atol=1e-3)
+def test_units_are_spread_over_what_they_close() -> None:
+    weight = torch.arange(24.0).view(4, 6)
+    for of, group, closed in (
+        ("rows", 1, weight[1]),
+        ("columns", 1, weight[:, 1]),
+        ("columns", 3, weight[:, 3:]),
+        ("matrices", 1, weight),
+    ):
+        units, copy = Units(of, group), weight.clone()
+        view = units.view("w", copy)
+        mask = torch.zeros(units.shape(view), dtype=torch.bool)
+        mask.view(-1)[1 if mask.numel() > 1 else 0] = True
+        view.masked_fill_(mask, -1)
+        assert sorted(weight[copy == -1].tolist()) == sorted(closed.reshape(-1).tolist()), of
+    with pytest.raises(Mistake, match="no groups of 4"):
+        Units("columns", 4).view("w", weight)

@@ -1,0 +1,72 @@
+"""What exits do on samples that nothing was chosen by, beside what was expected of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoestring.compression.exits.early_exit import EarlyExitModel
+from shoestring.compression.exits.evidence import PartSeconds, gathered
+from shoestring.compression.exits.thresholds import operate
+from shoestring.core.batch import Batch
+
+TIMED = 16  # batches, at most, that both models are timed with
+
+
+@dataclass(frozen=True)
+class ExitsMeasurement:
+    after: tuple[int, ...]  # blocks
+    expected: Mapping[str, Any]  # shares that leave at each exit and at the end, speed-up and loss
+    shares: tuple[float, ...]
+    loss: float  # share of samples of which the class is another than that of the end
+    speedup: float  # of whole batches, against the original model
+
+    def as_json(self) -> dict[str, Any]:
+        def both(name: str, measured: Any) -> dict[str, Any]:
+            return {"predicted": self.expected.get(name), "measured": measured}
+
+        return {
+            "after_blocks": list(self.after),
+            "shares": both("shares", list(self.shares)),
+            "loss": both("loss", self.loss),
+            "speedup": both("speedup", self.speedup),
+        }
+
+    @property
+    def told(self) -> str:
+        expected = " / ".join(f"{one:.0%}" for one in self.expected.get("shares", ()))
+        found = " / ".join(f"{one:.0%}" for one in self.shares)
+        return (
+            f"exits after blocks {', '.join(map(str, self.after))}: {found} of the samples leave there and at the end (predicted "
+            f"{expected}); whole batches {self.speedup:.2f} times as fast (predicted {self.expected.get('speedup', 1.0):.2f}), and "
+            f"{self.loss:.2%} get another class than at the end (predicted {self.expected.get('loss', 0.0):.2%})"
+        )
+
+
+@torch.no_grad()
+def exits_measured(
+    model: nn.Module,
+    original: nn.Module,
+    edits: Sequence[Mapping[str, Any]],
+    batches: Sequence[Batch],
+    forward: Callable[[nn.Module, Batch], Any],
+    clock: Callable[[], float] = perf_counter,
+) -> ExitsMeasurement | None:
+    """None: the model has no exits."""
+    if not isinstance(model, EarlyExitModel):
+        return None
+    alike = PartSeconds((1.0,) * (len(model.after) + 1), (0.0,) * len(model.after))
+    point = operate(gathered(model, batches, alike, forward=forward), model.thresholds.tolist())
+    seconds = [0.0, 0.0]
+    for batch in batches[:TIMED]:  # in turns: the machine is not what it was before
+        for place, one in enumerate((model, original)):
+            begin = clock()
+            forward(one, batch)
+            seconds[place] += clock() - begin
+    expected: Mapping[str, Any] = next((edit["expected"] for edit in edits if edit.get("kind") == "exits"), {})
+    return ExitsMeasurement(model.after, expected, point.shares, point.loss, seconds[1] / max(seconds[0], 1e-12))

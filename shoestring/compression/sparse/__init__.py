@@ -1,1 +1,0 @@
-"""Sparse training: weights that become zero while they are trained, by four methods, as ordinary jobs."""

@@ -1,0 +1,169 @@
+"""Weights behind gates that are trained: what a step computes with, and where the gates' gradients come from.
+
+    in a step          w' = used(w, gate, noise)                    noise drawn once a step, from the job's seed, the step and the name
+    gradients of it    g' = dL/dw'                                  by whatever else the plan has: pieces, checkpoints, workers
+    after it           d/d(w, gate)  [ sum(used(w, gate, noise) g')  +  lambda mean penalty(w, gate) ]
+    gates              moved by an Adam of their own
+
+So the model, its forward and its backward know nothing of gates, and workers that add up g' have the same gates. When
+the schedule ends, what is closed becomes a mask, what the gates multiply with becomes a part of the weights, and
+gates and draws are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor, nn
+
+from shoestring.core.batch import Batch
+from shoestring.core.masks import zero_masks
+from shoestring.core.run import Run
+from shoestring.training.sparse.masked_weights import MaskedWeights, masked_run
+from shoestring.training.sparse.schedule import SparsitySchedule
+from shoestring.training.sparse.steering import margin, steered
+from shoestring.training.sparse.weights import Units
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass(frozen=True)
+class GateRule:
+    """A method: functions of a weight and its gate, which is spread over the weight."""
+
+    first: float  # every gate at first
+    draw: Callable[[Tensor, torch.Generator], Tensor]  # noise in the shape of the gate
+    used: Callable[[Tensor, Tensor, Tensor], Tensor]  # of weight, gate and noise, what a step in training computes with
+    penalty: Callable[[Tensor, Tensor], Tensor]  # what the loss has to pay, a sum over units
+    factor: Callable[[Tensor, Tensor], Tensor]  # that the weight is multiplied with after training
+    scores: Callable[[Tensor, Tensor], Tensor]  # how far a unit is from being closed: 0 and less is closed
+
+
+class GatedWeights(MaskedWeights):
+    def __init__(
+        self,
+        weights: Mapping[str, nn.Parameter],
+        schedule: SparsitySchedule,
+        units: Units,
+        rule: GateRule,
+        rate: float,
+        seed: int,
+    ) -> None:
+        super().__init__(weights, schedule, units)
+        self.rule, self.rate, self.seed = rule, rate, seed
+        self.gates = {name: torch.full_like(one, rule.first, dtype=torch.float32) for name, one in self.masks.items()}
+        self.first, self.second = ({name: torch.zeros_like(one) for name, one in self.gates.items()} for _ in range(2))
+        self.own = {
+            name: weight.detach().clone() for name, weight in weights.items()
+        }  # while another stands in its place
+        self.pressure = torch.ones((), dtype=torch.float64)  # what the mean penalty is multiplied with
+        self.units_in_all = sum(gate.numel() for gate in self.gates.values())
+
+    def noise(self, name: str) -> Tensor:
+        gate = self.gates[name]
+        seed = crc32(f"{self.seed} {self.step} {name}".encode())
+        return self.rule.draw(gate, torch.Generator(gate.device).manual_seed(seed))
+
+    def gradients(self, run: Run, now: Run, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            for name, gate in self.gates.items():
+                weight = self.view(name, self.own[name].copy_(self.weights[name]))
+                self.view(name).copy_(self.rule.used(weight, gate, self.noise(name)))
+        try:
+            loss = run.gradients(now, batch)
+        finally:
+            with torch.no_grad():
+                for name in self.gates:
+                    self.weights[name].copy_(self.own[name])
+        for name in self.gates:
+            self.move(name)
+        return loss
+
+    def move(self, name: str) -> None:
+        """From the gradient of what stood in a weight's place, those of the weight and of its gate; the gate takes its
+        step."""
+        parameter = self.weights[name]
+        weight, gate = self.view(name).requires_grad_(), self.gates[name].detach().requires_grad_()
+        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        with torch.enable_grad():
+            whole = (self.rule.used(weight, gate, self.noise(name)) * self.view(name, found)).sum()
+            if self.schedule.begin < self.step + 1 < self.schedule.end:
+                whole = whole + self.pressure / self.units_in_all * self.rule.penalty(weight, gate)
+            of_weight, of_gate = torch.autograd.grad(whole, (weight, gate))
+        with torch.no_grad():
+            if parameter.grad is not None:
+                self.view(name, parameter.grad).copy_(of_weight)
+            self.adam(name, of_gate)
+
+    def adam(self, name: str, gradient: Tensor) -> None:
+        first, second, step = self.first[name], self.second[name], self.step + 1
+        first.lerp_(gradient, 1 - BETAS[0])
+        second.lerp_(gradient.square_(), 1 - BETAS[1])
+        size = second.div(1 - BETAS[1] ** step).sqrt_().add_(EPSILON)
+        self.gates[name].addcdiv_(first, size, value=-self.rate / (1 - BETAS[0] ** step))
+
+    def scores(self) -> list[Tensor]:
+        return [self.rule.scores(self.view(name), gate) for name, gate in self.gates.items()]
+
+    def new_masks(self, share: float) -> Sequence[Tensor]:
+        return zero_masks(self.scores(), share, each=False) if self.gates else list(self.masks.values())
+
+    def change(self, masks: Sequence[Tensor]) -> None:
+        """Steer the penalty; at the schedule's end, close what has the lowest scores and let the gates go."""
+        share = self.schedule.share_at(self.step + 1)
+        self.pressure = steered(self.pressure, margin(self.scores(), share).cpu(), self.schedule.updates)
+        if self.step + 1 < self.schedule.end:
+            return
+        for name, gate in self.gates.items():
+            self.view(name).mul_(self.rule.factor(self.view(name), gate))
+        super().change(masks)
+        self.let_gates_go()
+
+    def let_gates_go(self) -> None:
+        for one in (self.gates, self.first, self.second, self.own):
+            one.clear()
+
+    @contextmanager
+    def settled(self, run: Run) -> Iterator[None]:
+        """The model as it is used: with what each gate multiplies its weight with after training."""
+        with torch.no_grad():
+            for name, gate in self.gates.items():
+                own = self.view(name, self.own[name].copy_(self.weights[name]))
+                own.mul_(self.rule.factor(own, gate))
+        with run.usable():
+            self.swap()
+            try:
+                yield
+            finally:
+                self.swap()
+
+    def swap(self) -> None:
+        """Tensors change places, and nothing is written: a validation looks whether weights were."""
+        for name in self.gates:
+            self.weights[name].data, self.own[name] = self.own[name], self.weights[name].data
+
+    def state_dict(self) -> dict[str, Any]:
+        gates = {"gates": self.gates, "first": self.first, "second": self.second, "pressure": self.pressure}
+        return {**super().state_dict(), **gates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if not state["gates"]:
+            self.let_gates_go()
+        self.pressure = state["pressure"].clone()
+        for mine, kept in ((self.gates, "gates"), (self.first, "first"), (self.second, "second")):
+            for name, value in state[kept].items():
+                mine[name].copy_(value)
+
+
+def gated_run(run: Run, gated: GatedWeights) -> Run:
+    return replace(
+        masked_run(run, gated),
+        gradients=lambda now, batch: gated.gradients(run, now, batch),
+        usable=lambda: gated.settled(run),
+    )

@@ -1,0 +1,84 @@
+"""MagnitudePrune: the smallest weights become zero, more and more of them, while the others are trained.
+
+    share of zeros in step t    s_t = share (1 - (1 - (t - t0) / (t1 - t0))^3)      t0 = begin, t1 = end, in shares of the steps
+    after every update          w_i = 0   of the s_t N smallest |w_i|               they get no gradient and stay zero
+    memory                      + a byte a weight (its mask); about four times the weights while masks change
+    operations                  unchanged: weights with zeros are multiplied like others on dense hardware, and stay dense in memory
+
+With `amount` the same share goes `every` so many steps. For fewer bytes, `shoestring compress` stores the zeros as a
+bit each. Not exact: it trains another model. Never chosen unless it is asked for. Zhu, Gupta 2017, To prune, or not
+to prune, arXiv 1710.01878; compared with the others by Gale, Elsen, Hooker 2019, The State of Sparsity in Deep Neural
+Networks, arXiv 1902.09574, and by benchmarks/compress/sparsity.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exactness import Exactness
+from shoestring.core.ledger import Ledger
+from shoestring.core.masks import zero_masks
+from shoestring.core.run import Run
+from shoestring.training.sparse.masked_weights import MaskedWeights, check_steps, mask_cost, mask_drift, masked_run
+from shoestring.training.sparse.schedule import SparsitySchedule, check_schedule, scheduled
+from shoestring.training.sparse.weights import weights_to_sparsify
+from shoestring.training.technique import TrainingTechnique
+
+SCOPES = ("all", "layer")
+
+
+@dataclass(frozen=True)
+class MagnitudePrune(TrainingTechnique):
+    share: float = 0.9  # of the weights that are zero in the end
+    begin: float = 0.1  # until this share of the steps nothing is zero,
+    end: float = 0.7  # and from here on the masks stay
+    every: int = 0  # steps between changes; 0: about a hundred changes
+    scope: str = "all"  # the share is one of all weights together, or of each "layer"
+    amount: float = 0.0  # share that goes each time: 0.05 with every=200 is 5 % every 200 steps; 0: the cubic schedule
+    amount_of: str = "all"  # the amount is a share of "all" weights that there were, or of those that are "left"
+    where: str = "*"  # names of weights or of modules they lie in, or patterns of names, with | between them
+    skip: str = ""  # and of those, what stays as it is
+
+    order: ClassVar[int] = 66
+    exact: ClassVar[bool] = False
+    why: ClassVar[str] = "the smallest weights become zero while the others are trained"
+
+    def __post_init__(self) -> None:
+        check_schedule(self.share, self.begin, self.end, self.every, self.amount, self.amount_of)
+        if self.scope not in SCOPES:
+            raise Mistake(f"MagnitudePrune(scope={self.scope!r}): there are {', '.join(SCOPES)}")
+
+    @classmethod
+    def choices(cls, ledger: Ledger) -> tuple[MagnitudePrune, ...]:
+        return ()  # it saves nothing in training: only for who asks
+
+    def exactness(self, ledger: Ledger) -> Exactness:
+        return Exactness.CHANGED
+
+    def drift(self, ledger: Ledger) -> float:
+        return mask_drift(self.share)
+
+    def cost(self, ledger: Ledger) -> Ledger:
+        return mask_cost(ledger)
+
+    def apply(self, run: Run) -> Run:
+        steps = check_steps("MagnitudePrune", run)
+        schedule = scheduled(self.share, steps, self.begin, self.end, self.every, self.amount, self.amount_of)
+        weights = weights_to_sparsify(run.model, self.where, self.skip)
+        return masked_run(run, SmallestWeights(weights, schedule, each=self.scope == "layer"))
+
+
+class SmallestWeights(MaskedWeights):
+    def __init__(self, weights: Mapping[str, nn.Parameter], schedule: SparsitySchedule, each: bool) -> None:
+        super().__init__(weights, schedule)
+        self.each = each
+
+    def new_masks(self, share: float) -> Sequence[Tensor]:
+        """What is zero already comes before everything else."""
+        scores = [weight.detach().abs().masked_fill_(self.masks[name], -1) for name, weight in self.weights.items()]
+        return zero_masks(scores, share, self.each)
