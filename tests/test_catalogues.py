@@ -20,9 +20,9 @@ from shoestring.training.catalogue import CATALOGUE as TRAINING
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOMS: tuple[tuple[tuple[type[Any], ...], str, str], ...] = (
-    (TRAINING, names.TRAINING, "techniques.md"),
-    (FEDERATED, names.FEDERATED, "federated.md"),
-    (COMPRESSION, names.COMPRESS, "compress.md"),
+    (TRAINING, "shoestring.training", "techniques.md"),
+    (FEDERATED, "shoestring.federated", "federated.md"),
+    (COMPRESSION, "shoestring.compression", "compress.md"),
 )
 # Knobs without a default, or of which the default alone does nothing
 NEEDED: dict[str, dict[str, Any]] = {

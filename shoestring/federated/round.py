@@ -14,7 +14,7 @@ device works on a single row. State that must survive a restart is in `ServerSta
 device.
 
 Contract: What is kept is kept as tensors, saved with every checkpoint (tests/federated/test_kill.py). The rows of a
-chunk never depend on how many processes there are (tests/federated/simulation/test_simulate.py).
+chunk never depend on how many processes there are (tests/federated/simulation/test_simulated_devices.py).
 """
 
 from __future__ import annotations

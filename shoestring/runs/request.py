@@ -32,11 +32,6 @@ class Request:
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
 
     @property
-    def federated(self) -> Mapping[str, Any] | None:
-        """Of a federated run: rounds, devices and budgets."""
-        return self.asked if self.room == "federated" else None
-
-    @property
     def by_script(self) -> bool:
         """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
         return not Path(self.job).is_absolute()

@@ -1,4 +1,4 @@
-"""One lifecycle for every run, whoever asks for it: a command or a script, to train, to federate or to compress.
+"""One lifecycle for every run, whoever asks for it: a command or a script, in any room.
 
     opened folder (runs/resume) -> is it finished? its report        -> release
                                 -> else the kept plan, or a new one

@@ -3,11 +3,10 @@ from a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, prod
-from typing import NamedTuple
 
 from shoestring.core.budget import Budget
 from shoestring.core.coordinates import coordinates
@@ -32,6 +31,7 @@ from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.plan import Plan, ProcessBasis, RankFigures
+from shoestring.training.process_figure import ProcessFigure, estimated, expected_process, overhead
 from shoestring.training.technique import TrainingTechnique, environment, mesh_sizes
 
 Techniques = tuple[TrainingTechnique, ...]
@@ -59,18 +59,6 @@ APART = 8  # rehearse so many workers one by one if they send different amounts;
 MOST_EVENTS = 150_000  # in a log: about ten seconds of rehearsing
 NOT_HERE = "the hardware is not here"
 ALIKE = (0.0, 1.0)  # if workers synchronise after every step or never, all steps cost the same, so one may be timed
-
-
-class ProcessFigure(NamedTuple):
-    """Bytes of a process, and how they are known."""
-
-    bytes: float
-    basis: ProcessBasis
-    how: str
-
-
-def estimated(size: float, why: str) -> ProcessFigure:
-    return ProcessFigure(size, ProcessBasis.ESTIMATED, f"estimated{why}")
 
 
 @dataclass
@@ -466,18 +454,6 @@ class Predictor:
             more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
             plan = replace(plan, process_bytes=max(plan.process_bytes, more))
         return plan
-
-
-def expected_process(log: Log) -> float:
-    """Bytes of a process with these tensors, before any measurement: rather too many."""
-    return peak(log).bytes * 1.35 + 5e8
-
-
-def overhead(known: Mapping[str, int], moment: Moment, base: int) -> int:
-    """Bytes of the process above its tensors at a moment; for an unmeasured validation, those of the same block's
-    forward."""
-    forward = known.get(f"forward {moment.block}", base) if moment.phase == VALIDATE else base
-    return known.get(" ".join(moment), forward)
 
 
 def place_of(moment: Moment) -> str:

@@ -50,6 +50,10 @@ class EarlyExit(Restructure):
     heads that were trained with the model: half a point allowed, 2.4 times as fast in batches of 32 with 0.99 points
     lost on other data; with delta=0.1 1.8 times with 0.06 (benchmarks/compress/README.md). With few held-out samples
     more is lost on others than was allowed: use delta.
+
+    Costs: the heads' weights, a training of them, and nothing for samples that leave early.
+
+    Not for: outputs that are no classes, samples that are all equally hard, or files for ONNX.
     """
 
     every: int = 1
