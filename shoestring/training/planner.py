@@ -33,7 +33,8 @@ from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
-from shoestring.training.predict import Combination, Predictor, expected_process
+from shoestring.training.predict import Combination, Predictor
+from shoestring.training.process_figure import expected_process
 from shoestring.training.room import ROOM, TrainingRoom
 from shoestring.training.savings import useless_techniques, with_warning
 from shoestring.training.technique import TrainingTechnique as Technique
