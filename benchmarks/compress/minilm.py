@@ -75,7 +75,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
     """Every matrix to the nearest of 2^bits steps of each row, as most tools begin: model, and bytes with a float16 scale and zero a
     row."""
     from shoestring.compression.calibration.weight_usage import weights_of
-    from shoestring.compression.quantization.rounding import GridSetting, rounded
+    from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 
     model = copy.deepcopy(source.model)
     values, size = dict(model.named_parameters(remove_duplicate=False)), 0
@@ -85,7 +85,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
             size += 2 * weight.count
             continue
         matrix = value.reshape(len(value), -1)
-        one = rounded(matrix, [GridSetting(bits, matrix.shape[1])])[0]
+        one = round_to_grid(matrix, [GridSetting(bits, matrix.shape[1])])[0]
         value.data = ((one.codes.float() - one.zeros.float()) * one.scales.float()).view(value.shape)
         size += weight.count * bits // 8 + 4 * len(value)
     return model, size

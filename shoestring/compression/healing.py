@@ -25,7 +25,7 @@ from shoestring.compression.distillation.heal import falling, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
 from shoestring.compression.formats.place import SUFFIX, forms_of, placed
-from shoestring.compression.quantization.latent import Latent, latent_forms
+from shoestring.compression.quantization.trainable import TrainableFormat, trainable_formats
 from shoestring.compression.room import CompressOutcome
 from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
@@ -67,7 +67,7 @@ def healed(session: CompressSession, time: str, folder: Path, train: Train) -> C
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
-    if not latent_forms(forms):
+    if not trainable_formats(forms):
         raise Mistake(
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
         )
@@ -78,7 +78,7 @@ def healed(session: CompressSession, time: str, folder: Path, train: Train) -> C
         pass
     model.cpu()
     session.source.model.cpu()  # the teacher goes where the student is
-    learned = {name: one.packed() if isinstance(one, Latent) else one for name, one in forms_of(model).items()}
+    learned = {name: one.pack() if isinstance(one, TrainableFormat) else one for name, one in forms_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
 
@@ -88,7 +88,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
     base = copy.deepcopy(study.model)
 
     def made() -> nn.Module:
-        trainable = latent_forms(forms)
+        trainable = trainable_formats(forms)
         model = placed(
             copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
         )
@@ -156,8 +156,8 @@ class HealingSettings:
         rates = {
             f"{name}{SUFFIX}.{part}": rate * each
             for name, form in forms_of(self.student()).items()
-            if isinstance(form, Latent)
-            for part, each in form.rate().items()
+            if isinstance(form, TrainableFormat)
+            for part, each in form.learning_rates().items()
         }
 
         def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:

@@ -40,7 +40,7 @@ from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
 from shoestring.compression.formats.place import inside
 from shoestring.compression.formats.sparse import SparseFormat
-from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, rounded
+from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, round_to_grid
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
@@ -205,7 +205,7 @@ class Calibration:
         rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
         if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
             few = value[:: -(-rows // LOOKED_AT)]
-            for setting, one in zip(missing, rounded(few, missing), strict=True):
+            for setting, one in zip(missing, round_to_grid(few, missing), strict=True):
                 self.add(
                     weight,
                     self.gridded(weight, setting),
@@ -215,7 +215,7 @@ class Calibration:
         elif missing:
             inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
             for setting, one in zip(
-                missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True
+                missing, round_to_grid(value, missing, self.moment(weight), self.mask(weight)), strict=True
             ):
                 form = grid_form(weight, setting, one, self.inputs_first(weight))
                 error = (
@@ -274,7 +274,7 @@ class Calibration:
         return moment
 
     def rounded_form(self, weight: Weight, value: Tensor, setting: GridSetting) -> WeightFormat:
-        return grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight))
+        return grid_form(weight, setting, round_to_grid(value, [setting])[0], self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""

@@ -36,7 +36,7 @@ from shoestring.compression.onnx.check import ran, session
 from shoestring.compression.onnx.convolutions import Convolutions, is_convolution, quantize_convolutions
 from shoestring.compression.onnx.export import Version
 from shoestring.compression.onnx.graph import CONTRIB, Graph, made
-from shoestring.compression.quantization.rounding import coded, compensated
+from shoestring.compression.quantization.rounding import gptq_one_grid, nearest_codes
 
 TOLERANCE = 0.15  # of the outputs' norm: MiniLM has .046 (.09 with tokens of padding, whose outputs nobody reads)
 CONVOLUTIONS_TOLERANCE = 0.05  # beyond which convolutions go back to float32
@@ -254,9 +254,9 @@ def rounded_rows(weight: Tensor, top: int, moment: Tensor | None) -> tuple[Tenso
         torch.full((len(weight), 1), 2.0 * top),
     )
     codes = (
-        coded(weight, spread, zeros, limit)
+        nearest_codes(weight, spread, zeros, limit)
         if moment is None
-        else compensated(weight.clone(), spread, zeros, limit, moment, None)
+        else gptq_one_grid(weight.clone(), spread, zeros, limit, moment, None)
     )
     return (codes - top).to(torch.int8), scales[:, 0]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
-from shoestring.compression.quantization.scalar_codes import METHODS, fitted_codebook
+from shoestring.compression.quantization.scalar_codes import METHODS, fit_codebook
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -58,9 +58,7 @@ class Codebook(Storage):
             return (study.form(weight, f"{label}, zeros", partial(study.zeroed, weight, self.of_vector)),)
         importance = study.importance(weight)
         value = study.values[weight.name]
-        return (
-            study.form(weight, label, partial(fitted_codebook, value, self.bits, self.group, importance, self.fit)),
-        )
+        return (study.form(weight, label, partial(fit_codebook, value, self.bits, self.group, importance, self.fit)),)
 
     def of_vector(self, values: Tensor) -> WeightFormat:
-        return fitted_codebook(values, self.bits, self.group, None, self.fit)
+        return fit_codebook(values, self.bits, self.group, None, self.fit)

@@ -14,7 +14,7 @@ from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.int8 import INPUTS
 from shoestring.compression.formats.int8 import Int8Format as Int8Form
-from shoestring.compression.quantization.rounding import GridSetting, rounded
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters
@@ -94,7 +94,7 @@ class Int8(Storage):
         return plain and study.usage[weight.name].kinds == {"linear"}
 
     def form(self, study: Calibration, weight: Weight) -> WeightFormat:
-        one = rounded(study.values[weight.name], [GridSetting(8, weight.shape[1])], study.moment(weight))[0]
+        one = round_to_grid(study.values[weight.name], [GridSetting(8, weight.shape[1])], study.moment(weight))[0]
         return Int8Form.of(
             one.codes, one.scales, one.zeros, None if self.inputs == "token" else study.usage[weight.name].largest
         )

@@ -10,7 +10,7 @@ from typing import ClassVar
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.grid import matrix_shape
 from shoestring.compression.formats.product import ProductFormat
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -70,7 +70,7 @@ class ProductQuantize(Storage):
         study, shape = cost.study, matrix_shape(weight.shape)
         importance = study.importance(weight) if self.weighted(cost, weight) else None
         make = partial(
-            fitted_product, study.values[weight.name], self.recipe(shape, importance is not None), importance
+            fit_product_codes, study.values[weight.name], self.recipe(shape, importance is not None), importance
         )
         return (study.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.grid import GridFormat
-from shoestring.compression.quantization.rounding import GridSetting, RoundedWeight, rounded
+from shoestring.compression.quantization.rounding import GridSetting, RoundedWeight, round_to_grid
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -82,7 +82,7 @@ class Quantize(Storage):
 def one_row(setting: GridSetting, values: Tensor) -> WeightFormat:
     """A vector on a grid, rounded to the nearest."""
     nothing = torch.zeros(1, 0)
-    one = rounded(values[None], [setting])[0] if len(values) else RoundedWeight(nothing, nothing, nothing, 0.0)
+    one = round_to_grid(values[None], [setting])[0] if len(values) else RoundedWeight(nothing, nothing, nothing, 0.0)
     return GridFormat.of(
         one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(values.shape), values.dtype
     )

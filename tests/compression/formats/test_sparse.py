@@ -19,9 +19,9 @@ from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.place import placed
 from shoestring.compression.formats.product import ProductFormat
 from shoestring.compression.formats.sparse import SparseFormat, seeded_mask
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
-from shoestring.compression.quantization.rounding import GridSetting, rounded
-from shoestring.compression.quantization.scalar_codes import fitted_codebook
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
+from shoestring.compression.quantization.scalar_codes import fit_codebook
 from shoestring.compression.sparse.masks import seed_mask
 from shoestring.core.errors import Mistake
 
@@ -29,7 +29,7 @@ Inner = Callable[[Tensor], WeightFormat]
 
 
 def gridded(values: Tensor) -> WeightFormat:
-    (one,) = rounded(values[None], [GridSetting(4, 16)])
+    (one,) = round_to_grid(values[None], [GridSetting(4, 16)])
     return GridFormat.of(one.codes, one.scales, one.zeros, 4, 16, tuple(values.shape), values.dtype)
 
 
@@ -37,8 +37,8 @@ INNERS: dict[str, Inner] = {
     "plain": PlainFormat.of,
     "half": lambda values: PlainFormat.of(values, "float16"),
     "grid": gridded,
-    "codebook": lambda values: fitted_codebook(values, 4, 8),
-    "product": lambda values: fitted_product(values, VectorCoding(2, 3, rounds=0)),
+    "codebook": lambda values: fit_codebook(values, 4, 8),
+    "product": lambda values: fit_product_codes(values, VectorCoding(2, 3, rounds=0)),
 }
 SHAPES = [(17,), (8, 12), (1, 9), (9, 1), (6, 3, 3, 3)]
 

@@ -19,7 +19,7 @@ from shoestring.compression.formats import int8
 from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.place import forms_of, inside, placed
 from shoestring.compression.onnx.export import exported
-from shoestring.compression.quantization.rounding import GridSetting, rounded
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.session import CompressOptions, begun
 from shoestring.compression.source import ModelSource, prepared
 from shoestring.core.budget import Budget
@@ -29,7 +29,7 @@ from tests.compression.models import batches, called, job_of, loss, words
 
 
 def form_of(weight: Tensor, largest: float | None = None) -> Int8Format:
-    one = rounded(weight, [GridSetting(8, weight.shape[1])])[0]
+    one = round_to_grid(weight, [GridSetting(8, weight.shape[1])])[0]
     return Int8Format.of(one.codes, one.scales, one.zeros, largest)
 
 
