@@ -233,7 +233,7 @@ def int8(quick: bool) -> dict[str, Any]:
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.api import train
-        from shoestring.compression.formats.place import decoded
+        from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import healed as heal
         from shoestring.compression.session import CompressOptions, begun
         from shoestring.compression.source import from_job
@@ -264,7 +264,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             return (
                 found
                 | ranks
-                | {"speed": speeds(source.model, decoded(model), source.job.forward, session.given.unseen)}
+                | {"speed": speeds(source.model, decode_weights(model), source.job.forward, session.given.unseen)}
             )
 
     return part

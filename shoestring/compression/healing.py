@@ -24,7 +24,7 @@ from shoestring.compression.calibration.hidden_states import common_states, obje
 from shoestring.compression.distillation.heal import falling, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
-from shoestring.compression.formats.place import SUFFIX, forms_of, placed
+from shoestring.compression.formats.packed_modules import SUFFIX, formats_of, place_formats
 from shoestring.compression.quantization.trainable import TrainableFormat, trainable_formats
 from shoestring.compression.room import CompressOutcome
 from shoestring.compression.session import CompressSession
@@ -78,7 +78,7 @@ def healed(session: CompressSession, time: str, folder: Path, train: Train) -> C
         pass
     model.cpu()
     session.source.model.cpu()  # the teacher goes where the student is
-    learned = {name: one.pack() if isinstance(one, TrainableFormat) else one for name, one in forms_of(model).items()}
+    learned = {name: one.pack() if isinstance(one, TrainableFormat) else one for name, one in formats_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
 
@@ -89,7 +89,7 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
 
     def made() -> nn.Module:
         trainable = trainable_formats(forms)
-        model = placed(
+        model = place_formats(
             copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
         )
         for name, parameter in model.named_parameters():
@@ -155,7 +155,7 @@ class HealingSettings:
         source = self.session.source
         rates = {
             f"{name}{SUFFIX}.{part}": rate * each
-            for name, form in forms_of(self.student()).items()
+            for name, form in formats_of(self.student()).items()
             if isinstance(form, TrainableFormat)
             for part, each in form.learning_rates().items()
         }

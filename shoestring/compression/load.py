@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from shoestring.compression.formats.pack import PackedModel
-from shoestring.compression.formats.place import decoded as with_dense_weights
+from shoestring.compression.formats.packed_folder import PackedModel
+from shoestring.compression.formats.packed_modules import decode_weights
 from shoestring.compression.model_edits import edited
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
@@ -47,7 +47,7 @@ def load(
     if not isinstance(made, nn.Module):
         raise Mistake(f"the factory gave a {type(made).__name__}, not a module")
     filled = packed.fill(edited(made, packed.edits))
-    return with_dense_weights(filled) if decoded else filled
+    return decode_weights(filled) if decoded else filled
 
 
 def skeleton(packed: PackedModel, job: Named | None, flags: Mapping[str, Any]) -> nn.Module:

@@ -18,7 +18,7 @@ from shoestring.compression.calibration.scratch import ScratchTensor
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
-from shoestring.compression.formats.pack import buffers_of
+from shoestring.compression.formats.packed_folder import buffers_of
 from shoestring.compression.source import CalibrationSamples, ModelSource
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.compression.techniques.decode import finished

@@ -28,8 +28,8 @@ from shoestring.compression.calibration.metric import (
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.pack import PackedModel, write_folder
-from shoestring.compression.formats.place import memory_of
+from shoestring.compression.formats.packed_folder import PackedModel, write_folder
+from shoestring.compression.formats.packed_modules import memory_of
 from shoestring.compression.model_edits import edited
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
 from shoestring.compression.source import CalibrationSamples, ModelSource, samples_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job
 from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity, outputs
-from shoestring.compression.formats.place import forms_of
+from shoestring.compression.formats.packed_modules import formats_of
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
@@ -243,7 +243,7 @@ def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monke
     monkeypatch.setattr(
         "shoestring.compression.calibration.calibration.outputs",
         lambda model, forward, given, measures: [
-            {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
+            {name: value * torch.inf if formats_of(model) else value for name, value in one.items()}
             for one in outputs(model, forward, given, measures)
         ],
     )

@@ -14,7 +14,7 @@ import torch
 from shoestring.compression.calibration.answers import named_tensors
 from shoestring.compression.calibration.calibration import same
 from shoestring.compression.catalogue import CATALOGUE, clash
-from shoestring.compression.formats.pack import PackedModel
+from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.onnx.export import exported
 from shoestring.compression.room import plain_cost, planned
 from shoestring.compression.session import CompressOptions, CompressSession

@@ -38,7 +38,7 @@ from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
 from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
-from shoestring.compression.formats.place import inside
+from shoestring.compression.formats.packed_modules import temporary_formats
 from shoestring.compression.formats.sparse import SparseFormat
 from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, round_to_grid
 from shoestring.core.batch import Batch
@@ -346,7 +346,7 @@ class Calibration:
                 with (
                     swapped(self.values[weight.name], form.dense())
                     if form.keeps_inputs
-                    else inside(self.model, {weight.name: form})
+                    else temporary_formats(self.model, {weight.name: form})
                 ):
                     found = self.probed(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)

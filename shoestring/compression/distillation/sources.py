@@ -26,7 +26,7 @@ from torch import nn
 from shoestring.compression.distillation.method import PROJECTION, Projecting
 from shoestring.compression.distillation.teachers import LoadedTeacher
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.pack import PackedModel
+from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job

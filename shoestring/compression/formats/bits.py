@@ -19,7 +19,8 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def packed(codes: Tensor, bits: int) -> Tensor:
-    """The numbers as bytes, the first in the lowest bits. They must be below 2 ** bits; the last eight are filled up with zeros.
+    """The numbers as bytes, the first in the lowest bits. They must be below 2 ** bits; the last eight are filled up
+    with zeros.
 
     >>> packed(torch.tensor([1, 2, 3]), 4).tolist()
     [33, 3, 0, 0]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.int8 import Int8Format
-from shoestring.compression.formats.place import decoded, forms_of
+from shoestring.compression.formats.packed_modules import decode_weights, formats_of
 from shoestring.compression.onnx.interface import Forward, Interface, filled, interface_of, name_axes, outputs_of
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -133,7 +133,7 @@ def serialized(graph: Any) -> bytes:
 
 def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """The model whose linear layers are given what they were given: rounding inputs is torch's business there, and onnxruntime's here."""
-    if all(form.keeps_inputs for form in forms_of(model).values()):
+    if all(form.keeps_inputs for form in formats_of(model).values()):
         return model, []
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
@@ -186,8 +186,8 @@ def traced(
     from shoestring.compression.onnx.emit import emit
     from shoestring.compression.onnx.graph import Graph, needs_of
 
-    forms = forms_of(model)
-    plain = decoded(copy.deepcopy(model))
+    forms = formats_of(model)
+    plain = decode_weights(copy.deepcopy(model))
     for one in plain.modules():
         if callable(change := getattr(one, "set_attn_implementation", None)):
             change("eager")  # of transformers: half as many nodes, and onnxruntime knows the pattern

@@ -56,7 +56,7 @@ def fit_codebook(
     `importance`: weight of each number in the error, broadcast to (rows, columns), for instance the mean squares of the
     inputs, one per column. `rounds`: alternations between fitting scales and fitting values.
 
-    >>> fitted_codebook(torch.tensor([[1.0, 2.0, 1.0, 4.0, 8.0]]), bits=2).dense()
+    >>> fit_codebook(torch.tensor([[1.0, 2.0, 1.0, 4.0, 8.0]]), bits=2).dense()
     tensor([[1., 2., 1., 4., 8.]])
     """
     if method not in METHODS:

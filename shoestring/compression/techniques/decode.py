@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from shoestring.compression.formats.place import decoded, placed
+from shoestring.compression.formats.packed_modules import decode_weights, place_formats
 from shoestring.compression.technique import RUNNING, Compressed, CompressTechnique, ModelCost
 
 
@@ -32,5 +32,5 @@ class Decode(CompressTechnique):
 
 def finished(subject: Compressed) -> Compressed:
     """The model with its forms in place."""
-    model = placed(subject.model, subject.forms)
-    return replace(subject, model=decoded(model) if subject.decoded else model)
+    model = place_formats(subject.model, subject.forms)
+    return replace(subject, model=decode_weights(model) if subject.decoded else model)

@@ -13,7 +13,7 @@ from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.formats.format import PlainFormat
-from shoestring.compression.formats.pack import buffers_of
+from shoestring.compression.formats.packed_folder import buffers_of
 from shoestring.compression.technique import STRUCTURE, Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import text

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
-from shoestring.compression.formats.place import placed
+from shoestring.compression.formats.packed_modules import place_formats
 from shoestring.compression.onnx.export import Exported, exported
 from shoestring.core.errors import Mistake
 
@@ -47,7 +47,7 @@ def booked(weight: Tensor, bits: int, group: int) -> WeightFormat:
 
 
 def packed(model: nn.Module, form: Callable[[Tensor], WeightFormat]) -> nn.Module:
-    return placed(model, {name: form(value) for name, value in model.named_parameters() if value.ndim > 1})
+    return place_formats(model, {name: form(value) for name, value in model.named_parameters() if value.ndim > 1})
 
 
 def called(model: nn.Module, batch: Any) -> Any:
@@ -120,7 +120,7 @@ class Tied(nn.Module):
     ],
 )
 def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tensor], WeightFormat]) -> None:
-    model = placed(
+    model = place_formats(
         Tied(),
         {
             "table.weight": form(torch.zeros(40, 32))

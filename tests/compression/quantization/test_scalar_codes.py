@@ -161,7 +161,7 @@ def test_a_weight_keeps_its_type(dtype: torch.dtype) -> None:
         (torch.tensor([[1.0, torch.inf]]), None, "not finite"),
         (torch.tensor([[1.0, 1e6]]), None, "float16"),
         (torch.zeros(0, 4), None, "is empty"),
-        (torch.ones(2, 3), torch.ones(2), "for every column"),
+        (torch.ones(2, 3), torch.ones(2), "one per column"),
         (torch.ones(2, 3), torch.tensor([1.0, -1.0, 1.0]), "not negative"),
         (torch.ones(2, 3), torch.tensor([1.0, torch.nan, 1.0]), "finite"),
     ],
