@@ -41,9 +41,11 @@ def ready() -> tuple[Any, Any]:
 
 
 def compared(model: nn.Module, source: Any, batches: Any) -> dict[str, float]:
-    from shoestring.compression.calibration.fidelity import fidelity, outputs
+    from shoestring.compression.calibration.fidelity import collect_outputs, fidelity
 
-    found = fidelity(outputs(model, source.job.forward, batches), outputs(source.model, source.job.forward, batches))
+    found = fidelity(
+        collect_outputs(model, source.job.forward, batches), collect_outputs(source.model, source.job.forward, batches)
+    )
     return {"damage": found.damage, "worst": 1 - found.worst, "n": found.count}
 
 

@@ -91,12 +91,12 @@ def flags(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     path, job_flags = checked_source(options)
     target = target_of(options)
-    from shoestring.compression.source import opened
+    from shoestring.compression.source import open_source
 
     asked = asked_of(options)
     say(options, LOOKING)
     with ticking("looking at the model"):
-        source = opened(path, job_flags, best=not options.newest, job=options.job_of_run)
+        source = open_source(path, job_flags, best=not options.newest, job=options.job_of_run)
         warn(source.notes)
         session = session_of(options, source, asked)
     if options.heal is not None and not options.plan_only:
@@ -178,7 +178,7 @@ def target_of(options: Namespace) -> Path:
 
 
 def asked_of(options: Namespace) -> CompressOptions:
-    from shoestring.compression.calibration.metric import floor
+    from shoestring.compression.calibration.metric import parse_floor
     from shoestring.compression.session import CompressOptions
     from shoestring.core.budget import Budget
     from shoestring.core.units import parse_seconds
@@ -188,7 +188,7 @@ def asked_of(options: Namespace) -> CompressOptions:
     budget = Budget.parsed(size=options.size, latency=options.latency, quality=options.keep)
     return CompressOptions(
         budget,
-        floor(options.metric) if options.metric else None,
+        parse_floor(options.metric) if options.metric else None,
         None if options.use is None else tuple(options.use),
         options.fidelity,
         int(options.samples),

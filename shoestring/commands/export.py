@@ -127,7 +127,7 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job
     import json
 
     from shoestring.compression.onnx.export import exported
-    from shoestring.compression.source import prepared, samples_of, with_weights
+    from shoestring.compression.source import model_of_checkpoint, prepare_model, samples_of
     from shoestring.core.extras import require
     from shoestring.runs.export import new, newer_weights
 
@@ -136,7 +136,7 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job
     fast = options.to == "onnx-int8"
     given = samples_of(job, 2)
     made = exported(
-        prepared(with_weights(job, checkpoint, options.trained)),
+        prepare_model(model_of_checkpoint(job, checkpoint, options.trained)),
         job.forward,
         given.unseen[0],
         target,

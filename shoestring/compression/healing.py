@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
-from shoestring.compression.calibration.hidden_states import common_states, objective
+from shoestring.compression.calibration.hidden_states import healing_objective, matching_states
 from shoestring.compression.distillation.heal import falling, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
@@ -128,10 +128,10 @@ class HealingSettings:
     def chosen(self, seconds: float) -> dict[str, Any]:
         """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
         source, batch = self.session.source, self.session.given.calibration[0]
-        states = common_states(
+        states = matching_states(
             self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"]
         )
-        wanted = objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
+        wanted = healing_objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
         steps = self.job(1.0, wanted, seconds=seconds).steps
         few = int(TRIED * steps)
         if few < FEWEST:

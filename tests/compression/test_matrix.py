@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.compression.calibration.answers import named_tensors
 from shoestring.compression.calibration.calibration import same
+from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.onnx.export import exported
 from shoestring.compression.room import plain_cost, planned
 from shoestring.compression.session import CompressOptions, CompressSession
-from shoestring.compression.source import CalibrationSamples, ModelSource, prepared, samples_of
+from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -65,7 +65,7 @@ FIRST = [some[0] for some in SETTINGS.values()]
 @cache
 def studied(name: str) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
     job = job_of(name)
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
     given = samples_of(job, 64)
     return source, given, plain_cost(source, given, Budget(), "cosine")
 

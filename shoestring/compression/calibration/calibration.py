@@ -19,21 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.answers import Answer
 from shoestring.compression.calibration.fidelity import (
     Fidelity,
     FidelitySums,
     Forward,
     OutputFidelity,
     OutputMeasure,
+    collect_outputs,
     fidelity,
-    outputs,
 )
-from shoestring.compression.calibration.latency import LatencyTimer, clock_of
+from shoestring.compression.calibration.latency import LatencyTimer, latency_timer
+from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.calibration.moments import SecondMoment
-from shoestring.compression.calibration.probe import a_part, as_one
+from shoestring.compression.calibration.probe import first_samples, join_if_equivalent
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor, trim
-from shoestring.compression.calibration.weight_usage import Usage, Weight, looking_at, weights_of
+from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage, weights_of
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
 from shoestring.compression.formats.kinds import KINDS
@@ -144,7 +144,7 @@ class Calibration:
     @cached_property
     def usage(self) -> dict[str, Usage]:
         """How weights are used on all batches."""
-        with torch.no_grad(), looking_at(self.model, self.weights, self.scratch) as usage:
+        with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
         return usage
@@ -152,21 +152,23 @@ class Calibration:
     @cached_property
     def clock(self) -> LatencyTimer:
         """How long the model takes for an answer, and how much longer with packed weights."""
-        return clock_of(self.model, self.forward, self.sample, self.weights)
+        return latency_timer(self.model, self.forward, self.sample, self.weights)
 
     @cached_property
     def probe(self) -> list[Batch]:
         """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
         model every token is compared, so that few samples are enough."""
-        said = self.said([a_part(self.others[0], 1)])
+        said = self.said([first_samples(self.others[0], 1)])
         count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
-        return as_one([a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said)
+        return join_if_equivalent(
+            [first_samples(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said
+        )
 
-    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Answer]:
+    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Outputs]:
         """What the model, or another one, says."""
-        return outputs(self.model if model is None else model, self.forward, batches, self.measures)
+        return collect_outputs(self.model if model is None else model, self.forward, batches, self.measures)
 
-    def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
+    def compared(self, found: Sequence[Outputs], wanted: Sequence[Outputs]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
     def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
@@ -177,7 +179,7 @@ class Calibration:
         return found
 
     @cached_property
-    def wanted(self) -> list[Answer]:
+    def wanted(self) -> list[Outputs]:
         """The outputs of the model itself on the probe."""
         found = self.said(self.probe)
         if not same(found[0], self.said(self.probe[:1])[0]):
@@ -352,7 +354,7 @@ class Calibration:
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
 
-    def probed(self, wanted: Sequence[Answer]) -> Fidelity:
+    def probed(self, wanted: Sequence[Outputs]) -> Fidelity:
         """How close the model, as it is now, is to these outputs of the probe."""
         found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
@@ -394,7 +396,7 @@ def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
     return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
 
 
-def same(one: Answer, other: Answer) -> bool:
+def same(one: Outputs, other: Outputs) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 

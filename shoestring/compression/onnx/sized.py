@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.calibration.answers import Answer, named_tensors
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward
+from shoestring.compression.calibration.model_outputs import Outputs, named_tensors
 from shoestring.compression.onnx.export import Exported, exported
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import CompressSession, begun
@@ -116,7 +116,7 @@ def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batche
     return comparison.fidelity
 
 
-def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> Iterator[Answer]:
+def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> Iterator[Outputs]:
     """What the file says, by the names that the model's own outputs are compared by."""
     from shoestring.compression.onnx.check import ran, session
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.fidelity import Forward, fidelity, outputs
+from shoestring.compression.calibration.fidelity import Forward, collect_outputs, fidelity
 from shoestring.compression.pruning.groups import Structure, UnitGroup, structure_of
 from shoestring.compression.pruning.layers import Stack, skipped, stacks_of
 from shoestring.compression.pruning.readers import second_moments
@@ -166,7 +166,7 @@ def changes(group: UnitGroup, weights: dict[str, nn.Parameter], slopes: dict[str
 
 def leaving(model: nn.Module, stack: Stack, batches: Sequence[Any], forward: Forward) -> Tensor:
     """The damage when each block of a stack leaves, in the order in which they leave; what can't leave has an infinite one."""
-    wanted = outputs(model, forward, batches)
+    wanted = collect_outputs(model, forward, batches)
     scores = torch.full((stack.length,), float("inf"))
     gone: list[int] = []
     worst = 0.0
@@ -176,7 +176,7 @@ def leaving(model: nn.Module, stack: Stack, batches: Sequence[Any], forward: For
             if member not in gone:
                 with ExitStack() as hooks:
                     hooks.enter_context(skipped(model, stack, [*gone, member]))
-                    tried[member] = fidelity(outputs(model, forward, batches), wanted).damage
+                    tried[member] = fidelity(collect_outputs(model, forward, batches), wanted).damage
         least = min(tried, key=lambda member: tried[member])
         worst = max(worst * (1 + 1e-6) + 1e-12, tried[least])
         scores[least] = worst

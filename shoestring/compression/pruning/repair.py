@@ -29,8 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.answers import Answer
-from shoestring.compression.calibration.fidelity import Forward, fidelity, outputs
+from shoestring.compression.calibration.fidelity import Forward, collect_outputs, fidelity
+from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.pruning.cuts import Edit, UnitCut, edited_with_names, indices
 from shoestring.compression.pruning.readers import Read, reads
 from shoestring.core.errors import Mistake
@@ -110,7 +110,9 @@ def refit(
     told = [f"{name}: no matrix product reads it, so it is not refitted" for name in names if name not in order]
     # Only outputs are kept over the batches: inputs are several times as wide
     targets = [wanted_outputs(products(model, whole, batch), model, edits) for batch in batches]
-    judge = Judge(outputs(model, forward, batches[-1:]), lambda: outputs(smaller, forward, batches[-1:]))
+    judge = Judge(
+        collect_outputs(model, forward, batches[-1:]), lambda: collect_outputs(smaller, forward, batches[-1:])
+    )
     for together in [[name] for name in order] if in_order else [order]:
         fits = {name: Fit() for name in together}
         for batch, target in zip(batches, targets, strict=True):
@@ -139,7 +141,7 @@ class Judge:
     a small error for that layer is a large one for the next.
     """
 
-    def __init__(self, wanted: list[Answer], found: Callable[[], list[Answer]]) -> None:
+    def __init__(self, wanted: list[Outputs], found: Callable[[], list[Outputs]]) -> None:
         self.wanted, self.found = wanted, found
         self.least = self.damage()
 

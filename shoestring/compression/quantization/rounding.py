@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.compression.calibration.moments import Factor, SecondMoment, spans
+from shoestring.compression.calibration.moments import Factor, SecondMoment, panel_bounds
 
 BLOCK = 32  # columns whose compensation is accumulated before it is applied to the rest
 SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # factors by which a group's range is shrunk when its grid is fitted
@@ -154,7 +154,7 @@ def gptq(
     kept = None if mask is None else mask.T[factor.order].repeat(1, times)
     codes = torch.empty(columns, len(top), dtype=torch.uint8)
     costs = torch.zeros(len(top), dtype=torch.float64)
-    for number, (begin, end) in reversed(list(enumerate(spans(columns)))):
+    for number, (begin, end) in reversed(list(enumerate(panel_bounds(columns)))):
         lower = factor.unit_panel(number)
         steps, points = grids(factor.order[begin:end])
         off, block = first[begin:end].repeat(1, times), left[begin:end]

@@ -1,4 +1,4 @@
-"""Packed on disk, ordinary weights in memory."""
+"""Decode packed weights once, when the model is loaded."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shoestring.compression.technique import RUNNING, Compressed, CompressTechni
 
 @dataclass(frozen=True)
 class Decode(CompressTechnique):
-    """Weights are decoded once, when the model is loaded, instead of in every call: it answers as fast as the original and takes as much
-    memory; only the folder is small. Chosen where a latency could not be kept otherwise."""
+    """Decode weights once, when the model is loaded, instead of in every forward pass. The model is as fast as the
+    original and takes as much memory; only the folder is small. Chosen if a latency can't be kept otherwise."""
 
-    why: ClassVar[str] = "answers as fast as before, from ordinary weights in memory"
+    why: ClassVar[str] = "as fast as before, with ordinary weights in memory"
     seam: ClassVar[str] = "running"
     order: ClassVar[int] = RUNNING
     exact: ClassVar[bool] = True
@@ -30,7 +30,7 @@ class Decode(CompressTechnique):
         return (cls(),) if cost.wanted.latency is not None else ()
 
 
-def finished(subject: Compressed) -> Compressed:
-    """The model with its forms in place."""
+def place_and_decode(subject: Compressed) -> Compressed:
+    """Put the weight formats into the model, and decode them if asked to."""
     model = place_formats(subject.model, subject.forms)
     return replace(subject, model=decode_weights(model) if subject.decoded else model)

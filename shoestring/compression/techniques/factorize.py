@@ -1,4 +1,4 @@
-"""Thin matrices in the place of wide ones: low rank, Tucker, tensor train."""
+"""Replace layers by low-rank factors: SVD for linear layers, Tucker for convolutions, tensor trains for embeddings."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ KINDS = ("linear", "convolution", "embedding")
 
 @dataclass(frozen=True)
 class Factorize(Restructure):
-    """Layers as chains of thinner ones: of a linear layer the singular value decomposition in the metric of its inputs, least
-    |(W - U V) M^(1/2)| (Wang et al. 2024, "SVD-LLM", arXiv 2403.07378); of a convolution Tucker-2 (Kim et al. 2016, arXiv 1511.06530);
-    of an
-    embedding a tensor train (Hrinchuk et al. 2020, arXiv 1901.10787).
+    """Low-rank factorization: replace each layer by a chain of thinner ones. A linear layer becomes two, by the
+    singular value decomposition that minimises |(W - U V) M^(1/2)|, with M the second moment of its inputs (Wang et al.
+    2024, "SVD-LLM", arXiv 2403.07378); a convolution becomes three, by Tucker-2 (Kim et al. 2016, arXiv 1511.06530); an
+    embedding becomes a tensor train (Hrinchuk et al. 2020, arXiv 1901.10787).
 
-    share    of a layer's numbers that is kept
+    share    fraction of a layer's parameters to keep
     kind     linear, convolution or embedding
 
-    Measured on MiniLM, linear layers (1 - cosine, without healing): share .9 .077 (plain SVD .315), .75 .119, .5 .218: its weights are
-    of full
-    rank, and a grid of 4 bits damages seven times less at an eighth of the bytes. Embedding: share .9 .014, .75 .38.
+    Measured on MiniLM's linear layers (1 - cosine, without healing): share .9 .077 (plain SVD .315), .75 .119, .5 .218.
+    Its weights have full rank: a grid of 4 bits does a seventh of the damage at an eighth of the bytes. Embedding:
+    share .9 .014, .75 .38. Use it for convolutions, or with --heal.
     """
 
     share: float = 0.5
@@ -40,22 +40,31 @@ class Factorize(Restructure):
         if self.kind not in KINDS:
             raise Mistake(f"Factorize(kind={self.kind!r}): there are {', '.join(KINDS)}")
         if not 0 < self.share < 1:
-            raise Mistake(f"Factorize(share={self.share}): give a share between 0 and 1 of a layer's numbers")
+            raise Mistake(
+                f"Factorize(share={self.share}): give the share of a layer's parameters to keep, between 0 and 1"
+            )
 
-    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def changed(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         found = factorization_for(
-            study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,)
+            calibration.model,
+            lambda model: calibration.forward(model, calibration.batches[0]),
+            share=self.share,
+            kinds=(self.kind,),
         )
         moments = {
             weight.name: moment.dense()
-            for weight in study.weights
-            if (moment := study.moment(weight)) is not None and not study.inputs_first(weight)
+            for weight in calibration.weights
+            if (moment := calibration.moment(weight)) is not None and not calibration.inputs_first(weight)
         }
-        return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}, found.told
+        return (
+            fitted(calibration.model, found.edits, moments),
+            {"kind": "factors", "edits": as_json(found.edits)},
+            found.told,
+        )
 
 
-def factorized_again(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
-    """The structure, of a fresh model."""
+def apply_factorization(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Give a freshly built model the factorized structure."""
     for edit in edits:
         model = edited(model, from_json(edit.get("edits")))
     return model

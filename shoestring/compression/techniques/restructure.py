@@ -1,4 +1,5 @@
-"""Techniques that change a model's structure: what follows of them is a study of the smaller model, compared with the original."""
+"""Base of techniques that change a model's structure. Later techniques see calibration statistics of the smaller model,
+whose outputs are compared with the original's."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from shoestring.core.technique import text
 
 
 class Restructure(CompressTechnique, ABC):
-    """Abstract: `changed` gives the smaller model and how it is made again."""
+    """Abstract: `changed` returns the smaller model and the edit that rebuilds its structure."""
 
     seam: ClassVar[str] = "structure"
     order: ClassVar[int] = STRUCTURE
 
     @abstractmethod
     def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
-        """A smaller model, the given one stays as it is; the edit that makes its structure of a fresh model; and what was left alone."""
+        """Return a smaller model, leaving the calibrated one as it is; the edit that gives a freshly built model the
+        same structure; and messages about what was left alone."""
 
     def cost(self, cost: ModelCost, /) -> ModelCost:
         study = self.studied(cost.study)
@@ -41,7 +43,7 @@ class Restructure(CompressTechnique, ABC):
         )
 
     def studied(self, study: Calibration) -> Calibration:
-        """The study of the smaller model, made once."""
+        """Calibration statistics of the smaller model, computed once."""
         key = text(self)
         if key not in study.derived:
             model, edit, left = self.changed(study)
@@ -71,11 +73,11 @@ class Restructure(CompressTechnique, ABC):
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()  # what it damages is mended by healing alone, which the user allows: it is for who asks
+        return ()  # never chosen automatically: only healing, which the user must allow, repairs its damage
 
 
 def plain_offers(study: Calibration) -> dict[str, tuple[StorageOffer, ...]]:
-    """Every weight as it is; one that was cut to zeros, without them."""
+    """Offers to store every weight uncompressed; pruned weights without their zeros."""
     found: dict[str, tuple[StorageOffer, ...]] = {}
     for weight in study.weights:
         make = (

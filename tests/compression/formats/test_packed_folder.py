@@ -132,7 +132,7 @@ def test_a_manifest_that_lies_is_refused(folder: Path, name: str) -> None:
 def test_another_model_is_refused(folder: Path) -> None:
     with pytest.raises(Mistake, match="not the model that was compressed"):
         shoestring.load(folder, model=lambda: nn.Linear(2, 2))
-    with pytest.raises(Mistake, match="does not say how its model is made"):
+    with pytest.raises(Mistake, match="does not say how to build its model"):
         shoestring.load(folder)
     with pytest.raises(Mistake, match="not a module"):
         shoestring.load(folder, model=lambda: 3)  # type: ignore[arg-type, return-value]

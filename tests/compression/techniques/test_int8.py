@@ -21,7 +21,7 @@ from shoestring.compression.formats.packed_modules import formats_of, place_form
 from shoestring.compression.onnx.export import exported
 from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.session import CompressOptions, begun
-from shoestring.compression.source import ModelSource, prepared
+from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.measure.instructions import VARIABLE
@@ -148,7 +148,7 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
         ],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="8.5ms"), unseen=16)).plan
     assert "Int8()" in str(plan) and plan.known["latency_seconds"] <= 0.0085
     assert {one["form"] for one in plan.layers()} >= {"int8", "plain"}, "no more layers than it takes"
@@ -165,7 +165,7 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
         lambda models, *given: [Latency(0.012 if formats_of(model) else 0.010, 0.012, 20) for model in models],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
     assert "Decode()" in str(plan) and plan.known["latency_seconds"] == pytest.approx(0.010)
 
@@ -175,7 +175,7 @@ def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest
         "shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9)
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):
         begun(source, CompressOptions(Budget.parsed(latency="1us"), unseen=16))
 

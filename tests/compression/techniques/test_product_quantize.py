@@ -197,7 +197,7 @@ def test_every_kind_stores_a_weight_whose_inputs_are_known_and_one_whose_inputs_
 def test_a_technique_that_can_store_nothing_is_refused_and_what_it_leaves_is_told() -> None:
     source, given, cost = studied("mlp")
     with pytest.raises(
-        Mistake, match=r"can store no weight of this model: .*fewer vectors than a codebook of 12 bits has entries"
+        Mistake, match=r"can store no weight of this model: .*fewer vectors than a 12-bit codebook has entries"
     ):
         planned(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
     outcome = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))
