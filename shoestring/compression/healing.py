@@ -21,7 +21,7 @@ from torch import nn
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
 from shoestring.compression.calibration.hidden_states import healing_objective, matching_states
-from shoestring.compression.distillation.heal import falling, healing_job
+from shoestring.compression.distillation.heal import cosine_decay, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
 from shoestring.compression.formats.packed_modules import SUFFIX, formats_of, place_formats
@@ -170,7 +170,7 @@ class HealingSettings:
         return replace(
             job,
             optimizer=optimizer,
-            schedule=falling,
+            schedule=cosine_decay,
             held_out=None,
             metrics=None,
             validate=None,

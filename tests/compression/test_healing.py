@@ -17,9 +17,9 @@ from shoestring.compression.calibration.hidden_states import (
     matching_states,
 )
 from shoestring.compression.distillation import heal
-from shoestring.compression.distillation.losses import parsed
+from shoestring.compression.distillation.losses import parse_objective
 from shoestring.compression.healing import healed
-from shoestring.compression.pruning.cuts import Drop, as_json, edited
+from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
 from shoestring.compression.session import CompressOptions, begun
 from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
@@ -65,10 +65,10 @@ def test_a_block_learns_what_is_there_where_the_next_one_begins() -> None:
     model, batch = deep(), batches(1, vectors(16))[0]
     whole = block_pairs(model, called, batch, ())
     assert whole == [(f"layers.{number}", f"layers.{number}") for number in range(6)]
-    edit = {"kind": "structure", "edits": as_json([Drop("layers", 6, (0, 3, 5))])}
+    edit = {"kind": "structure", "edits": prune_edits_to_json([Drop("layers", 6, (0, 3, 5))])}
     found = block_pairs(model, called, batch, [edit])
     assert found == [("layers.0", "layers.2"), ("layers.1", "layers.4"), ("layers.2", "layers.5")]
-    small = edited(deep(), (Drop("layers", 6, (0, 3, 5)),))
+    small = apply_prune_edits(deep(), (Drop("layers", 6, (0, 3, 5)),))
     states = matching_states(small, model, called, batch, [edit])
     assert [(one.small, one.original) for one in states] == found and all(one.variance > 0 for one in states)
     small.requires_grad_(False)
@@ -80,7 +80,7 @@ def test_a_block_learns_what_is_there_where_the_next_one_begins() -> None:
 
 @pytest.mark.parametrize("variance", [1e-9, 0.5, 1e9])
 def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> None:
-    terms = parsed(healing_objective("kl", [HiddenStatePair("a.0", "b.1", variance)]))
+    terms = parse_objective(healing_objective("kl", [HiddenStatePair("a.0", "b.1", variance)]))
     assert [term.name for term in terms] == ["kl", "hidden"] and terms[1].weight == pytest.approx(
         1 / variance, rel=1e-2
     )

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.fidelity import Forward
-from shoestring.compression.distillation.teachers import seen_outputs
-from shoestring.compression.pruning.cuts import Drop, from_json
+from shoestring.compression.distillation.teachers import record_outputs
 from shoestring.compression.pruning.layers import stacks_of
+from shoestring.compression.pruning.prune_edits import Drop, prune_edits_from_json
 from shoestring.core.batch import Batch
 
 
@@ -40,9 +40,9 @@ def matching_states(
     names = block_pairs(original, forward, batch, edits)
     if not names:
         return ()
-    with torch.enable_grad(), seen_outputs(small, [one for one, _ in names], "the smaller model") as own:
+    with torch.enable_grad(), record_outputs(small, [one for one, _ in names], "the smaller model") as own:
         forward(small, batch)
-    with torch.no_grad(), seen_outputs(original, [other for _, other in names], "the original") as theirs:
+    with torch.no_grad(), record_outputs(original, [other for _, other in names], "the original") as theirs:
         forward(original, batch)
     return tuple(
         HiddenStatePair(one, other, float(theirs[other].float().var()))
@@ -59,7 +59,7 @@ def block_pairs(
         one.container: one
         for edit in edits
         if edit.get("kind") == "structure"
-        for one in from_json(edit["edits"])
+        for one in prune_edits_from_json(edit["edits"])
         if isinstance(one, Drop)
     }
     found = []

@@ -10,7 +10,12 @@ from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.factorization.choose import factorization_for
-from shoestring.compression.factorization.edits import as_json, edited, fitted, from_json
+from shoestring.compression.factorization.factor_edits import (
+    apply_factor_edits,
+    factor_edits_from_json,
+    factor_edits_to_json,
+    fit_factors,
+)
 from shoestring.compression.techniques.restructure import Restructure
 from shoestring.core.errors import Mistake
 
@@ -57,8 +62,8 @@ class Factorize(Restructure):
             if (moment := calibration.moment(weight)) is not None and not calibration.inputs_first(weight)
         }
         return (
-            fitted(calibration.model, found.edits, moments),
-            {"kind": "factors", "edits": as_json(found.edits)},
+            fit_factors(calibration.model, found.edits, moments),
+            {"kind": "factors", "edits": factor_edits_to_json(found.edits)},
             found.told,
         )
 
@@ -66,5 +71,5 @@ class Factorize(Restructure):
 def apply_factorization(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Give a freshly built model the factorized structure."""
     for edit in edits:
-        model = edited(model, from_json(edit.get("edits")))
+        model = apply_factor_edits(model, factor_edits_from_json(edit.get("edits")))
     return model

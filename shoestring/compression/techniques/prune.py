@@ -10,8 +10,8 @@ from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.pruning.choose import pruning_for
-from shoestring.compression.pruning.cuts import as_json, edited, from_json
 from shoestring.compression.pruning.importance import importance
+from shoestring.compression.pruning.prune_edits import apply_prune_edits, prune_edits_from_json, prune_edits_to_json
 from shoestring.compression.pruning.repair import repair_of
 from shoestring.compression.techniques.restructure import Restructure
 from shoestring.core.errors import Mistake
@@ -62,11 +62,15 @@ class Prune(Restructure):
             calibration.model, lambda model: calibration.forward(model, batches[0]), shares, scores=scores
         )
         repair = repair_of(calibration.model, found.edits, batches, calibration.forward)
-        return repair.model, {"kind": "structure", "edits": as_json(found.edits)}, (*found.told, *repair.told)
+        return (
+            repair.model,
+            {"kind": "structure", "edits": prune_edits_to_json(found.edits)},
+            (*found.told, *repair.told),
+        )
 
 
 def apply_pruning(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Give a freshly built model the pruned structure."""
     for edit in edits:
-        model = edited(model, from_json(edit.get("edits")))
+        model = apply_prune_edits(model, prune_edits_from_json(edit.get("edits")))
     return model
