@@ -15,7 +15,7 @@ from shoestring.compression.calibration.calibration import same
 from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
-from shoestring.compression.onnx.export import exported
+from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.room import plain_cost, planned
 from shoestring.compression.session import CompressOptions, CompressSession
 from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
@@ -141,7 +141,7 @@ def test_every_setting_exports_to_onnx_or_says_why_not(name: str, tmp_path: Path
     for number, use in enumerate(ALL):
         try:
             made = planned(cost, source.model, given.checked, (use,)).chosen.made()
-            told = exported(made.model, called, given.unseen[0], tmp_path / f"{number}.onnx")
+            told = export_onnx(made.model, called, given.unseen[0], tmp_path / f"{number}.onnx")
         except Mistake as error:
             assert name in LACKING.get(use, ()) or "onnx" in str(error).lower(), f"a refusal says why: {error}"
             assert not (tmp_path / f"{number}.onnx").exists()

@@ -8,7 +8,7 @@ narrower       keep the most important neurons of every hidden layer of an MLP
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +19,6 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.weights import Weights
 
-Shrink = Callable[[nn.Module], nn.Module]  # a model -> a smaller one
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
 
 
@@ -123,11 +122,6 @@ def count_layers(model: nn.Module, before: int, now: int, numbers: Sequence[int]
         types = getattr(config, "layer_types", None)
         if isinstance(types, list) and len(types) == before:
             config.layer_types = [types[number] for number in numbers]
-
-
-def every_second(model: nn.Module) -> nn.Module:
-    """A copy of the model with every second one of its repeated blocks."""
-    return fewer_layers(deepcopy(model), KeptBlocks(every=2))
 
 
 @dataclass(frozen=True)

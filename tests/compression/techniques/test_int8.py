@@ -18,7 +18,7 @@ from shoestring.compression.calibration.latency import Latency, LatencyTimer
 from shoestring.compression.formats import int8
 from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.packed_modules import formats_of, place_formats, temporary_formats
-from shoestring.compression.onnx.export import exported
+from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.session import CompressOptions, begun
 from shoestring.compression.source import ModelSource, prepare_model
@@ -115,7 +115,7 @@ def test_damage_counts_the_rounded_inputs_and_other_layers_are_left_alone(inputs
     assert kinds["embeddings.word_embeddings.weight"] == "plain"
     damage = {key: 1 - told["fidelity"]["mean"][key] for key in ("predicted", "measured")}
     assert 0 < damage["measured"] < 0.01 and 0.4 < damage["measured"] / damage["predicted"] < 2.5
-    file = exported(small.model, called, batches(1, words)[0], tmp_path / "model.onnx")
+    file = export_onnx(small.model, called, batches(1, words)[0], tmp_path / "model.onnx")
     assert file.largest_difference < file.tolerance and "does not round the inputs" in file.notes[0]
 
 
