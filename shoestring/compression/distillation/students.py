@@ -124,6 +124,11 @@ def count_layers(model: nn.Module, before: int, now: int, numbers: Sequence[int]
             config.layer_types = [types[number] for number in numbers]
 
 
+def every_second(model: nn.Module) -> nn.Module:
+    """A copy of the model with every second one of its repeated blocks."""
+    return fewer_layers(deepcopy(model), KeptBlocks(every=2))
+
+
 @dataclass(frozen=True)
 class LayersOf(Weights):
     """Weights of a teacher for a student with some of its blocks: the student's i-th block starts as the teacher's
