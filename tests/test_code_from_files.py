@@ -131,13 +131,13 @@ def test_no_job_that_a_run_names_is_run(
 def test_a_compressed_teacher_and_its_job_are_named_by_the_user(
     sent: Sent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from shoestring.compression.distillation.sources import opener
+    from shoestring.compression.distillation.sources import teacher_opener
 
     folder = sent.copied(sent.small, tmp_path / "downloaded")
     reseal(folder / "manifest.json", lambda data: data["job"].update(file=str(folder / "job.py")))
     with pytest.raises(Mistake, match="only if you name it"):
-        opener(str(folder))()
-    assert opener(f"{sent.net}@{folder}")().model(torch.zeros(2, 8)).shape == (2, 2) and sent.quiet
+        teacher_opener(str(folder))()
+    assert teacher_opener(f"{sent.net}@{folder}")().model(torch.zeros(2, 8)).shape == (2, 2) and sent.quiet
 
 
 def test_numbers_are_taken_from_a_folder_and_text_that_may_name_a_file_is_not(sent: Sent, tmp_path: Path) -> None:

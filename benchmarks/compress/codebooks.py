@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.formats.grid import GridFormat
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
-from shoestring.compression.quantization.rounding import GridSetting, rounded
-from shoestring.compression.quantization.scalar_codes import fitted_codebook
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
+from shoestring.compression.quantization.scalar_codes import fit_codebook
 
 HERE = Path(__file__).parent
 KEPT = HERE / "codebooks.json"
@@ -114,7 +114,7 @@ def importance(weight: Tensor, moment: Tensor | None) -> Tensor | None:
 def by_grid(bits: int, group: int, compensated: bool = False) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
         metric = moment if compensated and moment is not None and moment.dim() == 2 else None
-        (one,) = rounded(weight, [GridSetting(bits, group)], metric)
+        (one,) = round_to_grid(weight, [GridSetting(bits, group)], metric)
         form = GridFormat.of(one.codes, one.scales, one.zeros, bits, group, tuple(weight.shape), weight.dtype)
         return form.dense(), form.stored_bytes
 
@@ -123,7 +123,7 @@ def by_grid(bits: int, group: int, compensated: bool = False) -> Way:
 
 def by_codebook(bits: int, group: int, method: str, weighted: bool) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
-        form = fitted_codebook(weight, bits, group, importance(weight, moment) if weighted else None, method)
+        form = fit_codebook(weight, bits, group, importance(weight, moment) if weighted else None, method)
         return form.dense(), form.stored_bytes
 
     return stored
@@ -131,7 +131,7 @@ def by_codebook(bits: int, group: int, method: str, weighted: bool) -> Way:
 
 def by_product(recipe: VectorCoding, weighted: bool) -> Way:
     def stored(weight: Tensor, moment: Tensor | None) -> Stored:
-        form = fitted_product(weight, recipe, importance(weight, moment) if weighted else None)
+        form = fit_product_codes(weight, recipe, importance(weight, moment) if weighted else None)
         return form.dense(), form.stored_bytes
 
     return stored

@@ -57,11 +57,13 @@ def network() -> nn.Module:
 
 
 def measured(small: nn.Module, original: nn.Module, batches: list[Tensor]) -> dict[str, float]:
-    from shoestring.compression.calibration.answers import ONLY
-    from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity, outputs
+    from shoestring.compression.calibration.fidelity import OutputMeasure, collect_outputs, fidelity
+    from shoestring.compression.calibration.model_outputs import ONLY
 
     how = OutputMeasure(ONLY, "cosine")
-    found, wanted = (outputs(one, lambda model, batch: model(batch), batches, [how]) for one in (small, original))
+    found, wanted = (
+        collect_outputs(one, lambda model, batch: model(batch), batches, [how]) for one in (small, original)
+    )
     close = fidelity(found, wanted, [how])
     agreed = torch.cat(
         [one[ONLY].argmax(1) == other[ONLY].argmax(1) for one, other in zip(found, wanted, strict=True)]

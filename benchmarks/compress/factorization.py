@@ -18,7 +18,7 @@ from codebooks import CALIBRATION, Subject, subject
 from torch import Tensor, nn
 
 from shoestring.compression.factorization.choose import edits_for
-from shoestring.compression.factorization.edits import fitted
+from shoestring.compression.factorization.factor_edits import fit_factors
 
 KEPT = Path(__file__).parent / "factorization.json"
 
@@ -32,14 +32,14 @@ def linear(one: Subject, share: float, weighted: bool) -> dict[str, float]:
     inside = one.model.get_submodule("encoder")
     mine = None if moments is None else {name.removeprefix("encoder."): moment for name, moment in moments.items()}
     edits = edits_for(inside, share=share, kinds=("linear",))
-    smaller = fitted(inside, edits, mine)
+    smaller = fit_factors(inside, edits, mine)
     return changed(one, "encoder", smaller) | {"kept": numbers(smaller) / numbers(inside)}
 
 
 def embedding(one: Subject, share: float) -> dict[str, float]:
     name = "embeddings.word_embeddings"
     before = one.model.get_submodule(name)
-    smaller = fitted(before, edits_for(before, share=share, kinds=("embedding",)))
+    smaller = fit_factors(before, edits_for(before, share=share, kinds=("embedding",)))
     return changed(one, name, smaller) | {"kept": numbers(smaller) / numbers(before)}
 
 
@@ -110,7 +110,9 @@ def convolutions(shares: tuple[float, ...], seeds: int, epochs: int) -> dict[str
         for share in shares:
             edits = edits_for(net, share=share, kinds=("convolution",))
             for name, moments in (("plain", None), ("inputs' metric", channel_moments(net, used))):
-                rows.setdefault(f"Tucker-2, share {share}, {name}", []).append(accuracy(fitted(net, edits, moments)))
+                rows.setdefault(f"Tucker-2, share {share}, {name}", []).append(
+                    accuracy(fit_factors(net, edits, moments))
+                )
     return {name: {"accuracy": sum(values) / len(values), "nets": len(values)} for name, values in rows.items()}
 
 

@@ -41,9 +41,11 @@ def ready() -> tuple[Any, Any]:
 
 
 def compared(model: nn.Module, source: Any, batches: Any) -> dict[str, float]:
-    from shoestring.compression.calibration.fidelity import fidelity, outputs
+    from shoestring.compression.calibration.fidelity import collect_outputs, fidelity
 
-    found = fidelity(outputs(model, source.job.forward, batches), outputs(source.model, source.job.forward, batches))
+    found = fidelity(
+        collect_outputs(model, source.job.forward, batches), collect_outputs(source.model, source.job.forward, batches)
+    )
     return {"damage": found.damage, "worst": 1 - found.worst, "n": found.count}
 
 
@@ -75,7 +77,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
     """Every matrix to the nearest of 2^bits steps of each row, as most tools begin: model, and bytes with a float16 scale and zero a
     row."""
     from shoestring.compression.calibration.weight_usage import weights_of
-    from shoestring.compression.quantization.rounding import GridSetting, rounded
+    from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 
     model = copy.deepcopy(source.model)
     values, size = dict(model.named_parameters(remove_duplicate=False)), 0
@@ -85,7 +87,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
             size += 2 * weight.count
             continue
         matrix = value.reshape(len(value), -1)
-        one = rounded(matrix, [GridSetting(bits, matrix.shape[1])])[0]
+        one = round_to_grid(matrix, [GridSetting(bits, matrix.shape[1])])[0]
         value.data = ((one.codes.float() - one.zeros.float()) * one.scales.float()).view(value.shape)
         size += weight.count * bits // 8 + 4 * len(value)
     return model, size
@@ -233,7 +235,7 @@ def int8(quick: bool) -> dict[str, Any]:
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
         from shoestring.api import train
-        from shoestring.compression.formats.place import decoded
+        from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import healed as heal
         from shoestring.compression.session import CompressOptions, begun
         from shoestring.compression.source import from_job
@@ -264,7 +266,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             return (
                 found
                 | ranks
-                | {"speed": speeds(source.model, decoded(model), source.job.forward, session.given.unseen)}
+                | {"speed": speeds(source.model, decode_weights(model), source.job.forward, session.given.unseen)}
             )
 
     return part

@@ -69,11 +69,11 @@ def ways(
     """Name -> bytes on disk, how to call it, and what was told."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from shoestring.compression.onnx.check import ran, session
-    from shoestring.compression.onnx.export import exported
+    from shoestring.compression.onnx.check import run_session, session
+    from shoestring.compression.onnx.export import export_onnx
 
-    plain = exported(model, hidden_states, sample, folder / "float32.onnx")
-    fast = exported(model, hidden_states, sample, folder / "fast.onnx", fast=True, calibration=calibration)
+    plain = export_onnx(model, hidden_states, sample, folder / "float32.onnx")
+    fast = export_onnx(model, hidden_states, sample, folder / "fast.onnx", fast=True, calibration=calibration)
     quantize_dynamic(str(plain.path), str(folder / "dynamic.onnx"), per_channel=True, weight_type=QuantType.QInt8)
 
     def eager(batch: dict[str, Tensor]) -> Tensor:
@@ -82,7 +82,7 @@ def ways(
 
     def runner(path: Path) -> Callable[[dict[str, Tensor]], Tensor]:
         opened = session(path)
-        return lambda batch: torch.from_numpy(ran(opened, batch)[0])
+        return lambda batch: torch.from_numpy(run_session(opened, batch)[0])
 
     size = sum(one.numel() * one.element_size() for one in model.parameters())
     said = [*fast.notes, f"difference {fast.largest_difference:.1e} (its norm by the outputs' norm)"]

@@ -56,13 +56,13 @@ def run(options: Namespace) -> int:
     asked.check()
     target = target_of(options)
     from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
-    from shoestring.compression.source import opened
+    from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
     options_of(asked, asked.use)  # a mistake in it is told now
     say(options, LOOKING)
     with ticking("looking at the model"):
-        source = opened(path, job_flags, best=not asked.newest, job=options.job_of_run)
+        source = open_source(path, job_flags, best=not asked.newest, job=options.job_of_run)
         warn(source.notes)
         if options.plan_only:
             return planned_only(options, source, asked)

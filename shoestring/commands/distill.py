@@ -60,11 +60,11 @@ def run(options: Namespace) -> int:
         import json
 
         from shoestring.compression.distillation import job as distillation
-        from shoestring.compression.distillation.sources import digest_of, pinned
+        from shoestring.compression.distillation.sources import digest_of, pin_teacher
         from shoestring.runs.resume import new_folder
     words = [f"--student={student}#{digest_of(student)}", f"--student-flags={json.dumps(own)}"]
     if options.teacher:
-        words.append(f"--teacher={json.dumps([pinned(one) for one in options.teacher])}")
+        words.append(f"--teacher={json.dumps([pin_teacher(one) for one in options.teacher])}")
     for flag in FLAGS:
         value = vars(options)[flag]
         if value is not None:

@@ -126,8 +126,8 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job
     """The job's model with the weights of a checkpoint, as an ONNX file that was run and compared."""
     import json
 
-    from shoestring.compression.onnx.export import exported
-    from shoestring.compression.source import prepared, samples_of, with_weights
+    from shoestring.compression.onnx.export import export_onnx
+    from shoestring.compression.source import model_of_checkpoint, prepare_model, samples_of
     from shoestring.core.extras import require
     from shoestring.runs.export import new, newer_weights
 
@@ -135,8 +135,8 @@ def onnx_file(options: Namespace, folder: Folder, checkpoint: RunCheckpoint, job
     new(target)
     fast = options.to == "onnx-int8"
     given = samples_of(job, 2)
-    made = exported(
-        prepared(with_weights(job, checkpoint, options.trained)),
+    made = export_onnx(
+        prepare_model(model_of_checkpoint(job, checkpoint, options.trained)),
         job.forward,
         given.unseen[0],
         target,

@@ -1,9 +1,9 @@
-"""Which option for which weight: the least damage within bytes and seconds, or the fewest bytes within a damage.
+"""Choose one storage option per weight: the least damage within bytes and seconds, or the fewest bytes within a damage.
 
-Damages, bytes and seconds of single weights add up, so this is a knapsack in which one option of every weight is taken. It is solved by
-dynamic programming over the bytes above the smallest option of every weight, in units small enough that rounding up wastes less than a
-hundredth of them; so the smallest of all is found whatever the unit. Seconds are priced into the damage, and the price is found by
-bisection (Lagrange; Everett 1963, doi 10.1287/opre.11.3.399).
+Damages, bytes and seconds of single weights add up, so this is a multiple-choice knapsack problem. It is solved by
+dynamic programming over the bytes in excess of the smallest options, in units so small that rounding up wastes less
+than one percent of them; the smallest solution is therefore always found. Seconds are added to the damage with a price,
+which is found by bisection (Lagrange multiplier; Everett 1963, doi 10.1287/opre.11.3.399).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-UNITS = 16_000  # that the bytes above the smallest are divided into
+UNITS = 16_000  # into which the bytes above the smallest solution are divided
 PRICES = 40  # steps of the bisection
 
 What = TypeVar("What")
@@ -29,9 +29,9 @@ class Option(Generic[What]):
     what: What
     bytes: int
     damage: float
-    seconds: float = 0.0  # that it takes more than the plain weight, in every call
-    memory: int = 0  # bytes when the model is loaded
-    damages: tuple[float, ...] = ()  # of every output of the model; `damage` is what is made of them
+    seconds: float = 0.0  # extra time per forward pass, compared with the plain weight
+    memory: int = 0  # bytes in a loaded model
+    damages: tuple[float, ...] = ()  # to every output of the model; `damage` combines them
 
 
 Options = Mapping[str, Sequence[Option[What]]]
@@ -39,18 +39,18 @@ Allocation = dict[str, Option[What]]
 
 
 def total(allocation: Mapping[str, Option[What]]) -> tuple[int, float, float]:
-    """Bytes, damage and seconds of all."""
+    """Total bytes, damage and seconds."""
     taken = allocation.values()
     return sum(one.bytes for one in taken), sum(one.damage for one in taken), sum(one.seconds for one in taken)
 
 
 def smallest_bytes(options: Options[What]) -> int:
-    """Bytes of the smallest option of every weight together."""
+    """Total bytes if every weight takes its smallest option."""
     return sum(min(one.bytes for one in some) for some in options.values())
 
 
 def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: float = inf) -> Allocation[What] | None:
-    """The least damage within bytes and seconds; None if there is none.
+    """The allocation with the least damage within bytes and seconds; None if nothing fits.
 
     >>> a, b = ([Option("8 bits", 8, little), Option("4 bits", 4, much)] for little, much in ((0.1, 0.4), (0.2, 0.9)))
     >>> found = least_damage({"a": a, "b": b}, 12)
@@ -61,27 +61,27 @@ def least_damage(options: Options[What], most_bytes: float = inf, most_seconds: 
         return None
     if sum(min(one.seconds for one in some) for some in options.values()) > most_seconds:
         return None
-    free = table(options, most_bytes, 0.0).taken()
+    free = solve_table(options, most_bytes, 0.0).traced_back()
     if free is not None and total(free)[2] <= most_seconds:
-        return filled(free, options, most_bytes, most_seconds)
+        return spend_rest(free, options, most_bytes, most_seconds)
     low, high, best = 0.0, 1e-6, None
-    while high < 1e12 and (best is None or total(best)[2] > most_seconds):  # a price that is high enough
+    while high < 1e12 and (best is None or total(best)[2] > most_seconds):  # find an upper bound for the price
         high *= 10
-        best = table(options, most_bytes, high).taken()
+        best = solve_table(options, most_bytes, high).traced_back()
     if best is None or total(best)[2] > most_seconds:
         return None
     for _ in range(PRICES):
         price = (low + high) / 2
-        found = table(options, most_bytes, price).taken()
+        found = solve_table(options, most_bytes, price).traced_back()
         if found is not None and total(found)[2] <= most_seconds:
             high, best = price, found
         else:
             low = price
-    return filled(best, options, most_bytes, most_seconds)
+    return spend_rest(best, options, most_bytes, most_seconds)
 
 
 def fewest_bytes(options: Options[What], most_damage: float, most_seconds: float = inf) -> Allocation[What] | None:
-    """The fewest bytes within a damage and seconds; None if there are none."""
+    """The allocation with the fewest bytes within a damage and seconds; None if nothing fits."""
     low = smallest_bytes(options)
     high = sum(max(one.bytes for one in some) for some in options.values())
     best = least_damage(options, high, most_seconds)
@@ -101,14 +101,14 @@ def fewest_bytes(options: Options[What], most_damage: float, most_seconds: float
 
 @dataclass(frozen=True)
 class DamageTable(Generic[What]):
-    """The least damage within every number of units, and which options lead there."""
+    """The knapsack's table: the least damage within every number of units, and the options that reach it."""
 
     options: Options[What]
-    unit: float
-    chosen: list[NDArray[np.int16]]  # of every weight, for every number of units: the option taken
-    least: NDArray[np.float64]
+    unit: float  # bytes
+    chosen: list[NDArray[np.int16]]  # for every weight and every number of units: the option taken
+    least: NDArray[np.float64]  # damage within every number of units
 
-    def taken(self) -> Allocation[What] | None:
+    def traced_back(self) -> Allocation[What] | None:
         place = len(self.least) - 1
         if not np.isfinite(self.least[place]):
             return None
@@ -124,8 +124,8 @@ def units(size: int, unit: float) -> int:
     return int(-(-size // unit))
 
 
-def table(options: Options[What], most_bytes: float, price: float) -> DamageTable[What]:
-    """`price`: damage that a second counts as."""
+def solve_table(options: Options[What], most_bytes: float, price: float) -> DamageTable[What]:
+    """Fill the knapsack's table. `price`: damage per second."""
     low = smallest_bytes(options)
     room = min(most_bytes, sum(max(one.bytes for one in some) for some in options.values())) - low
     unit = max(room / UNITS, 1.0)
@@ -143,10 +143,10 @@ def table(options: Options[What], most_bytes: float, price: float) -> DamageTabl
     return DamageTable(options, unit, chosen, least)
 
 
-def filled(
+def spend_rest(
     allocation: Allocation[What] | None, options: Options[What], most_bytes: float, most_seconds: float
 ) -> Allocation[What] | None:
-    """Greedily spend the bytes left by rounding: again and again the step that saves most damage a byte and still fits."""
+    """Greedily spend the bytes left by rounding: repeat the step that saves most damage per byte and still fits."""
     if allocation is None:
         return None
     now = dict(allocation)
@@ -167,7 +167,7 @@ def filled(
 
 
 def frontier(options: Options[What], points: int = 24, most_seconds: float = inf) -> list[Allocation[What]]:
-    """From the smallest to where more bytes buy nothing."""
+    """Pareto-optimal allocations, from the smallest to the one that more bytes no longer improve."""
     low = smallest_bytes(options)
     best = least_damage(options, inf, most_seconds)
     if best is None:

@@ -1,9 +1,10 @@
-"""Allocations for models with several outputs: the output with the most damage leads.
+"""Allocation for models with several outputs: minimise the damage of the worst output.
 
-    damage of output k = factor sum over weights of d_k + base_k         the model's: the largest of them
+    damage of output k = factor * (sum over weights of d_k) + base_k         damage of the model = the largest of them
 
-A knapsack has one damage, so outputs are weighted, p_k, and solved for sum_k p_k d_k; outputs that come out worse weigh more the next time
-(multiplicative weights: Arora, Hazan, Kale 2012, doi 10.4086/toc.2012.v008a006). What is taken is the best of the rounds.
+A knapsack has one objective, so it is solved for sum_k p_k d_k with weights p_k. Outputs that come out worse get more
+weight in the next round (multiplicative weights: Arora, Hazan, Kale 2012, doi 10.4086/toc.2012.v008a006). The best
+round wins.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from math import inf
 
 from shoestring.compression.allocate import Allocation, Option, Options, What, fewest_bytes, least_damage, total
 
-REWEIGHTED = 4  # solutions that are tried where there are several outputs
+REWEIGHTED = 4  # rounds of reweighting if there are several outputs
 
 
 @dataclass(frozen=True)
 class OutputSums:
-    """How damages of single weights add up to those of outputs."""
+    """How damages of single weights add up to damages of outputs."""
 
-    base: tuple[float, ...]  # damage before any weight is stored otherwise
-    factor: float = 1.0  # by which damages measured together exceeded their sum
+    base: tuple[float, ...]  # damage of the model before its weights are compressed
+    factor: float = 1.0  # measured total damage / sum of single damages
 
     def damages(self, allocation: Mapping[str, Option[What]]) -> tuple[float, ...]:
-        """Of every output."""
+        """Predicted damage of every output."""
         return tuple(
-            self.factor * sum(one.damages[place] for one in allocation.values()) + dead
-            for place, dead in enumerate(self.base)
+            self.factor * sum(one.damages[place] for one in allocation.values()) + base
+            for place, base in enumerate(self.base)
         )
 
     def least(
         self, options: Options[What], most_bytes: float = inf, most_seconds: float = inf
     ) -> Allocation[What] | None:
-        """The least damage of the worst output; None if nothing fits."""
+        """The allocation with the least damage to the worst output; None if nothing fits."""
         best: Allocation[What] | None = None
         for weights in self.rounds():
-            found = least_damage(weighted(options, weights), most_bytes, most_seconds)
+            found = least_damage(weight_outputs(options, weights), most_bytes, most_seconds)
             if found is None:
                 return best
             now = self.damages(found)
@@ -47,7 +48,7 @@ class OutputSums:
         return best
 
     def fewest(self, options: Options[What], most_damage: float, most_seconds: float = inf) -> Allocation[What] | None:
-        """The fewest bytes with which no output has more damage; None if there are none."""
+        """The allocation with the fewest bytes in which no output has more than this damage; None if nothing fits."""
         single = len(self.base) == 1
         best = (
             None
@@ -56,7 +57,7 @@ class OutputSums:
         )
         limit = (most_damage - max(self.base)) / self.factor
         for weights in self.rounds():
-            found = fewest_bytes(weighted(options, weights), limit, most_seconds)
+            found = fewest_bytes(weight_outputs(options, weights), limit, most_seconds)
             if found is None:
                 break
             now = self.damages(found)
@@ -68,15 +69,15 @@ class OutputSums:
 
     def rounds(self) -> list[list[float]]:
         weights = [1.0] * len(self.base)
-        return [weights] * (REWEIGHTED if len(self.base) > 1 else 1)  # one list, which is changed in between
+        return [weights] * (REWEIGHTED if len(self.base) > 1 else 1)  # the same list in each round; `learn` changes it
 
     def learn(self, weights: list[float], found: Sequence[float]) -> None:
-        """Weigh outputs by how bad they came out; the largest weighs 1."""
+        """Increase the weights of the worse outputs; the largest weight is 1."""
         raised = [weight * (one / max(*found, 1e-300)) ** 0.5 for weight, one in zip(weights, found, strict=True)]
         weights[:] = [one / max(*raised, 1e-300) for one in raised]
 
 
-def weighted(options: Options[What], weights: Sequence[float]) -> dict[str, list[Option[What]]]:
+def weight_outputs(options: Options[What], weights: Sequence[float]) -> dict[str, list[Option[What]]]:
     return {
         name: [
             replace(one, damage=sum(weight * each for weight, each in zip(weights, one.damages, strict=True)))
@@ -87,5 +88,5 @@ def weighted(options: Options[What], weights: Sequence[float]) -> dict[str, list
 
 
 def by_worst(options: Options[What]) -> dict[str, list[Option[What]]]:
-    """Options that count with the output that they damage most: their sum is never less than the worst output's."""
+    """Options whose damage is that to the output they damage most: the sum is an upper bound for the worst output."""
     return {name: [replace(one, damage=max(one.damages)) for one in some] for name, some in options.items()}

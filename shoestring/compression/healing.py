@@ -20,12 +20,12 @@ import torch
 from torch import nn
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
-from shoestring.compression.calibration.hidden_states import common_states, objective
-from shoestring.compression.distillation.heal import falling, healing_job
+from shoestring.compression.calibration.hidden_states import healing_objective, matching_states
+from shoestring.compression.distillation.heal import cosine_decay, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
-from shoestring.compression.formats.place import SUFFIX, forms_of, placed
-from shoestring.compression.quantization.latent import Latent, latent_forms
+from shoestring.compression.formats.packed_modules import SUFFIX, formats_of, place_formats
+from shoestring.compression.quantization.trainable import TrainableFormat, trainable_formats
 from shoestring.compression.room import CompressOutcome
 from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
@@ -69,7 +69,7 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
     seconds = parse_seconds(time)
     plan = session.plan
     forms = {name: one.what.way.form for name, one in plan.allocation.items()}
-    if not latent_forms(forms):
+    if not trainable_formats(forms):
         raise Mistake(
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
         )
@@ -81,7 +81,7 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
         pass
     model.cpu()
     session.source.model.cpu()  # the teacher goes where the student is
-    learned = {name: one.packed() if isinstance(one, Latent) else one for name, one in forms_of(model).items()}
+    learned = {name: one.pack() if isinstance(one, TrainableFormat) else one for name, one in formats_of(model).items()}
     return with_forms(session, learned, seconds, job.steps, folder)
 
 
@@ -91,8 +91,8 @@ def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Call
     base = copy.deepcopy(study.model)
 
     def made() -> nn.Module:
-        trainable = latent_forms(forms)
-        model = placed(
+        trainable = trainable_formats(forms)
+        model = place_formats(
             copy.deepcopy(base), {**{name: copy.deepcopy(form) for name, form in forms.items()}, **trainable}
         )
         for name, parameter in model.named_parameters():
@@ -130,10 +130,10 @@ class HealingSettings:
     def chosen(self, seconds: float) -> dict[str, Any]:
         """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
         source, batch = self.session.source, self.session.given.calibration[0]
-        states = common_states(
+        states = matching_states(
             self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"]
         )
-        wanted = objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
+        wanted = healing_objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
         steps = self.job(1.0, wanted, seconds=seconds).steps
         few = int(TRIED * steps)
         if few < FEWEST:
@@ -157,9 +157,9 @@ class HealingSettings:
         source = self.session.source
         rates = {
             f"{name}{SUFFIX}.{part}": rate * each
-            for name, form in forms_of(self.student()).items()
-            if isinstance(form, Latent)
-            for part, each in form.rate().items()
+            for name, form in formats_of(self.student()).items()
+            if isinstance(form, TrainableFormat)
+            for part, each in form.learning_rates().items()
         }
 
         def optimizer(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -172,7 +172,7 @@ class HealingSettings:
         return replace(
             job,
             optimizer=optimizer,
-            schedule=falling,
+            schedule=cosine_decay,
             held_out=None,
             metrics=None,
             validate=None,

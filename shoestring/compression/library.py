@@ -15,13 +15,13 @@ from shoestring.compression.run import CompressRun, drawn, held_folder, options_
 from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
     ModelSource,
-    about,
-    copied,
+    copy_every_model,
+    copy_model,
     from_weights,
     is_run,
-    opened,
-    prepared,
-    with_copies,
+    job_file_entries,
+    open_source,
+    prepare_model,
 )
 from shoestring.compression.technique import CompressTechnique
 from shoestring.compression.weight_source import is_weights, job_needed
@@ -135,14 +135,14 @@ def source_of(
             raise job_needed(str(job), "job=")
         return from_weights(str(job), of_run, flags, model)
     if not isinstance(job, Job):
-        found = opened(str(job), flags, not newest, of_run)
-        return found if model is None else replace(found, model=prepared(copied(model)), notes=())
-    job = job if job.origin is not None else with_copies(job)
-    made = fresh_model(job) if model is None else copied(model)
+        found = open_source(str(job), flags, not newest, of_run)
+        return found if model is None else replace(found, model=prepare_model(copy_model(model)), notes=())
+    job = job if job.origin is not None else copy_every_model(job)
+    made = fresh_model(job) if model is None else copy_model(model)
     origin = job.origin
     how = (
-        about(Path(origin.file), dict(origin.flags))
+        job_file_entries(Path(origin.file), dict(origin.flags))
         if origin is not None
         else {"job": None, "edits": [], "decoded": False}
     )
-    return ModelSource(job, prepared(made), how, (), "model")
+    return ModelSource(job, prepare_model(made), how, (), "model")

@@ -18,10 +18,10 @@ from shoestring.compression.calibration.scratch import ScratchTensor
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import numbers_bytes
-from shoestring.compression.formats.pack import buffers_of
+from shoestring.compression.formats.packed_folder import buffers_of
 from shoestring.compression.source import CalibrationSamples, ModelSource
 from shoestring.compression.technique import Compressed, CompressTechnique, ModelCost, StorageOffer
-from shoestring.compression.techniques.decode import finished
+from shoestring.compression.techniques.decode import place_and_decode
 from shoestring.compression.techniques.restructure import plain_offers
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
@@ -230,7 +230,7 @@ def compressed(
     forms = {name: one.what.way.form for name, one in cost.allocation.items() if one.what.technique == ""}
     own = {id(one): one for one in first.model.parameters()}  # forms take their place, so they are not copied
     made = applied(techniques, Compressed(copy.deepcopy(first.model, own), first, cost.allocation, forms))
-    return finished(replace(made, forms={**made.forms, **learned}))
+    return place_and_decode(replace(made, forms={**made.forms, **learned}))
 
 
 @dataclass(frozen=True)

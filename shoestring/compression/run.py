@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.compression.arguments import CompressArguments
-from shoestring.compression.calibration.metric import floor
+from shoestring.compression.calibration.metric import parse_floor
 from shoestring.compression.healing import healed
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.sections import compression_page
@@ -41,7 +41,7 @@ def options_of(arguments: CompressArguments, use: Use) -> CompressOptions:
     """What is asked for, as what it means."""
     return CompressOptions(
         arguments.budget(),
-        floor(arguments.metric) if arguments.metric else None,
+        parse_floor(arguments.metric) if arguments.metric else None,
         use,
         arguments.fidelity,
         int(arguments.samples),

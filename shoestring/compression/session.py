@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.calibration.answers import answer
 from shoestring.compression.calibration.calibration import same
 from shoestring.compression.calibration.fidelity import MEASURES, Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
@@ -19,18 +18,19 @@ from shoestring.compression.calibration.metric import (
     BatchMetrics,
     Floor,
     MetricValue,
+    batch_metrics,
+    combine_batches,
+    metric_after_change,
     metrics,
-    moved_by,
-    of_batch,
-    of_batches,
 )
+from shoestring.compression.calibration.model_outputs import select_outputs
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
+from shoestring.compression.edit_registry import apply_edits
 from shoestring.compression.exits.measured import ExitsMeasurement, exits_measured
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.pack import PackedModel, write_into
-from shoestring.compression.formats.place import memory_of
-from shoestring.compression.model_edits import edited
+from shoestring.compression.formats.packed_folder import PackedModel, write_into
+from shoestring.compression.formats.packed_modules import memory_of
 from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
 from shoestring.compression.source import CalibrationSamples, ModelSource, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
@@ -145,7 +145,7 @@ class CompressSession:
         if job.validate is not None:
             now, original = (metrics(job, model, ()) for model in models)
         else:
-            now, original = (of_batches(one) for one in zip(*told, strict=True))
+            now, original = (combine_batches(one) for one in zip(*told, strict=True))
         return comparison.fidelity, now, original
 
     def predicted(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
@@ -156,7 +156,7 @@ class CompressSession:
             return {}
         before, after = (metrics(job, model, batches) for model in (self.source.model, made))
         return {
-            name: moved_by(original[name], before[name], after[name])
+            name: metric_after_change(original[name], before[name], after[name])
             for name in original
             if name in before and name in after
         }
@@ -317,7 +317,7 @@ def loaded_model(source: ModelSource, target: Path) -> nn.Module:
     packed = PackedModel(target)
     trim()  # before a whole model is made
     with random_state.kept():
-        found = packed.fill(edited(source.job.model(), packed.edits))
+        found = packed.fill(apply_edits(source.job.model(), packed.edits))
     trim()  # what it had before it was filled
     return found
 
@@ -329,9 +329,9 @@ def compared_batch(
     itself."""
     with torch.no_grad():
         said = [job.forward(model, batch) for model in models]
-        found, wanted = (answer(one, [output.how.name for output in comparison.outputs]) for one in said)
+        found, wanted = (select_outputs(one, [output.how.name for output in comparison.outputs]) for one in said)
         comparison.add(found, wanted)
-        return [of_batch(job, one, batch, notes) for one in said] if job.validate is None else []
+        return [batch_metrics(job, one, batch, notes) for one in said] if job.validate is None else []
 
 
 def number(value: float) -> float | None:
@@ -385,7 +385,9 @@ def for_metric(
 
     def tried(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
         found = planned(replace(cost, wanted=budget), source.model, given.checked, asked.use)
-        return found, moved_by(original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name])
+        return found, metric_after_change(
+            original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name]
+        )
 
     def refused(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:
         few = wanted.undecided(metric)

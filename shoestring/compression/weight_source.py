@@ -1,4 +1,5 @@
-"""Weights as people have them: a file, or a folder of Hugging Face's. Without torch, whose import takes seconds."""
+"""Recognise weights on disk: a file, or a Hugging Face folder. This module does not import torch, which takes
+seconds."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular
 from shoestring.core.weights import PICKLES, SAFE
 
-LONGEST = 1 << 20  # bytes of a config.json that is looked at
+LONGEST = 1 << 20  # bytes of the largest config.json that is read
 
 
 def is_weights(path: str) -> bool:
-    """Whether it is a file of weights, or a folder with some that is not a run."""
+    """Whether the path is a file of weights, or a folder with such files that is not a run."""
     if os.path.isdir(path):
         return not os.path.exists(os.path.join(path, "run.json")) and any(
             one.endswith((*SAFE, *PICKLES)) for one in os.listdir(path)
@@ -23,22 +24,23 @@ def is_weights(path: str) -> bool:
 
 
 def check_weights(path: str) -> None:
-    """Refuse a folder whose only weights are pickles: which of them is meant is not guessed."""
+    """Refuse a folder whose only weights are pickles, because it is not clear which one to load."""
     if os.path.isdir(path) and not any(one.endswith(SAFE) for one in os.listdir(path)):
         first = min(one for one in os.listdir(path) if one.endswith(PICKLES))
         raise Mistake(f"{path} has no safetensors file: name a state dict in it, such as {os.path.join(path, first)}")
 
 
 def job_needed(path: str, argument: str) -> Mistake:
-    """What to say of weights without a job: the file to write."""
+    """The error for weights without a job. It shows the job file to write."""
     return Mistake(
-        f"{path} has weights, and nothing that says what computes with them, or on which data: give {argument}, a file such "
-        f"as\n\n{job_to_write(path)}\nIts model needs no trained weights: they are taken from {path}"
+        f"{path} has weights, but nothing that tells which model they belong to, or which data to use: give {argument}, a "
+        f"file such as\n\n{job_template(path)}\nIts model needs no trained weights: they are taken from {path}"
     )
 
 
-def job_to_write(path: str) -> str:
-    """A job file for these weights, with dots where only the user knows. A config.json beside them says which class of transformers."""
+def job_template(path: str) -> str:
+    """A job file for these weights, with dots where the user must fill in. A config.json beside them names the
+    transformers class."""
     folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
     if (kind := architecture(folder)) is None:
         return "    import shoestring\n\n    def job():\n        return shoestring.Job(model=lambda: MyModel(...), data=[batch, ...])\n"
@@ -50,7 +52,7 @@ def job_to_write(path: str) -> str:
 
 
 def architecture(folder: str) -> str | None:
-    """The class that a config.json names; None if there is no such file. Text of a file is shown only if it is a plain name."""
+    """The model class named by a config.json; None if there is none, or if it is not a plain identifier."""
     path = os.path.join(folder, "config.json")
     try:
         if os.path.getsize(path) > LONGEST:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity, outputs
-from shoestring.compression.formats.place import forms_of
+from shoestring.compression.calibration.fidelity import OutputMeasure, collect_outputs, fidelity
+from shoestring.compression.formats.packed_modules import formats_of
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import Mistake, OverBudget
 from tests.compression.models import batches, called, loss, vectors, words
@@ -193,8 +193,8 @@ def eight_bit_floats() -> nn.Module:
     ("make", "said"),
     [
         (lambda: nn.Sequential(Remembering(16, 4)), "get_extra_state"),
-        (Sparsely, "mask is torch.sparse_coo"),
-        (eight_bit_floats, "unused is torch.strided of torch.float8"),
+        (Sparsely, "mask is a torch.sparse_coo"),
+        (eight_bit_floats, "unused is a torch.strided tensor of torch.float8"),
     ],
 )
 def test_what_a_folder_can_not_hold_is_refused_before_anything_is_written(
@@ -234,17 +234,17 @@ def test_few_batches_are_cut_for_their_three_uses(count: int, held_out: int) -> 
 
 def test_a_single_sample_is_too_few() -> None:
     one = [(torch.zeros(1, 16), torch.zeros(1, dtype=torch.long))]
-    with pytest.raises(Mistake, match="needs some to calibrate with and others to measure on"):
+    with pytest.raises(Mistake, match="needs some to calibrate and others to measure"):
         samples_of(Job(model=lambda: nn.Linear(16, 4), data=lambda: one, forward=called, loss=loss))
 
 
 def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two bits for every weight can break a model altogether; its size is still what could be reached."""
     monkeypatch.setattr(
-        "shoestring.compression.calibration.calibration.outputs",
+        "shoestring.compression.calibration.calibration.collect_outputs",
         lambda model, forward, given, measures: [
-            {name: value * torch.inf if forms_of(model) else value for name, value in one.items()}
-            for one in outputs(model, forward, given, measures)
+            {name: value * torch.inf if formats_of(model) else value for name, value in one.items()}
+            for one in collect_outputs(model, forward, given, measures)
         ],
     )
     job = job_for(lambda: nn.Linear(64, 64), vectors(64))

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.compression.calibration.hidden_states import State, common_states, objective, pairs
+from shoestring.compression.calibration.hidden_states import (
+    HiddenStatePair,
+    block_pairs,
+    healing_objective,
+    matching_states,
+)
 from shoestring.compression.distillation import heal
-from shoestring.compression.distillation.losses import parsed
+from shoestring.compression.distillation.losses import parse_objective
 from shoestring.compression.healing import healed
-from shoestring.compression.pruning.cuts import Drop, as_json, edited
+from shoestring.compression.pruning.prune_edits import Drop, apply_prune_edits, prune_edits_to_json
 from shoestring.compression.session import CompressOptions, begun
-from shoestring.compression.source import ModelSource, prepared
+from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
 from tests.compression.models import batches, called, loss, vectors
 
@@ -57,24 +62,24 @@ JOB = Job(
 
 def test_a_block_learns_what_is_there_where_the_next_one_begins() -> None:
     model, batch = deep(), batches(1, vectors(16))[0]
-    whole = pairs(model, called, batch, ())
+    whole = block_pairs(model, called, batch, ())
     assert whole == [(f"layers.{number}", f"layers.{number}") for number in range(6)]
-    edit = {"kind": "structure", "edits": as_json([Drop("layers", 6, (0, 3, 5))])}
-    found = pairs(model, called, batch, [edit])
+    edit = {"kind": "structure", "edits": prune_edits_to_json([Drop("layers", 6, (0, 3, 5))])}
+    found = block_pairs(model, called, batch, [edit])
     assert found == [("layers.0", "layers.2"), ("layers.1", "layers.4"), ("layers.2", "layers.5")]
-    small = edited(deep(), (Drop("layers", 6, (0, 3, 5)),))
-    states = common_states(small, model, called, batch, [edit])
+    small = apply_prune_edits(deep(), (Drop("layers", 6, (0, 3, 5)),))
+    states = matching_states(small, model, called, batch, [edit])
     assert [(one.small, one.original) for one in states] == found and all(one.variance > 0 for one in states)
     small.requires_grad_(False)
     small.layers[1].requires_grad_(True)
-    left = [one.small for one in common_states(small, model, called, batch, [edit])]
+    left = [one.small for one in matching_states(small, model, called, batch, [edit])]
     assert left == ["layers.1", "layers.2"], "what can't learn is left out"
-    assert common_states(nn.Linear(16, 4), nn.Linear(16, 4), called, batch, ()) == ()
+    assert matching_states(nn.Linear(16, 4), nn.Linear(16, 4), called, batch, ()) == ()
 
 
 @pytest.mark.parametrize("variance", [1e-9, 0.5, 1e9])
 def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> None:
-    terms = parsed(objective("kl", [State("a.0", "b.1", variance)]))
+    terms = parse_objective(healing_objective("kl", [HiddenStatePair("a.0", "b.1", variance)]))
     assert [term.name for term in terms] == ["kl", "hidden"] and terms[1].weight == pytest.approx(
         1 / variance, rel=1e-2
     )
@@ -82,7 +87,7 @@ def test_an_objective_can_be_read_whatever_the_states_are(variance: float) -> No
 
 def test_a_model_of_half_its_layers_heals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "steps_in", lambda job, seconds, clock: STEPS)
-    source = ModelSource(JOB, prepared(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
+    source = ModelSource(JOB, prepare_model(deep()), {"job": None, "edits": [], "decoded": False}, (), "deep")
     session = begun(source, CompressOptions(Budget(), use=("Prune(layers=0.5)",), unseen=64))
     found = healed(session, "3s", tmp_path / "healing").healed
     assert 1 - found.after < 0.5 * (1 - found.before)

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shoestring.compression.calibration.answers import named_tensors
 from shoestring.compression.calibration.calibration import same
+from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
-from shoestring.compression.formats.pack import PackedModel
-from shoestring.compression.onnx.export import exported
+from shoestring.compression.formats.packed_folder import PackedModel
+from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.room import plain_cost, planned
 from shoestring.compression.session import CompressOptions, CompressSession
-from shoestring.compression.source import CalibrationSamples, ModelSource, prepared, samples_of
+from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
@@ -76,7 +76,7 @@ def costs_of_exits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def studied(name: str) -> tuple[ModelSource, CalibrationSamples, ModelCost]:
     job = job_of(name)
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), name)
     given = samples_of(job, 64)
     return source, given, plain_cost(source, given, Budget(), "cosine")
 
@@ -152,7 +152,7 @@ def test_every_setting_exports_to_onnx_or_says_why_not(name: str, tmp_path: Path
     for number, use in enumerate(ALL):
         try:
             made = planned(cost, source.model, given.checked, (use,)).chosen.made()
-            told = exported(made.model, called, given.unseen[0], tmp_path / f"{number}.onnx")
+            told = export_onnx(made.model, called, given.unseen[0], tmp_path / f"{number}.onnx")
         except Mistake as error:
             assert name in LACKING.get(use, ()) or "onnx" in str(error).lower(), f"a refusal says why: {error}"
             assert not (tmp_path / f"{number}.onnx").exists()

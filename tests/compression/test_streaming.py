@@ -17,12 +17,12 @@ from shoestring import Job
 from shoestring.compression.calibration.fidelity import (
     AT_ONCE,
     OutputMeasure,
-    damages,
+    all_finite,
+    damage_per_vector,
     fidelity,
-    finite,
     vector_damages,
 )
-from shoestring.compression.calibration.probe import as_one
+from shoestring.compression.calibration.probe import join_if_equivalent
 
 
 def data(seed: int, count: int) -> list[Any]:
@@ -83,7 +83,7 @@ def test_vectors_that_are_compared_in_parts_have_the_same_damages(measure: str, 
     found = wanted + 0.1 * torch.randn(wanted.shape, generator=generator)
     how = OutputMeasure("y", measure, axis)
     whole = vector_damages(found.double().movedim(axis, -1), wanted.double().movedim(axis, -1), how)
-    assert torch.allclose(damages(found, wanted, how), whole, rtol=1e-12, atol=0)
+    assert torch.allclose(damage_per_vector(found, wanted, how), whole, rtol=1e-12, atol=0)
 
 
 def test_batches_of_different_lengths_are_one_comparison() -> None:
@@ -93,7 +93,10 @@ def test_batches_of_different_lengths_are_one_comparison() -> None:
     how = OutputMeasure("logits", "kl")
     together = fidelity(found, wanted, [how]).outputs[0]
     each = torch.cat(
-        [damages(one["logits"], other["logits"], how).flatten() for one, other in zip(found, wanted, strict=True)]
+        [
+            damage_per_vector(one["logits"], other["logits"], how).flatten()
+            for one, other in zip(found, wanted, strict=True)
+        ]
     )
     assert (
         together.mean == pytest.approx(1 - float(each.mean()), abs=1e-14)
@@ -114,12 +117,12 @@ def test_the_probe_is_one_batch_where_the_model_answers_it_alike() -> None:
         return [{"y": made(batch) - made(batch).mean(0)} for batch in batches]
 
     with torch.no_grad():
-        assert [len(one) for one in as_one(parts, alone)] == [8]
-        assert [len(one) for one in as_one(parts, among_others)] == [2, 2, 2, 2]
-        assert len(as_one([*parts, torch.zeros(2, 9)], alone)) == 5, "samples of other shapes stay apart"
-        assert [len(one) for one in as_one(parts[:1], alone)] == [2]
+        assert [len(one) for one in join_if_equivalent(parts, alone)] == [8]
+        assert [len(one) for one in join_if_equivalent(parts, among_others)] == [2, 2, 2, 2]
+        assert len(join_if_equivalent([*parts, torch.zeros(2, 9)], alone)) == 5, "samples of other shapes stay apart"
+        assert [len(one) for one in join_if_equivalent(parts[:1], alone)] == [2]
 
 
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
-    assert finite(torch.full((4,), 3e38))
-    assert not finite(torch.tensor([1.0, torch.inf])) and not finite(torch.tensor([torch.inf, -torch.inf]))
+    assert all_finite(torch.full((4,), 3e38))
+    assert not all_finite(torch.tensor([1.0, torch.inf])) and not all_finite(torch.tensor([torch.inf, -torch.inf]))

@@ -47,7 +47,7 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
     torch.save({"model": state, "step": 3}, tmp_path / "nested.pt")
     torch.save({name: one for name, one in state.items() if name != "2.bias"}, tmp_path / "short.pt")
     for name, said in (
-        ("model.pt", "pickle, which can run code"),
+        ("model.pt", "pickle, because it can run code"),
         ("nested.pt", "with model in it"),
         ("short.pt", r"has no 2\.bias"),
     ):

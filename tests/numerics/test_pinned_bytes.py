@@ -16,7 +16,7 @@ from torch import Tensor
 from shoestring.compression.formats.format import PlainFormat
 from shoestring.compression.formats.grid import GridFormat
 from shoestring.compression.formats.sparse import SparseFormat
-from shoestring.compression.quantization.rounding import GridSetting, rounded
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.quantize_down import QuantizeDown
@@ -115,7 +115,7 @@ def grids() -> Iterator[Tensor]:
             for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
                 weight = numbers(int(torch.Size(shape).numel()), bits)
                 weight = weight.view(shape[0], -1) if len(shape) > 1 else weight[None]
-                [found] = rounded(weight, [GridSetting(bits, group)])
+                [found] = round_to_grid(weight, [GridSetting(bits, group)])
                 form = GridFormat.of(found.codes, found.scales, found.zeros, bits, group, shape, dtype)
                 yield from form.buffers()
                 yield form.dense()

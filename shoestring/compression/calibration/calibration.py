@@ -19,28 +19,28 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.answers import Answer
 from shoestring.compression.calibration.fidelity import (
     Fidelity,
     FidelitySums,
     Forward,
     OutputFidelity,
     OutputMeasure,
+    collect_outputs,
     fidelity,
-    outputs,
 )
-from shoestring.compression.calibration.latency import LatencyTimer, clock_of
+from shoestring.compression.calibration.latency import LatencyTimer, latency_timer
+from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.calibration.moments import SecondMoment
-from shoestring.compression.calibration.probe import a_part, as_one
+from shoestring.compression.calibration.probe import first_samples, join_if_equivalent
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor, trim
-from shoestring.compression.calibration.weight_usage import Usage, Weight, looking_at, weights_of
+from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage, weights_of
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
 from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
-from shoestring.compression.formats.place import inside
+from shoestring.compression.formats.packed_modules import temporary_formats
 from shoestring.compression.formats.sparse import SparseFormat
-from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, rounded
+from shoestring.compression.quantization.rounding import LARGEST, GridSetting, RoundedWeight, round_to_grid
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
@@ -163,7 +163,7 @@ class Calibration:
     @cached_property
     def usage(self) -> dict[str, Usage]:
         """How weights are used on all batches."""
-        with torch.no_grad(), looking_at(self.model, self.weights, self.scratch) as usage:
+        with torch.no_grad(), record_usage(self.model, self.weights, self.scratch) as usage:
             for batch in self.batches:
                 self.forward(self.model, batch)
         return usage
@@ -171,21 +171,23 @@ class Calibration:
     @cached_property
     def clock(self) -> LatencyTimer:
         """How long the model takes for an answer, and how much longer with packed weights."""
-        return clock_of(self.model, self.forward, self.sample, self.weights)
+        return latency_timer(self.model, self.forward, self.sample, self.weights)
 
     @cached_property
     def probe(self) -> list[Batch]:
         """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
         model every token is compared, so that few samples are enough."""
-        said = self.said([a_part(self.others[0], 1)])
+        said = self.said([first_samples(self.others[0], 1)])
         count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
-        return as_one([a_part(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said)
+        return join_if_equivalent(
+            [first_samples(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said
+        )
 
-    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Answer]:
+    def said(self, batches: Sequence[Batch], model: nn.Module | None = None) -> list[Outputs]:
         """What the model, or another one, says."""
-        return outputs(self.model if model is None else model, self.forward, batches, self.measures)
+        return collect_outputs(self.model if model is None else model, self.forward, batches, self.measures)
 
-    def compared(self, found: Sequence[Answer], wanted: Sequence[Answer]) -> Fidelity:
+    def compared(self, found: Sequence[Outputs], wanted: Sequence[Outputs]) -> Fidelity:
         return fidelity(found, wanted, self.measures)
 
     def comparison(self, batches: Sequence[Batch], model: nn.Module, original: nn.Module) -> FidelitySums:
@@ -196,7 +198,7 @@ class Calibration:
         return found
 
     @cached_property
-    def wanted(self) -> list[Answer]:
+    def wanted(self) -> list[Outputs]:
         """The outputs of the model itself on the probe."""
         found = self.said(self.probe)
         if not same(found[0], self.said(self.probe[:1])[0]):
@@ -224,7 +226,7 @@ class Calibration:
         rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
         if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
             few = value[:: -(-rows // LOOKED_AT)]
-            for setting, one in zip(missing, rounded(few, missing), strict=True):
+            for setting, one in zip(missing, round_to_grid(few, missing), strict=True):
                 self.add(
                     weight,
                     self.gridded(weight, setting),
@@ -234,7 +236,7 @@ class Calibration:
         elif missing:
             inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
             for setting, one in zip(
-                missing, rounded(value, missing, self.moment(weight), self.mask(weight)), strict=True
+                missing, round_to_grid(value, missing, self.moment(weight), self.mask(weight)), strict=True
             ):
                 form = grid_form(weight, setting, one, self.inputs_first(weight))
                 error = (
@@ -301,7 +303,7 @@ class Calibration:
         return moment
 
     def rounded_form(self, weight: Weight, value: Tensor, setting: GridSetting) -> WeightFormat:
-        return grid_form(weight, setting, rounded(value, [setting])[0], self.inputs_first(weight))
+        return grid_form(weight, setting, round_to_grid(value, [setting])[0], self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
@@ -373,13 +375,13 @@ class Calibration:
                 with (
                     swapped(self.values[weight.name], form.dense())
                     if form.keeps_inputs
-                    else inside(self.model, {weight.name: form})
+                    else temporary_formats(self.model, {weight.name: form})
                 ):
                     found = self.probed(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
 
-    def probed(self, wanted: Sequence[Answer]) -> Fidelity:
+    def probed(self, wanted: Sequence[Outputs]) -> Fidelity:
         """How close the model, as it is now, is to these outputs of the probe."""
         found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
@@ -421,7 +423,7 @@ def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
     return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
 
 
-def same(one: Answer, other: Answer) -> bool:
+def same(one: Outputs, other: Outputs) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
 

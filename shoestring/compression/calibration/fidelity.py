@@ -1,13 +1,13 @@
-"""Fidelity: how close what a smaller model says is to what the original says. No labels are needed.
+"""Fidelity: how close a compressed model's outputs are to the original's. No labels are needed.
 
-    cosine    1 - |a/|a| - b/|b||^2 / 2      of every vector along an axis: embeddings
-    kl        exp(-KL(softmax b || softmax a))   of every vector along the class axis: logits, or probabilities
-    binary    exp(-KL(sigmoid b || sigmoid a))   of every number: logits of yes or no, or their probabilities
-    r2        1 - (a - b)^2 / variance of b      of every sample: regressions; the mean is R^2 with the original's outputs as targets
+    cosine    1 - |a/|a| - b/|b||^2 / 2          per vector along an axis: embeddings
+    kl        exp(-KL(softmax b || softmax a))   per vector along the class axis: class logits or probabilities
+    binary    exp(-KL(sigmoid b || sigmoid a))   per number: binary logits or probabilities
+    r2        1 - (a - b)^2 / variance of b      per sample: regressions; the mean is R^2 with the original's outputs as targets
 
-a: the smaller model's, b: the original's. All are 1 for the same outputs, and what is missing to 1 is the damage. Damages of single weights
-add up, because errors of different weights are hardly correlated and outputs are nearly linear in small ones (decisions/021 has figures).
-Of several outputs the one with the most damage leads: its fidelity is the model's.
+a: output of the compressed model, b: of the original. Fidelity is 1 for equal outputs; damage = 1 - fidelity. Damages
+of single weights add up, because errors of different weights are hardly correlated and outputs are nearly linear in
+small errors (decisions/021 has figures). If a model has several outputs, its fidelity is that of the most damaged one.
 """
 
 from __future__ import annotations
@@ -20,43 +20,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.answers import Answer, answer, compared_names
+from shoestring.compression.calibration.model_outputs import Outputs, compared_names, select_outputs
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
 COSINE, KL, BINARY, R2 = MEASURES = ("cosine", "kl", "binary", "r2")
 Forward = Callable[[nn.Module, Batch], Any]
-TOUCHING = 1e-7  # probabilities are kept so far from 0 and 1
-OWN = (
-    16  # numbers of a sample up to which each is compared with its own variance; more are one vector with one variance
-)
-AT_ONCE = 1 << 18  # numbers that are compared at once in double precision
-CONSTANT = 1e-10  # of its mean square: a variance below that is rounding
+TOUCHING = 1e-7  # probabilities are clamped to this distance from 0 and 1
+OWN = 16  # outputs with up to this many numbers per sample have a variance for each; larger ones have one variance
+AT_ONCE = 1 << 18  # numbers compared at once in double precision
+CONSTANT = 1e-10  # a variance below this fraction of the mean square is rounding noise
 
 
 @dataclass(frozen=True)
 class OutputMeasure:
-    """How one output is compared."""
+    """How to compare one output."""
 
     name: str
     measure: str
-    axis: int = -1  # of classes, or of the numbers of a vector
-    why: str = ""  # this measure, in words
-    probabilities: bool = False  # numbers are probabilities already, not logits
-    variance: tuple[float, ...] = ()  # r2: of the original's numbers, each or all together
+    axis: int = -1  # class axis, or the axis of a vector's numbers
+    why: str = ""  # reason for this measure, for the user
+    probabilities: bool = False  # values are probabilities, not logits
+    variance: tuple[float, ...] = ()  # for r2: variance of the original's outputs, per number or one for all
 
 
 @dataclass(frozen=True)
 class OutputFidelity:
-    """How close one output is."""
+    """Fidelity of one output."""
 
     name: str
     measure: str
     mean: float
     worst: float
-    count: int  # vectors or numbers that were compared,
-    samples: int  # of so many samples
-    standard_error: float | None  # of the mean, by what samples differ
+    count: int  # vectors or numbers compared
+    samples: int  # number of samples they came from
+    standard_error: float | None  # of the mean, from the variance between samples
 
     @property
     def damage(self) -> float:
@@ -65,7 +63,8 @@ class OutputFidelity:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Of all outputs; the figures are those of the one with the most damage, but the worst is that of all."""
+    """Fidelity of a model. Mean and count are those of the most damaged output; `worst` is the minimum over all
+    outputs."""
 
     mean: float
     worst: float
@@ -83,7 +82,7 @@ class Fidelity:
 
     @property
     def damages(self) -> tuple[float, ...]:
-        """Of every output."""
+        """Damage of every output."""
         return tuple(one.damage for one in self.outputs)
 
     @property
@@ -91,23 +90,26 @@ class Fidelity:
         return max(self.outputs, key=lambda one: one.damage, default=None)
 
 
-def outputs(
+def collect_outputs(
     model: nn.Module, forward: Forward, batches: Iterable[Batch], measures: Sequence[OutputMeasure] = ()
-) -> list[Answer]:
-    """What a model says, batch by batch: the outputs that are measured, or all that count."""
+) -> list[Outputs]:
+    """Run a model on batches and collect the outputs with measures, or all that are compared by default."""
     names = [one.name for one in measures]
     with torch.no_grad():
         said = []
         for batch in batches:
             given = forward(model, batch)
-            said.append(answer(given, names or compared_names(given)))
+            said.append(select_outputs(given, names or compared_names(given)))
     return said
 
 
-def fidelity(found: Sequence[Answer], wanted: Sequence[Answer], measures: Sequence[OutputMeasure] = ()) -> Fidelity:
-    """Vectors with numbers that are not finite have fidelity 0; where the original's are not, nothing can be said. Without `measures`, what
-    suits the original's numbers."""
-    chosen = measures or [by_numbers(name, [one[name] for one in wanted]) for name in wanted[0]]
+def fidelity(found: Sequence[Outputs], wanted: Sequence[Outputs], measures: Sequence[OutputMeasure] = ()) -> Fidelity:
+    """Fidelity of outputs `found` to the original's outputs `wanted`, given batch by batch.
+
+    Vectors that are not finite have fidelity 0; if the original's are not finite, Mistake is raised. Without
+    `measures`, they are inferred from the original's values.
+    """
+    chosen = measures or [measure_from_values(name, [one[name] for one in wanted]) for name in wanted[0]]
     comparison = FidelitySums(chosen)
     for one, other in zip(found, wanted, strict=True):
         comparison.add(one, other)
@@ -115,14 +117,14 @@ def fidelity(found: Sequence[Answer], wanted: Sequence[Answer], measures: Sequen
 
 
 class FidelitySums:
-    """Answers that are compared batch by batch. Sums of samples are kept, and no answers: those of a language model, with every word of its
-    vocabulary at every place of a text, are many times as large as the model."""
+    """Running fidelity over batches. It keeps sums per sample and no outputs: a language model's logits over many texts
+    are many times as large as the model."""
 
     def __init__(self, measures: Sequence[OutputMeasure]) -> None:
         self.outputs = [OutputComparison(one) for one in measures]
 
-    def add(self, found: Answer, wanted: Answer) -> None:
-        """One batch."""
+    def add(self, found: Outputs, wanted: Outputs) -> None:
+        """Add one batch."""
         for one in self.outputs:
             one.add(found[one.how.name], wanted[one.how.name])
 
@@ -132,26 +134,26 @@ class FidelitySums:
 
     @property
     def finite(self) -> bool:
-        """Whether all numbers were that were compared with the original's."""
+        """Whether all compared outputs were finite."""
         return all(one.finite for one in self.outputs)
 
 
 class OutputComparison:
-    """Of one output. Samples are the first dimension; they may have different numbers of vectors."""
+    """Running fidelity of one output. Samples are the first dimension; they may have different numbers of vectors."""
 
     def __init__(self, how: OutputMeasure) -> None:
         self.how, self.worst, self.finite = how, 0.0, True
-        self.sums: list[Tensor] = []  # of the damages of every sample's vectors,
-        self.counts: list[Tensor] = []  # which are so many
+        self.sums: list[Tensor] = []  # per sample: sum of its vectors' damages
+        self.counts: list[Tensor] = []  # per sample: number of vectors
 
     def add(self, found: Tensor, wanted: Tensor) -> None:
-        if not finite(wanted):
+        if not all_finite(wanted):
             raise Mistake(
-                f"the original's {self.how.name} has numbers that are not finite: there is nothing to compare with; choose other "
-                f"outputs with --output"
+                f"the original's {self.how.name} has numbers that are not finite, so nothing can be compared with it; choose "
+                f"other outputs with --output"
             )
-        self.finite = self.finite and finite(found)
-        lost = damages(found, wanted, self.how)
+        self.finite = self.finite and all_finite(found)
+        lost = damage_per_vector(found, wanted, self.how)
         lost = torch.where(torch.isfinite(lost), lost, 1.0)
         lost = lost.reshape(len(lost), -1) if lost.dim() else lost.reshape(1, 1)
         self.sums.append(lost.sum(1))
@@ -177,19 +179,19 @@ class OutputComparison:
         )
 
 
-def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
-    """What is missing to fidelity 1, of every vector; in double precision, because small ones are differences of nearly equal numbers.
+def damage_per_vector(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
+    """Damage, 1 - fidelity, of every vector; in double precision, because it is a difference of nearly equal numbers.
 
-    >>> damages(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), OutputMeasure("output", "cosine"))
+    >>> damage_per_vector(torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), OutputMeasure("output", "cosine"))
     tensor([0.2929], dtype=torch.float64)
-    >>> damages(torch.tensor([[100.0], [101.0]]), torch.tensor([[100.0], [102.0]]), OutputMeasure("y", "r2", variance=(2.0,)))
+    >>> damage_per_vector(torch.tensor([[100.0], [101.0]]), torch.tensor([[100.0], [102.0]]), OutputMeasure("y", "r2", variance=(2.0,)))
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
     if found.shape != wanted.shape:
         raise Mistake(
-            f"the output {how.name} has another shape, {list(found.shape)}, than the original's, {list(wanted.shape)}: what "
-            f"depends on what was computed before, on chance, or on how many there are (boxes after a threshold) can't be "
-            f"compared; choose other outputs with --output"
+            f"the output {how.name} has the shape {list(found.shape)}, and the original's {list(wanted.shape)}: outputs whose "
+            f"shape depends on the values (boxes above a threshold), on chance or on earlier calls can't be compared; choose "
+            f"other outputs with --output"
         )
     if how.measure == R2:
         return relative_errors(found.double(), wanted.double(), how)
@@ -205,7 +207,7 @@ def damages(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
 
 
 def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
-    """Of vectors along the last axis."""
+    """Damage of vectors along the last axis, by kl or cosine."""
     if how.measure == KL:
         log_a, log_b = ((one.clamp(min=TOUCHING).log() if how.probabilities else one).log_softmax(-1) for one in (a, b))
         return -torch.expm1(-(log_b.exp() * (log_b - log_a)).sum(-1).clamp(min=0))
@@ -216,7 +218,7 @@ def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
 
 
 def relative_errors(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
-    """Squared errors as shares of a variance, of every sample the mean."""
+    """Mean squared error of every sample, relative to the variance."""
     error = (a - b).square()
     if not a.dim():
         error = error.reshape(1)
@@ -240,23 +242,23 @@ def bernoulli_divergence(a: Tensor, b: Tensor) -> Tensor:
     return found.clamp(min=0) if found.dim() else found.reshape(1).clamp(min=0)
 
 
-def finite(said: Tensor) -> bool:
-    """A sum is finite only if all numbers are, and is had in a tenth of the time; but it can overflow."""
+def all_finite(said: Tensor) -> bool:
+    """Whether all numbers are finite. The sum is tried first: it takes a tenth of the time, but it may overflow."""
     return bool(torch.isfinite(said.sum())) or bool(torch.isfinite(said).all())
 
 
-# What suits an output's numbers
+# Choose a measure from an output's values alone
 
-OFFSET = 0.9  # share of the mean square that is the mean vector's: above, all vectors point the same way and cosines say nothing
+OFFSET = 0.9  # if the mean vector has more than this share of the mean square, cosines of these vectors say nothing
 
 
 def feature_axis(tensor: Tensor) -> int:
-    """Channels of pictures, else the last."""
+    """Axis of the channels of images, else the last axis."""
     return 1 if tensor.dim() > 3 else -1
 
 
-def by_numbers(name: str, said: Sequence[Tensor]) -> OutputMeasure:
-    """What suits an output of which only its numbers are known."""
+def measure_from_values(name: str, said: Sequence[Tensor]) -> OutputMeasure:
+    """Choose a measure for an output of which only values are known."""
     first = said[0]
     axis = feature_axis(first)
     if first.dim() < 2 or first.shape[axis] == 1:
@@ -266,7 +268,7 @@ def by_numbers(name: str, said: Sequence[Tensor]) -> OutputMeasure:
             return OutputMeasure(name, KL, one, "probabilities that add up to 1", probabilities=True)
     if name.rpartition(".")[2] == "logits":
         return OutputMeasure(name, KL, axis, "it is called logits")
-    rows = vectors(said, axis)
+    rows = as_vectors(said, axis)
     if (
         len(rows) > 1
         and rows.shape[1] > 1
@@ -276,8 +278,9 @@ def by_numbers(name: str, said: Sequence[Tensor]) -> OutputMeasure:
     return OutputMeasure(name, COSINE, axis, "vectors")
 
 
-def vectors(said: Sequence[Tensor], axis: int) -> Tensor:
-    """All vectors along an axis as rows; single numbers, where there are none, or where batches have vectors of different lengths."""
+def as_vectors(said: Sequence[Tensor], axis: int) -> Tensor:
+    """All vectors along an axis as rows; single numbers if there are no vectors, or if their lengths differ between
+    batches."""
     lengths = {one.shape[axis] if one.dim() > 1 else 1 for one in said}
     width = lengths.pop() if len(lengths) == 1 else 1
     return torch.cat([(one.movedim(axis, -1) if width > 1 else one).double().reshape(-1, width) for one in said])
@@ -288,9 +291,9 @@ def are_probabilities(said: Sequence[Tensor], axis: int) -> bool:
 
 
 def with_variance(how: OutputMeasure, said: Sequence[Tensor]) -> OutputMeasure:
-    """The measure with the variances of an output's numbers: of each, if they are few, else one. A number that is always the same has its
-    mean square instead."""
-    rows = vectors(said, how.axis)
+    """Add the variances of an output to its measure: per number if there are few, else their mean. Constant numbers use
+    their mean square instead."""
+    rows = as_vectors(said, how.axis)
     square, variance = rows.square().mean(0), rows.var(0, correction=0)
     known = torch.where(variance > CONSTANT * square, variance, square)
     known = torch.where(known > 0, known, 1.0)

@@ -1,11 +1,13 @@
-"""How long an answer takes, and how much longer with packed weights.
+"""Measure inference latency, and predict how packed weights change it.
 
-    latency = median of the plain model + what decoding each packed weight takes, as often as one answer uses it
+    latency = median of the original model + extra time of every packed weight * its uses per forward pass
 
-Both are measured here, on one sample and without gradients. What a percentile is above the median is a share, measured too.
+Both terms are measured here, on one sample and without gradients. Higher percentiles are predicted from the measured
+ratio of percentile to median.
 
-On a machine that others use, the kernel's scheduler says which calls had to wait for a core (`measure/load.py`). Those that did not are
-counted; where too few did not, the fastest quarter, without the time that they waited. Models that are compared are called in turns.
+On a busy machine, the kernel's scheduler tells which calls had to wait for a core (`measure/load.py`). Only calls that
+did not wait are counted; if there are too few, the fastest quarter, with their waiting time subtracted. Models that are
+compared are called alternately.
 """
 
 from __future__ import annotations
@@ -24,21 +26,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shoestring.compression.calibration.fidelity import Forward
-from shoestring.compression.calibration.weight_usage import Usage, Weight, looking_at
+from shoestring.compression.calibration.probe import first_samples
+from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
-from shoestring.core.batch import Batch, samples, split
-from shoestring.core.errors import Mistake
+from shoestring.core.batch import Batch
 from shoestring.measure.load import HELD_UP, Effort, Timing, effort, timing
 
-WARM, LEAST, MOST = 3, 20, 200  # calls: before anything is timed; that are timed at least; at most
-ENOUGH = 1.0  # seconds of timed calls
-TRIED = 0.03  # of those of a single weight
-CACHED = 64 << 20  # bytes that a processor's cache may hold
-PATIENCE = 4  # times as long, while calls have to wait for a core
-TICK = 0.004  # seconds after which the kernel counts what a thread ran: a shorter call may seem to have run for 0
-BUSY = 0.05  # share of calls that wait on a machine of which nobody is told that it is busy
+WARM, LEAST, MOST = 3, 20, 200  # warm-up calls; fewest and most timed calls
+ENOUGH = 1.0  # seconds of timed calls of a model
+TRIED = 0.03  # seconds of timed calls of a single weight
+CACHED = 64 << 20  # bytes that a CPU cache may hold
+PATIENCE = 4  # time limit is extended by this factor while calls have to wait for a core
+TICK = 0.004  # seconds between the kernel's updates of a thread's run time: shorter calls may seem to have run for 0
+BUSY = 0.05  # fraction of calls that may have waited before the user is warned
 
 
 @dataclass(frozen=True)
@@ -46,44 +48,45 @@ class Latency:
     p50: float
     p99: float
     calls: int
-    busy: float = 0.0  # share of its calls that had to wait for a core
+    busy: float = 0.0  # fraction of its calls that had to wait for a core
 
     @property
     def is_estimate(self) -> bool:
-        """Whether too few calls ran undisturbed, so that waiting was taken off by arithmetic."""
+        """Whether too few calls ran undisturbed, so that waiting times were subtracted."""
         return self.calls < LEAST
 
     @property
     def warning(self) -> str:
-        """Why not to trust it fully; empty on a quiet machine."""
+        """Warning that the machine was busy; empty on a quiet one."""
         if self.busy <= BUSY:
             return ""
         told = "times are estimates without the waiting" if self.is_estimate else "only the others were counted"
-        return f"the machine was busy: {self.busy:.0%} of the calls that were timed had to wait for a core, and {told}"
+        return f"the machine was busy: {self.busy:.0%} of the timed calls had to wait for a core, and {told}"
 
 
 def latency(model: nn.Module, forward: Forward, sample: Batch, seconds: float | None = None) -> Latency:
-    """Of answers to one sample."""
+    """Latency of the model for one sample."""
     return latencies([model], forward, sample, seconds)[0]
 
 
 def latencies(
     models: Sequence[nn.Module], forward: Forward, sample: Batch, seconds: float | None = None
 ) -> list[Latency]:
-    """Of answers of several models to one sample, in turns, so that all of them meet the same machine."""
+    """Latencies of several models for one sample, called alternately so that all meet the same load on the machine."""
     with torch.no_grad():
-        return timed_in_turns(
+        return time_interleaved(
             [partial(forward, model, sample) for model in models], ENOUGH if seconds is None else seconds
         )
 
 
-def timed_in_turns(
+def time_interleaved(
     calls: Sequence[Callable[[], Any]],
     seconds: float,
     clock: Callable[[], float] = perf_counter,
     work: Callable[[], Effort] = effort,
 ) -> list[Latency]:
-    """Latencies of calls that take turns: for so many seconds each, and up to four times as long while calls have to wait."""
+    """Time several calls alternately: each for this many seconds, and up to four times as long while calls have to
+    wait."""
     for call in calls:
         for _ in range(WARM):
             call()
@@ -96,18 +99,18 @@ def timed_in_turns(
     return [latency_of(one) for one in taken]
 
 
-def undisturbed(timings: Sequence[Timing]) -> list[float]:
+def undisturbed_seconds(timings: Sequence[Timing]) -> list[float]:
     return [one.seconds for one in timings if one.waited <= HELD_UP * one.seconds]
 
 
-def least_disturbed(timings: Sequence[Timing]) -> list[float]:
-    """Seconds of the fastest quarter of calls, without the waiting."""
+def least_disturbed_seconds(timings: Sequence[Timing]) -> list[float]:
+    """Seconds of the fastest quarter of calls, with waiting time subtracted."""
     alone = sorted(one._replace(ran=max(one.ran, TICK)).alone for one in timings)
     return alone[: max(len(alone) // 4, 2)]
 
 
 def long_enough(timings: Sequence[Timing], seconds: float) -> bool:
-    spent, quiet = sum(one.seconds for one in timings), undisturbed(timings)
+    spent, quiet = sum(one.seconds for one in timings), undisturbed_seconds(timings)
     if len(timings) < LEAST:
         return False
     patience = 1 if len(quiet) >= LEAST else PATIENCE
@@ -122,13 +125,13 @@ def latency_of(timings: Sequence[Timing]) -> Latency:
     >>> latency_of([waited] * 30)
     Latency(p50=0.125, p99=0.125, calls=0, busy=1.0)
     """
-    quiet = undisturbed(timings)
-    counted = quiet if len(quiet) >= LEAST else least_disturbed(timings)
+    quiet = undisturbed_seconds(timings)
+    counted = quiet if len(quiet) >= LEAST else least_disturbed_seconds(timings)
     marks = quantiles(counted, n=100, method="inclusive")
     return Latency(marks[49], marks[98], len(quiet), 1 - len(quiet) / len(timings))
 
 
-def timed(call: Callable[[], Any], seconds: float, least: int = 0) -> Latency:
+def time_call(call: Callable[[], Any], seconds: float, least: int = 0) -> Latency:
     for _ in range(WARM):
         call()
     taken: list[float] = []
@@ -141,33 +144,30 @@ def timed(call: Callable[[], Any], seconds: float, least: int = 0) -> Latency:
 
 
 def one_sample(batch: Batch) -> Batch:
-    """A batch of one; whole, if it can't be cut."""
-    try:
-        return split(batch, samples(batch))[0]
-    except Mistake:
-        return batch
+    """A batch of one sample; the whole batch if it can't be split."""
+    return first_samples(batch, 1)
 
 
 @dataclass
 class LatencyTimer:
-    """Latencies of a model's answers, with weights packed one way or another."""
+    """Predicts a model's latency with packed weights, from measured times of each weight format."""
 
-    plain: Latency
-    usage: Mapping[str, Usage]  # of weights, in one answer
+    plain: Latency  # of the original model
+    usage: Mapping[str, Usage]  # of weights, in one forward pass
     bytes: int  # of all weights
-    known: dict[tuple[Any, ...], float] = field(default_factory=dict)
+    known: dict[tuple[Any, ...], float] = field(default_factory=dict)  # measured extra seconds, by format and shape
 
     @property
     def median(self) -> float:
         return self.plain.p50
 
     def tail(self, percentile: float) -> float:
-        """By what factor that percentile is above the median."""
+        """Ratio of that percentile to the median."""
         return 1.0 if percentile <= 0.5 else max(self.plain.p99 / self.plain.p50, 1.0)
 
     def decoding(self, stored: Stored) -> float:
-        """Seconds that an answer takes longer with a weight in this form, which is decoded as often as it is used; below 0 if its product
-        is faster."""
+        """Extra seconds per forward pass with a weight in this format, which is decoded at every use; negative if its
+        matrix product is faster."""
         usage = self.usage[stored.names[0]]
         looked_up = usage.index if usage.kinds == {"embedding"} else None
         rows = usage.inputs // max(usage.calls, 1)
@@ -179,42 +179,46 @@ class LatencyTimer:
         )
         if key not in self.known:
             with torch.no_grad():
-                self.known[key] = self.extra(stored, usage.kinds, rows, looked_up)
-        return self.known[key] * max(usage.calls, 1)  # not every use is seen: one of an LSTM is not
+                self.known[key] = self.extra_seconds(stored, usage.kinds, rows, looked_up)
+        return self.known[key] * max(usage.calls, 1)  # some uses are not recorded, such as those in an LSTM
 
-    def extra(self, stored: Stored, kinds: set[str], rows: int, looked_up: Tensor | None) -> float:
-        """Seconds of one use. A model goes through all its weights before it comes to the same one again, so it seldom finds it in the
-        processor's cache: copies take turns here, too. What was just decoded is in the cache, which a product with it gains from."""
+    def extra_seconds(self, stored: Stored, kinds: set[str], rows: int, looked_up: Tensor | None) -> float:
+        """Measure the extra seconds of one use.
+
+        A model uses all its other weights before it uses the same one again, so it is rarely in the CPU cache. To
+        imitate that, calls alternate between copies. A freshly decoded weight is in the cache, which speeds up its
+        product.
+        """
 
         def blank() -> WeightFormat:
             return KINDS[stored.kind].blank(stored.shape, stored.dtype, stored.settings)
 
         if looked_up is not None:
             form = blank()
-            return timed(lambda: form.rows(looked_up), TRIED, least=5).p50
+            return time_call(lambda: form.rows(looked_up), TRIED, least=5).p50
         size = prod(stored.shape) * stored.dtype.itemsize
         copies = [blank() for _ in range(min(max(1, -(-min(self.bytes, CACHED) // max(size, 1))), MOST))]
         if kinds != {"linear"} or len(stored.shape) != 2:
-            return in_turns([one.dense for one in copies])
+            return median_of_cycle([one.dense for one in copies])
         x = torch.ones(max(rows, 1), stored.shape[1], dtype=stored.dtype)
         dense = [torch.ones(stored.shape, dtype=stored.dtype) for _ in copies]
-        return in_turns([partial(one.linear, x, None) for one in copies]) - in_turns(
+        return median_of_cycle([partial(one.linear, x, None) for one in copies]) - median_of_cycle(
             [partial(functional.linear, x, one) for one in dense]
         )
 
 
-def in_turns(calls: Sequence[Callable[[], Any]]) -> float:
-    """Median seconds of calls that do the same with different numbers."""
+def median_of_cycle(calls: Sequence[Callable[[], Any]]) -> float:
+    """Median seconds of calls that are made in turn: the same operation on different memory."""
     order = cycle(calls)
 
     def one() -> Any:
         return next(order)()
 
-    return timed(one, TRIED, least=max(5, min(len(calls), 50))).p50
+    return time_call(one, TRIED, least=max(5, min(len(calls), 50))).p50
 
 
-def clock_of(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> LatencyTimer:
-    with torch.no_grad(), looking_at(model, weights) as usage:
+def latency_timer(model: nn.Module, forward: Forward, sample: Batch, weights: Sequence[Weight]) -> LatencyTimer:
+    with torch.no_grad(), record_usage(model, weights) as usage:
         forward(model, sample)
     return LatencyTimer(
         latency(model, forward, sample), usage, sum(weight.count * weight.dtype.itemsize for weight in weights)

@@ -1,7 +1,7 @@
-"""Second moments of a layer's inputs, M = sum of x x^T, and their Cholesky factors: one layer at a time in memory.
+"""Second moments of a layer's inputs, M = sum of x x^T, and their Cholesky factors, kept on disk.
 
-A convolution of 3 x 3 over 512 channels has a moment of 85 MB, nine times its weight. So moments and factors lie in a scratch file as
-panels of rows of their lower triangle, and every computation with them takes one panel after the other.
+A 3 x 3 convolution over 512 channels has a moment of 85 MB, nine times its weight. So moments and factors are stored in
+a scratch file as row panels of their lower triangle, and all computations process one panel after the other.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor
 
 PANEL = 256  # rows of a panel
-DAMPING = 0.01  # of the mean second moment, added to all of them: inputs that were never seen are not free
+DAMPING = 0.01  # fraction of the mean second moment added to the diagonal, so that errors in unseen inputs count too
 
 
 @dataclass
 class SecondMoment:
-    """Panel n holds the rows [256 n, 256 (n + 1)) of M, up to the diagonal block's last column."""
+    """M in panels: panel n holds rows [256 n, 256 (n + 1)), up to the last column of the diagonal block."""
 
     scratch: Scratch
     columns: int
@@ -28,22 +28,22 @@ class SecondMoment:
     known_factor: Factor | None = None
 
     @classmethod
-    def none_yet(cls, columns: int, scratch: Scratch) -> SecondMoment:
+    def zero(cls, columns: int, scratch: Scratch) -> SecondMoment:
         return cls(scratch, columns, torch.zeros(columns))
 
     @classmethod
     def of(cls, matrix: Tensor, scratch: Scratch | None = None) -> SecondMoment:
-        """Of a whole matrix."""
+        """Store a whole matrix."""
         made = cls(scratch or Scratch(), len(matrix), matrix.diagonal().detach().float().clone())
         made.panels = [
-            made.scratch.keep(matrix[begin:end, :end].detach().float()) for begin, end in spans(made.columns)
+            made.scratch.keep(matrix[begin:end, :end].detach().float()) for begin, end in panel_bounds(made.columns)
         ]
         return made
 
     def add(self, rows: Tensor) -> None:
-        """Of further inputs (inputs, columns)."""
+        """Add x x^T of further inputs (inputs, columns)."""
         self.known_factor = None
-        for number, (begin, end) in enumerate(spans(self.columns)):
+        for number, (begin, end) in enumerate(panel_bounds(self.columns)):
             new = rows[:, begin:end].T @ rows[:, :end]
             if number < len(self.panels):
                 new += self.scratch.read(self.panels[number])
@@ -58,7 +58,7 @@ class SecondMoment:
     def rows(self, chosen: Tensor) -> Tensor:
         """Whole rows of M (chosen, columns)."""
         found = torch.empty(len(chosen), self.columns)
-        for place, (begin, end) in zip(self.panels, spans(self.columns), strict=True):
+        for place, (begin, end) in zip(self.panels, panel_bounds(self.columns), strict=True):
             panel = self.scratch.read(place)
             here = (chosen >= begin) & (chosen < end)
             found[here, :end] = panel[chosen[here] - begin]
@@ -72,24 +72,26 @@ class SecondMoment:
     def error(self, off: Tensor) -> float:
         """off M off^T, summed over the rows of `off`."""
         total = 0.0
-        for place, (begin, end) in zip(self.panels, spans(self.columns), strict=True):
+        for place, (begin, end) in zip(self.panels, panel_bounds(self.columns), strict=True):
             panel, mine = self.scratch.read(place), off[:, begin:end]
             panel[:, :begin] *= 2  # for the upper triangle
             total += float(((off[:, :end] @ panel.T) * mine).sum(dtype=torch.float64))
         return total
 
     def factor(self) -> Factor | None:
-        """None if no damping makes it positive definite: not a number of it can be trusted."""
+        """Cholesky factor, with as little damping as needed; None if even 100 times the damping does not make M
+        positive definite."""
         if self.known_factor is None:
             mean = float(self.squares.double().mean()) or 1.0
-            tried = (factor_of(self, times * DAMPING * mean) for times in (1, 10, 100))
+            tried = (cholesky_factor(self, times * DAMPING * mean) for times in (1, 10, 100))
             self.known_factor = next((one for one in tried if one is not None), None)
         return self.known_factor
 
 
 @dataclass(frozen=True)
 class Factor:
-    """L with L L^T = M + damping I, whose rows and columns are in this order, small inputs first; panels as those of a moment."""
+    """L with L L^T = M + damping I, with rows and columns permuted by `order` (small inputs first), in panels like
+    M."""
 
     scratch: Scratch
     order: Tensor
@@ -98,20 +100,20 @@ class Factor:
     diagonal: Tensor
 
     def unit_panel(self, number: int) -> Tensor:
-        """A panel of L with every column divided by its number on the diagonal."""
+        """A panel of L with every column divided by its diagonal element."""
         panel = self.scratch.read(self.panels[number])
         return panel.div_(self.diagonal[: panel.shape[1]])
 
 
-def factor_of(moment: SecondMoment, damping: float) -> Factor | None:
-    """Panel by panel in double precision, stored in single; None if the moment is not positive definite."""
+def cholesky_factor(moment: SecondMoment, damping: float) -> Factor | None:
+    """Blocked Cholesky factorization in float64, stored in float32; None if M is not positive definite."""
     scratch, order = moment.scratch, torch.argsort(moment.squares, descending=True).flip(0)
     panels: list[ScratchTensor] = []
     diagonal = torch.empty(moment.columns)
-    for begin, end in spans(moment.columns):
+    for begin, end in panel_bounds(moment.columns):
         mine = moment.rows(order[begin:end])[:, order[:end]].double()
         mine[:, begin:].diagonal().add_(damping)
-        for place, (first, last) in zip(panels, spans(moment.columns), strict=False):
+        for place, (first, last) in zip(panels, panel_bounds(moment.columns), strict=False):
             before = scratch.read(place).double()
             mine[:, first:last] -= mine[:, :first] @ before[:, :first].T
             mine[:, first:last] = torch.linalg.solve_triangular(
@@ -125,9 +127,9 @@ def factor_of(moment: SecondMoment, damping: float) -> Factor | None:
     return Factor(scratch, order, damping, tuple(panels), diagonal)
 
 
-def spans(columns: int) -> list[tuple[int, int]]:
+def panel_bounds(columns: int) -> list[tuple[int, int]]:
     """
-    >>> spans(300)
+    >>> panel_bounds(300)
     [(0, 256), (256, 300)]
     """
     return [(begin, min(begin + PANEL, columns)) for begin in range(0, columns, PANEL)]

@@ -1,4 +1,5 @@
-"""The few samples on which single weights are tried: one batch if they can be, as the model answers them once or more for every weight."""
+"""The few samples on which the damage of single weights is measured, as one batch if possible: it runs at least once
+per weight."""
 
 from __future__ import annotations
 
@@ -7,41 +8,42 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shoestring.compression.calibration.answers import Answer
+from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.core.batch import Batch, leaves, mapped, samples, split
 from shoestring.core.errors import Mistake
 
-AT_MOST = 1 << 22  # numbers of answers: more are not held for one batch
-CLOSE = 1e-4  # answers to one batch and to its parts may differ by so much, of the largest number: by rounding
+AT_MOST = 1 << 22  # elements of outputs held for one batch
+CLOSE = 1e-4  # tolerance between outputs of a batch and of its parts, relative to the largest number
 
 
-def a_part(batch: Batch, count: int) -> Batch:
-    """Some samples of a batch; all of it, if it can't be cut."""
+def first_samples(batch: Batch, count: int) -> Batch:
+    """About the first `count` samples of a batch; the whole batch if it can't be split."""
     try:
         return split(batch, max(1, samples(batch) // count))[0]
     except Mistake:
         return batch
 
 
-def as_one(parts: Sequence[Batch], said: Callable[[Sequence[Batch]], list[Answer]]) -> list[Batch]:
-    """These batches as one, where the model gives the same answers to it; else as they are. `said`: its answers."""
+def join_if_equivalent(parts: Sequence[Batch], said: Callable[[Sequence[Batch]], list[Outputs]]) -> list[Batch]:
+    """Join batches into one if the model gives the same outputs for it, else leave them as they are. `said`: runs the
+    model."""
     try:
-        whole = joined(parts)
-        return [whole] if len(parts) > 1 and same_answers(said([whole])[0], said(parts)) else list(parts)
+        whole = join_batches(parts)
+        return [whole] if len(parts) > 1 and same_outputs(said([whole])[0], said(parts)) else list(parts)
     except Exception:  # samples of different shapes, or a forward that takes no batch of this size
         return list(parts)
 
 
-def joined(parts: Sequence[Batch]) -> Batch:
-    """The samples of all parts. Raises Mistake where they don't fit together.
+def join_batches(parts: Sequence[Batch]) -> Batch:
+    """Concatenate batches. Raises Mistake if they don't fit together.
 
-    >>> joined([(torch.zeros(1, 2), "x"), (torch.ones(1, 2), "x")])
+    >>> join_batches([(torch.zeros(1, 2), "x"), (torch.ones(1, 2), "x")])
     (tensor([[0., 0.],
             [1., 1.]]), 'x')
     """
     counts, columns = [samples(one) for one in parts], list(zip(*map(leaves, parts), strict=True))
     if not all(isinstance(one[0], Tensor) or all(other == one[0] for other in one) for one in columns):
-        raise Mistake("batches that differ in what is no tensor can't be joined")
+        raise Mistake("batches whose other values than tensors differ can't be joined")
     found = iter(
         [
             torch.cat(one)
@@ -54,8 +56,9 @@ def joined(parts: Sequence[Batch]) -> Batch:
     return mapped(lambda _: next(found), parts[0])
 
 
-def same_answers(whole: Answer, parts: Sequence[Answer]) -> bool:
-    """Whether answers to one batch are those to its parts: they are not where samples are compared with each other."""
+def same_outputs(whole: Outputs, parts: Sequence[Outputs]) -> bool:
+    """Whether the outputs of a batch equal those of its parts. They do not if samples interact, as in contrastive
+    models."""
     if sum(one.numel() for one in whole.values()) > AT_MOST:
         return False
     for name, one in whole.items():

@@ -1,4 +1,4 @@
-"""Tensors that are put aside: in a temporary file without a name, so that what a search keeps does not stand in memory."""
+"""Scratch file for tensors: candidates of a search are kept in an unnamed temporary file instead of in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoestring.core.errors import Mistake
 
 
 class ScratchTensor(NamedTuple):
-    """Where a tensor lies in the file."""
+    """Location of a tensor in the file."""
 
     offset: int
     shape: tuple[int, ...]
@@ -23,7 +23,7 @@ class ScratchTensor(NamedTuple):
 
 
 class Scratch:
-    """A file that ends with the process, or with this object. Whatever is read from it is a copy of its own."""
+    """A temporary file of tensors. It disappears with the process or with this object; reading returns copies."""
 
     def __init__(self) -> None:
         self.file, self.end = tempfile.TemporaryFile(buffering=0), 0  # noqa: SIM115 (it lives as long as this object)
@@ -40,8 +40,8 @@ class Scratch:
         return place
 
     def write(self, place: ScratchTensor, tensor: Tensor) -> None:
-        """In the place of what is there, which has the same shape."""
-        assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "a place is for tensors of one shape"
+        """Overwrite a tensor of the same shape and dtype."""
+        assert tuple(tensor.shape) == place.shape and tensor.dtype == place.dtype, "shape and dtype must not change"
         rest, offset = bytes_of(tensor.detach().contiguous()), place.offset
         try:
             while rest:
@@ -49,7 +49,7 @@ class Scratch:
                 rest, offset = rest[written:], offset + written
         except OSError as error:
             raise Mistake(
-                f"compressing keeps what it tried in a temporary file, and {len(rest):,} bytes of it could not be written to "
+                f"compressing keeps candidates in a temporary file, but {len(rest):,} bytes could not be written to "
                 f"{tempfile.gettempdir()} ({error.strerror}): make room there, or set TMPDIR to another folder"
             ) from error
 
@@ -58,19 +58,19 @@ class Scratch:
         rest, offset = bytes_of(found), place.offset
         while rest:
             count = os.preadv(self.file.fileno(), [rest], offset)
-            assert count, "what was kept is there: nobody else can reach the file"
+            assert count, "the unnamed file can't be truncated by anybody else"
             rest, offset = rest[count:], offset + count
         return found
 
 
 def trim() -> None:
-    """Give memory that was freed back to the system, where the C library can: it keeps what it thinks will be asked for again."""
+    """Return freed memory to the operating system, if the C library has `malloc_trim`."""
     give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if give_back is not None:
         give_back(0)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor itself."""
+    """A view of a contiguous tensor's memory."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)

@@ -1,4 +1,4 @@
-"""The weights of a model that can be stored in another form, and how the model uses them."""
+"""A model's weights, and how its forward pass uses them: by which operators, and with which activations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shoestring.compression.formats.manifest import DTYPES
 from shoestring.core.errors import Mistake
 from shoestring.core.private import DispatchMode, own_parameters
 
-ROWS = 4096  # of inputs of one call that are looked at for second moments: more of a large feature map say little more
-NUMBERS = 1 << 22  # of patches of a feature map that are made at once
+ROWS = 4096  # input rows per call used for second moments: more rows of a large feature map add little information
+NUMBERS = 1 << 22  # elements of unfolded patches created at once
 
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight. `names`: all that the model has for it, more than one if it is tied."""
+    """One weight. `names`: all its parameter names; more than one if it is tied."""
 
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -41,12 +41,12 @@ class Weight:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it has rows and columns that are worth a grid; a bias, or the scale of a norm, has not."""
+        """Whether it has rows and columns worth quantizing; a bias or the scale of a norm has not."""
         return len(self.shape) > 1 and matrix_shape(self.shape)[1] > 1
 
 
 def weights_of(model: nn.Module) -> tuple[Weight, ...]:
-    """The model's floating-point parameters, each once; what is not finite is refused."""
+    """The model's floating-point parameters, each once. Raises Mistake for parameters that can't be compressed."""
     names: dict[int, list[str]] = {}
     values: dict[int, Tensor] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -56,19 +56,20 @@ def weights_of(model: nn.Module) -> tuple[Weight, ...]:
     for key, value in values.items():
         if isinstance(value, nn.UninitializedParameter):
             raise Mistake(
-                f"{names[key][0]} has no shape before the model was called once (a lazy module): call it once in the job's model "
-                f"factory"
+                f"{names[key][0]} has no shape until the model is called (a lazy module): call the model once in the job's "
+                f"model factory"
             )
         if not value.is_floating_point():
             continue
         if value.dtype not in DTYPES.values() or value.layout is not torch.strided:
             raise Mistake(
-                f"{names[key][0]} is {value.layout} of {value.dtype}: only dense ones of {', '.join(DTYPES)} can be compressed"
+                f"{names[key][0]} is a {value.layout} tensor of {value.dtype}: only dense tensors of {', '.join(DTYPES)} "
+                f"can be compressed"
             )
         if not value.is_meta and not bool(torch.isfinite(value).all()):
             raise Mistake(
-                f"{names[key][0]} has numbers that are not finite: the model was trained to NaN, or its file is damaged; "
-                f"compress a checkpoint from before that"
+                f"{names[key][0]} has numbers that are not finite: the training diverged to NaN, or the file is damaged; "
+                f"compress an earlier checkpoint"
             )
         found.append(Weight(tuple(names[key]), tuple(value.shape), value.dtype))
     if not found:
@@ -78,22 +79,20 @@ def weights_of(model: nn.Module) -> tuple[Weight, ...]:
 
 @dataclass
 class Usage:
-    """How a weight was used in the calls that were looked at."""
+    """How the observed forward passes used one weight."""
 
-    calls: int = 0  # of modules that own it; 1 if it was used and none of them was called
-    scratch: Scratch | None = None  # where its moment is put; None: it has none
-    moment: SecondMoment | None = (
-        None  # sum of x x^T over inputs x of a product: (columns, columns), or (rows, rows) if inputs_first
-    )
-    inputs: int = 0  # x that it is a sum of
-    largest: float = 0.0  # of their numbers, without sign
-    index: Tensor | None = None  # of an embedding: rows that the last call looked up
+    calls: int = 0  # of modules that own it; 1 if it was used although none of them was called
+    scratch: Scratch | None = None  # file that holds the moment; None: no moments are recorded
+    moment: SecondMoment | None = None  # sum of x x^T over inputs: (columns, columns); of rows if inputs_first
+    inputs: int = 0  # number of inputs x in that sum
+    largest: float = 0.0  # largest absolute input
+    index: Tensor | None = None  # for an embedding: the rows looked up by the last call
     kinds: set[str] = field(default_factory=set)  # linear, inputs first, convolution, embedding, recurrent
-    inputs_first: bool = False  # it is multiplied as x W, not as x W^T: its rows belong to inputs
-    mixed: bool = False  # both, so that nothing can be said
+    inputs_first: bool = False  # multiplied as x W instead of x W^T: its rows belong to inputs
+    mixed: bool = False  # used both ways, so it has no single moment
 
     def add(self, kind: str, rows: Tensor, inputs_first: bool = False) -> None:
-        """Inputs, as rows."""
+        """Record inputs, given as rows."""
         self.kinds.add(kind)
         if not len(rows):
             return
@@ -105,13 +104,13 @@ class Usage:
             rows = rows[:: -(-len(rows) // ROWS)]
         self.inputs_first, self.inputs = inputs_first, self.inputs + len(rows)
         if self.scratch is not None:
-            self.moment = self.moment or SecondMoment.none_yet(rows.shape[1], self.scratch)
+            self.moment = self.moment or SecondMoment.zero(rows.shape[1], self.scratch)
             self.moment.add(rows.float())
 
 
 class UsageProbe(DispatchMode):
-    """While inside, notes how weights are used, by the operations that are computed and the storage that they read: it does not matter what
-    modules or functions call them, nor by which views."""
+    """Record how weights are used, by watching which ATen operators read their storage. So it does not matter which
+    modules or functions call the operators, or through which views."""
 
     def __init__(self, weights: Mapping[str, Tensor], scratch: Scratch | None) -> None:
         super().__init__()
@@ -124,28 +123,28 @@ class UsageProbe(DispatchMode):
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         found = function(*args, **dict(kwargs or {}))
-        if note := USES.get(function):
+        if note := NOTE_BY_OPERATOR.get(function):
             note(self, args, found)
         return found
 
     def weight(self, tensor: Any) -> tuple[Usage, Tensor] | None:
-        """The weight that a tensor is, or is a view of."""
+        """The weight that a tensor is or views: its usage and the whole tensor."""
         if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
             return None
         name, whole = self.places.get(tensor.untyped_storage().data_ptr(), ("", tensor))
         return (self.usage[name], whole) if name else None
 
     def product(self, left: Tensor, right: Tensor) -> None:
-        """left @ right, of which one may be a weight."""
+        """Record left @ right, if one of them is a weight."""
         if known := self.weight(right):
-            add_product(*known, right, left.reshape(-1, left.shape[-1]))
+            note_product(*known, right, left.reshape(-1, left.shape[-1]))
         if (known := self.weight(left)) and left.dim() > 1:
             x = right if right.dim() > 1 else right[:, None]
-            add_product(*known, left.transpose(-1, -2), x.transpose(-1, -2).reshape(-1, x.shape[-2]))
+            note_product(*known, left.transpose(-1, -2), x.transpose(-1, -2).reshape(-1, x.shape[-2]))
 
 
-def add_product(usage: Usage, whole: Tensor, view: Tensor, rows: Tensor) -> None:
-    """Note rows @ view, a view (inputs, outputs) of a weight, or copies of it one above the other."""
+def note_product(usage: Usage, whole: Tensor, view: Tensor, rows: Tensor) -> None:
+    """Record rows @ view, where the view (inputs, outputs) shows a weight, or a batch of copies of it."""
     if view.dim() == 3 and (view.shape[0] == 1 or not view.stride(0)):
         view = view[0]
     columns = matrix_shape(tuple(whole.shape))[1]
@@ -168,7 +167,7 @@ def note_convolution(look: UsageProbe, args: tuple[Any, ...], found: Any) -> Non
     if transposed and groups == 1:
         known[0].add("convolution", x.movedim(1, -1).reshape(-1, x.shape[1]), inputs_first=True)
     elif not transposed and groups == 1 and weight.dim() in (3, 4):
-        known[0].add("convolution", patches(x, weight, stride, padding, dilation))
+        known[0].add("convolution", unfold_patches(x, weight, stride, padding, dilation))
 
 
 def note_embedding(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
@@ -178,7 +177,7 @@ def note_embedding(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
 
 
 def note_recurrent(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
-    """A layer of an LSTM: (steps, batch, inputs), and the states that each step begins with."""
+    """Record a layer of an LSTM: its inputs (steps, batch, inputs), and the hidden state before each step."""
     x, inputs, hidden, _, _, first, _, backwards = args[:8]
     states = (
         torch.cat((found[0][1:], first.reshape(1, *found[0].shape[1:])))
@@ -191,7 +190,7 @@ def note_recurrent(look: UsageProbe, args: tuple[Any, ...], found: Any) -> None:
 
 
 ATEN = torch.ops.aten
-USES: dict[Any, Callable[[UsageProbe, tuple[Any, ...], Any], None]] = {
+NOTE_BY_OPERATOR: dict[Any, Callable[[UsageProbe, tuple[Any, ...], Any], None]] = {
     ATEN.mm.default: lambda look, args, found: look.product(args[0], args[1]),
     ATEN.bmm.default: lambda look, args, found: look.product(args[0], args[1]),
     ATEN.mv.default: lambda look, args, found: look.product(args[0], args[1]),
@@ -204,15 +203,15 @@ USES: dict[Any, Callable[[UsageProbe, tuple[Any, ...], Any], None]] = {
 }
 
 
-def patches(
+def unfold_patches(
     x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> Tensor:
-    """What a convolution multiplies its rows with: (positions, in * kernel)."""
+    """Input patches that a convolution multiplies its weight with: (positions, in * kernel)."""
     image, kernel = x if x.dim() == weight.dim() else x[None], tuple(weight.shape[2:])
-    if weight.dim() == 3:  # one dimension: a picture of height 1
+    if weight.dim() == 3:  # a 1-d convolution: treat it as an image of height 1
         image, kernel = image[..., None, :], (1, *kernel)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
-    return spread_patches(
+    return sample_patches(
         image,
         lambda some: functional.unfold(
             some, kernel, dilation=tuple(dilation), padding=tuple(padding), stride=tuple(stride)
@@ -220,9 +219,9 @@ def patches(
     )
 
 
-def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
-    """At most 4096 patches of all pictures, evenly spread. `unfold` gives (pictures, in * kernel, positions): a few pictures at a time,
-    because patches are as many times larger as the kernel has pixels."""
+def sample_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
+    """At most 4096 patches, evenly spread over all images. `unfold` returns (images, in * kernel, positions); it is
+    called for a few images at a time, because patches are larger than the image by the kernel's pixels."""
     if not len(image):
         return image.reshape(0, 0)
     first = unfold(image[:1])
@@ -235,11 +234,11 @@ def spread_patches(image: Tensor, unfold: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 @contextmanager
-def looking_at(
+def record_usage(
     model: nn.Module, weights: Sequence[Weight], scratch: Scratch | None = None
 ) -> Iterator[dict[str, Usage]]:
-    """While inside, how the model's weights are used is noted, with second moments if there is a `scratch` file to put them in. Torch's
-    fused attention, which hides its products, is off."""
+    """Record how the model's weights are used inside the context, with second moments of their inputs if a `scratch`
+    file is given. Torch's fused attention kernel, which hides its products, is disabled."""
     values = dict(model.named_parameters(remove_duplicate=False))
     look = UsageProbe({weight.name: values[weight.name] for weight in weights}, scratch)
     names = {id(values[weight.name]): weight.name for weight in weights}

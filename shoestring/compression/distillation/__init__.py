@@ -1,1 +1,2 @@
-"""Distillation: a student learns what a teacher says. An ordinary job whose loss knows a teacher, so the ordinary loop trains it."""
+"""Knowledge distillation: a student is trained towards a teacher's outputs. It is an ordinary job with another loss, so
+the ordinary training loop runs it."""

@@ -1,4 +1,4 @@
-"""Healing: a compressed model learns what the original says, without labels, on the original job's data."""
+"""Healing: knowledge distillation from the original into the compressed model, without labels, on the job's data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.distillation.losses import parsed
-from shoestring.compression.distillation.method import distilled
+from shoestring.compression.distillation.losses import parse_objective
+from shoestring.compression.distillation.method import distillation_job
 from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 
-TRIED = 3  # steps that are timed, after one that is not
+TRIED = 3  # timed steps, after one warm-up step
 
 
 def healing_job(
@@ -33,14 +33,15 @@ def healing_job(
     seconds: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Job:
-    """A job that trains the student towards the teacher's outputs, on the original's data or on others of the same structure.
+    """A job that trains the student towards the teacher's outputs, on the original's data or on other data of the same
+    structure.
 
-    Label-free: the original's loss is never asked. `objective`: "mse + cosine" for embeddings, "kl" for logits, with hidden(...) for states
-    in between. Either `steps`, or `seconds`, which are turned into steps by timing a few with `clock`. The original's held-out data judge
-    it, by this loss and by the original's own metrics; the rate falls to 0 along a half cosine (Loshchilov, Hutter: SGDR, 2017, arXiv
-    1608.03983).
+    No labels are needed: the original's loss is never called. `objective`: "mse + cosine" for embeddings, "kl" for
+    logits, plus hidden(...) for hidden states. Give either `steps`, or `seconds`, which are converted to steps by
+    timing a few with `clock`. The student is validated on the original's held-out data, by this loss and the original's
+    metrics. The learning rate decays to 0 along a half cosine (Loshchilov, Hutter: SGDR, 2017, arXiv 1608.03983).
     """
-    parsed(objective)  # a mistake in it is told before anything is built
+    parse_objective(objective)  # report mistakes before anything is built
     if not lr > 0 or bool(steps) == bool(seconds):
         raise Mistake(
             f"healing with lr={lr:g}, steps={steps}, seconds={seconds:g}: give a rate above 0, and either steps or seconds"
@@ -57,9 +58,9 @@ def healing_job(
         steps=steps or 1,
         patience=0,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=lr, weight_decay=0.0),
-        schedule=falling,
+        schedule=cosine_decay,
     )
-    job = distilled(
+    job = distillation_job(
         own,
         Teachers((lambda: LoadedTeacher(teacher(), original.forward),)),
         objective=objective,
@@ -69,13 +70,14 @@ def healing_job(
     return job if steps else replace(job, steps=steps_in(job, seconds, clock))
 
 
-def falling(optimizer: torch.optim.Optimizer, steps: int) -> Any:
-    """A rate that falls to 0 along a half cosine."""
+def cosine_decay(optimizer: torch.optim.Optimizer, steps: int) -> Any:
+    """Cosine learning rate decay to 0."""
     return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
 
 
 def steps_in(job: Job, seconds: float, clock: Callable[[], float]) -> int:
-    """How many steps of the job fit into so many seconds here, by timing a few of them on a model of its own; at least one."""
+    """Number of training steps that fit into these seconds on this machine, at least 1, by timing a few on a fresh
+    model."""
     from shoestring.data.feed import looking
     from shoestring.runs.initial_weights import fresh_model
     from shoestring.training.evidence.rehearse import prepared

@@ -1,5 +1,7 @@
-"""The job of `shoestring distill`: a student's job file, taught. Its flags are plain text, so a run keeps them and every process makes the
-same job again; files and weights are named with the beginning of their SHA-256, and one that has changed is refused.
+"""The job of `shoestring distill`: a student's job file with a distillation loss.
+
+Its flags are plain text, so a run can store them and every process can build the same job. Files and weights are named
+with the beginning of their SHA-256, and a changed file is refused.
 """
 
 from __future__ import annotations
@@ -9,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shoestring.compression.distillation.method import distilled, gaussian
-from shoestring.compression.distillation.peers import codistilled
-from shoestring.compression.distillation.sources import digest_of, opener, read, taken_from
-from shoestring.compression.distillation.students import fewer_layers, layers_of, parsed_layers
+from shoestring.compression.distillation.method import distillation_job, gaussian_noise
+from shoestring.compression.distillation.peers import codistillation_job
+from shoestring.compression.distillation.sources import digest_of, parse_teacher, teacher_opener, teacher_weights_file
+from shoestring.compression.distillation.students import fewer_layers, layers_of, parse_layers
 from shoestring.compression.distillation.teachers import Teachers
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -38,29 +40,32 @@ def job(
     epochs: int | None = None,
     seed: int | None = None,
 ) -> Job:
-    """`student`, `unlabelled`: job files; `student_flags`: JSON; `teacher`: JSON list of teachers as sources.py reads them."""
+    """Build the distillation job. `student`, `unlabelled`: job files; `student_flags`: JSON object; `teacher`: JSON
+    list of teachers in the syntax of sources.py."""
     course = {
         name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
     }
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
     how: dict[str, Any] = {
         name: value for name, value in given if value is not None
-    }  # peers have other defaults than a teacher
-    own = of_file(student, {**decoded("student_flags", student_flags, dict), **course})
-    named = decoded("teacher", teacher, list) if teacher.lstrip().startswith("[") else [teacher]
-    more = of_file(unlabelled, {}) if unlabelled else None
+    }  # defaults for peers differ from those for a teacher
+    own = job_of_file(student, {**parse_json("student_flags", student_flags, dict), **course})
+    named = parse_json("teacher", teacher, list) if teacher.lstrip().startswith("[") else [teacher]
+    more = job_of_file(unlabelled, {}) if unlabelled else None
     if bool(named) == bool(peers):
         raise Mistake(f"{len(named)} teachers and {peers} peers: give one --teacher or more, or else --peers 2")
     if peers:
         if passes or noise or layers:
             raise Mistake("--passes, --noise and --layers are about a teacher, and --peers has none: leave them out")
-        return codistilled(own, peers, **how, unlabelled=more, ratio=ratio)
-    teachers = Teachers(tuple(opener(one) for one in named), passes)
-    own = own if not layers else thinned(own, layers, named)
-    return distilled(own, teachers, **how, noise=noise_of(noise) if noise else None, unlabelled=more, ratio=ratio)
+        return codistillation_job(own, peers, **how, unlabelled=more, ratio=ratio)
+    teachers = Teachers(tuple(teacher_opener(one) for one in named), passes)
+    own = own if not layers else with_fewer_layers(own, layers, named)
+    return distillation_job(
+        own, teachers, **how, noise=parse_noise(noise) if noise else None, unlabelled=more, ratio=ratio
+    )
 
 
-def decoded(flag: str, text: str, kind: type) -> Any:
+def parse_json(flag: str, text: str, kind: type) -> Any:
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -70,9 +75,9 @@ def decoded(flag: str, text: str, kind: type) -> Any:
     return found
 
 
-def of_file(written: str, flags: dict[str, Any]) -> Job:
-    """The job of a file that may be pinned."""
-    found = read(written)
+def job_of_file(written: str, flags: dict[str, Any]) -> Job:
+    """The job of a job file, whose digest is checked if one is given."""
+    found = parse_teacher(written)
     path = job_path(found.path)
     if found.digest and digest_of(path) != found.digest:
         raise Mistake(
@@ -81,27 +86,27 @@ def of_file(written: str, flags: dict[str, Any]) -> Job:
     return loaded_job(path, flags)
 
 
-def thinned(own: Job, layers: str, named: list[str]) -> Job:
-    """The student's job with some blocks of its model, which begin as those of the first teacher."""
-    kept = parsed_layers(layers)
+def with_fewer_layers(own: Job, layers: str, named: list[str]) -> Job:
+    """The student's job with fewer blocks, initialised from the first teacher."""
+    kept = parse_layers(layers)
     from shoestring.measure.fake import Stage
 
-    file = taken_from(named[0])
+    file = teacher_weights_file(named[0])
     return replace(
         own, model=lambda: fewer_layers(own.model(), kept), weights=layers_of(Stage().model(own.model), kept, file)
     )
 
 
-def noise_of(written: str) -> Callable[[Batch], Batch]:
-    """A number, the deviation of Gaussian noise, or a Python file with `def noise(batch)`."""
+def parse_noise(written: str) -> Callable[[Batch], Batch]:
+    """Parse --noise: the standard deviation of Gaussian noise, or a Python file with `def noise(batch)`."""
     try:
-        return gaussian(float(written))
+        return gaussian_noise(float(written))
     except ValueError as error:
         if isinstance(error, Mistake):
             raise
     import importlib.util
 
-    found = read(written)
+    found = parse_teacher(written)
     spec = (
         importlib.util.spec_from_file_location("shoestring_noise", found.path) if found.path.endswith(".py") else None
     )

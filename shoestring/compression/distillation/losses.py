@@ -1,16 +1,18 @@
-"""What a student is compared with its teacher by. T: temperature; z: outputs; p, q: the teacher's and the student's probabilities at T.
+"""Distillation losses. T: temperature; z: outputs; p, q: the teacher's and the student's probabilities at temperature
+T.
 
     kl           T^2 sum_c p_c log (p_c / q_c)            Hinton, Vinyals, Dean: Distilling the Knowledge in a Neural Network, 2015,
-                                                          arXiv 1503.02531. T^2 keeps gradients as large as those of the labels
-    reverse_kl   T^2 sum_c q_c log (q_c / p_c)            seeks one mode of the teacher instead of covering all
+                                                          arXiv 1503.02531. T^2 keeps gradients as large as those of the
+                                                          labels
+    reverse_kl   T^2 sum_c q_c log (q_c / p_c)            mode-seeking: matches one mode of the teacher instead of covering all
     js           T^2 (KL(p | m) + KL(q | m)) / 2          Jensen-Shannon, m = (p + q) / 2; between the two
     mse          mean (z_student - z_teacher)^2           Ba, Caruana: Do Deep Nets Really Need to be Deep?, 2014, arXiv 1312.6184
-    cosine       1 - cos(z_student, z_teacher)            of embeddings, along the last dimension
+    cosine       1 - cos(z_student, z_teacher)            for embeddings, along the last dimension
     hidden       mean (h_student W - h_teacher)^2         Romero et al.: FitNets: Hints for Thin Deep Nets, 2015, arXiv 1412.6550; W is
-                                                          learned where widths differ, and absent where they do not
+                                                          learned if widths differ, else absent
 
-Several teachers: p is the mean of their probabilities, z and h the mean of their outputs. All are means over samples of means over the
-positions of a sample that count, so a batch in pieces gives the same numbers.
+With several teachers p is the mean of their probabilities, and z and h are the means of their outputs. Every loss is
+averaged first over the unmasked positions of a sample and then over samples, so micro-batches give the same values.
 """
 
 from __future__ import annotations
@@ -29,17 +31,14 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
-NAMES = (
-    "logits",
-    "sentence_embedding",
-    "embeddings",
-    "last_hidden_state",
-)  # what outputs call what is compared, in this order
+# fields of a model's output that may be compared, in order of preference
+OUTPUT_NAMES = ("logits", "sentence_embedding", "embeddings", "last_hidden_state")
 
 
 @dataclass(frozen=True)
 class Term:
-    """One objective: `weight` times its loss. Of `hidden`: outputs of a module of the student and one of the teacher, by name."""
+    """One term of the objective: `weight` times a loss. For `hidden`: the names of a module of the student and one of
+    the teacher."""
 
     name: str
     weight: float = 1.0
@@ -52,17 +51,18 @@ class Term:
 
 @dataclass(frozen=True)
 class TeacherOutputs:
-    """What teachers said of a batch: of each, its output and the outputs of the modules that were asked for, in order."""
+    """Outputs of all teachers for a batch, and hidden states of the requested modules, in order."""
 
     outputs: tuple[Tensor, ...]
     hidden: tuple[tuple[Tensor, ...], ...] = ()  # (module, teacher)
 
 
-def parsed(written: str) -> tuple[Term, ...]:
-    """
-    >>> parsed("kl")
+def parse_objective(written: str) -> tuple[Term, ...]:
+    """Parse an objective.
+
+    >>> parse_objective("kl")
     (Term(name='kl', weight=1.0, student='', teacher=''),)
-    >>> [str(term) for term in parsed("0.7*kl + 2*hidden(layers.1=layers.3)")]
+    >>> [str(term) for term in parse_objective("0.7*kl + 2*hidden(layers.1=layers.3)")]
     ['0.7*kl', '2*hidden(layers.1=layers.3)']
     """
     found = []
@@ -70,12 +70,12 @@ def parsed(written: str) -> tuple[Term, ...]:
         match = re.fullmatch(r"\s*(?:([0-9.eE-]+)\s*\*)?\s*(\w+)\s*(?:\(([^=()]*)=([^=()]*)\))?\s*", part)
         if match is None:
             raise Mistake(
-                f"the objective {written!r}: {part.strip()!r} can't be read; write one such as 'kl', '0.5*kl + 0.5*mse' or "
+                f"the objective {written!r}: {part.strip()!r} can't be read; write for example 'kl', '0.5*kl + 0.5*mse' or "
                 f"'kl + hidden(layers.1=layers.3)' (a module of the student = one of the teacher)"
             )
         weight, name, student, teacher = match.groups()
         try:
-            found.append(checked(Term(name, float(weight or 1), (student or "").strip(), (teacher or "").strip())))
+            found.append(checked_term(Term(name, float(weight or 1), (student or "").strip(), (teacher or "").strip())))
         except ValueError as error:
             raise (
                 error if isinstance(error, Mistake) else Mistake(f"the objective {written!r}: {weight} is no weight")
@@ -83,7 +83,7 @@ def parsed(written: str) -> tuple[Term, ...]:
     return tuple(found)
 
 
-def checked(term: Term) -> Term:
+def checked_term(term: Term) -> Term:
     if term.name not in (*OBJECTIVES, "hidden"):
         raise Mistake(
             f"the objective {term.name!r} is unknown: there are {', '.join((*OBJECTIVES, 'hidden'))}"
@@ -106,8 +106,8 @@ def checked(term: Term) -> Term:
 
 
 def compared_tensor(output: Any) -> Tensor:
-    """The tensor of an output that is compared: the output, `logits` or the like of a ModelOutput, else the first tensor of numbers that is
-    not a loss.
+    """The tensor of an output that is compared: the output itself, `logits` or a similar field, else the first
+    floating-point tensor that is not the loss.
 
     >>> compared_tensor((torch.tensor(0.5), torch.ones(2, 3))).shape
     torch.Size([2, 3])
@@ -122,11 +122,11 @@ def compared_tensor(output: Any) -> Tensor:
     elif hasattr(output, "__dict__"):
         values = vars(output)
     usable: dict[Any, Tensor] = {name: value for name, value in values.items() if name != "loss" and is_numbers(value)}
-    named = [usable[name] for name in NAMES if name in usable]
+    named = [usable[name] for name in OUTPUT_NAMES if name in usable]
     if not usable:
         raise Mistake(
-            f"the model gave a {type(output).__name__} without a tensor of numbers to compare: distillation compares a tensor, a "
-            f"tuple or mapping of them, or an output with `logits`; give Job(forward=...) that returns one"
+            f"the model returned a {type(output).__name__} without a floating-point tensor to compare: distillation compares a "
+            f"tensor, a tuple or mapping of tensors, or an output with `logits`; give Job(forward=...) that returns one"
         )
     return named[0] if named else next(iter(usable.values()))
 
@@ -135,60 +135,64 @@ def is_numbers(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0
 
 
-def counted(output: Tensor, batch: Batch) -> Tensor | None:
-    """Which positions of an output (sample, position, number) count, where the batch has an attention mask of them."""
+def position_mask(output: Tensor, batch: Batch) -> Tensor | None:
+    """The attention mask of the batch, if it fits an output of shape (sample, position, feature); else None."""
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     fits = isinstance(mask, Tensor) and output.dim() == 3 and mask.shape == output.shape[:2]
     return mask if fits else None
 
 
-def mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean over samples of the mean over the positions of each that count; `values`: (sample, ...)."""
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over samples of the mean over unmasked positions; `values`: (sample, ...)."""
     if mask is None:
         return values.mean()
     here = mask.to(values.dtype)
     return ((values * here).sum(1) / here.sum(1).clamp(min=1)).mean()
 
 
-def probabilities(outputs: Sequence[Tensor], temperature: float) -> Tensor:
-    """Of several teachers the mean of their probabilities, as log; classes are last."""
+def mean_log_probabilities(outputs: Sequence[Tensor], temperature: float) -> Tensor:
+    """Log of the mean of several teachers' probabilities; classes are the last dimension."""
     each = torch.stack([functional.log_softmax(one.float() / temperature, -1) for one in outputs])
     return torch.logsumexp(each, 0) - math.log(len(outputs))
 
 
-def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p | q) along the last dimension."""
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p || q) along the last dimension."""
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def kl(student: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-    return temperature**2 * divergence(probabilities(teachers, temperature), probabilities([student], temperature))
+    return temperature**2 * kl_divergence(
+        mean_log_probabilities(teachers, temperature), mean_log_probabilities([student], temperature)
+    )
 
 
 def reverse_kl(student: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-    return temperature**2 * divergence(probabilities([student], temperature), probabilities(teachers, temperature))
+    return temperature**2 * kl_divergence(
+        mean_log_probabilities([student], temperature), mean_log_probabilities(teachers, temperature)
+    )
 
 
 def js(student: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-    p, q = probabilities(teachers, temperature), probabilities([student], temperature)
+    p, q = mean_log_probabilities(teachers, temperature), mean_log_probabilities([student], temperature)
     middle = torch.logaddexp(p, q) - math.log(2)
-    return temperature**2 * (divergence(p, middle) + divergence(q, middle)) / 2
+    return temperature**2 * (kl_divergence(p, middle) + kl_divergence(q, middle)) / 2
 
 
 def mse(student: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-    return (student.float() - together(teachers)).square().mean(-1)
+    return (student.float() - mean_output(teachers)).square().mean(-1)
 
 
 def cosine(student: Tensor, teachers: Sequence[Tensor], temperature: float) -> Tensor:
-    return 1 - functional.cosine_similarity(student.float(), together(teachers), dim=-1)
+    return 1 - functional.cosine_similarity(student.float(), mean_output(teachers), dim=-1)
 
 
-def together(outputs: Sequence[Tensor]) -> Tensor:
-    """The mean of teachers' outputs."""
+def mean_output(outputs: Sequence[Tensor]) -> Tensor:
+    """Mean of the teachers' outputs."""
     return outputs[0].float() if len(outputs) == 1 else torch.stack([one.float() for one in outputs]).mean(0)
 
 
-# name -> loss of every position, of tensors (sample, ..., number)
+# name -> loss per position of tensors (sample, ..., feature)
 OBJECTIVES: dict[str, Callable[[Tensor, Sequence[Tensor], float], Tensor]] = {
     "kl": kl,
     "reverse_kl": reverse_kl,
@@ -196,7 +200,7 @@ OBJECTIVES: dict[str, Callable[[Tensor, Sequence[Tensor], float], Tensor]] = {
     "mse": mse,
     "cosine": cosine,
 }
-OF_CLASSES = ("kl", "reverse_kl", "js")
+CLASS_OBJECTIVES = ("kl", "reverse_kl", "js")
 
 
 def distillation_loss(
@@ -208,31 +212,32 @@ def distillation_loss(
     temperature: float,
     axis: int = -1,
 ) -> Tensor:
-    """The weighed objectives. `hidden`: the student's, projected, one for each term of that name; `axis`: the dimension of classes."""
+    """Weighted sum of the objective's terms. `hidden`: the student's projected hidden states, one per hidden term;
+    `axis`: the class dimension."""
     total: Tensor | None = None
     left = iter(zip(hidden, said.hidden, strict=True))
     for term in terms:
         if term.name == "hidden":
             own, theirs = next(left)
             check_shapes(term, own, theirs)
-            values, mask = mse(own, theirs, temperature), counted(own, batch)
+            values, mask = mse(own, theirs, temperature), position_mask(own, batch)
         else:
             own, theirs = compared_tensor(output), said.outputs
             check_shapes(term, own, theirs)
             check_classes(term, own, axis)
-            mask = counted(own, batch)
-            moved = [one.movedim(axis, -1) for one in theirs] if term.name in OF_CLASSES else list(theirs)
+            mask = position_mask(own, batch)
+            moved = [one.movedim(axis, -1) for one in theirs] if term.name in CLASS_OBJECTIVES else list(theirs)
             values = OBJECTIVES[term.name](
-                own.movedim(axis, -1) if term.name in OF_CLASSES else own, moved, temperature
+                own.movedim(axis, -1) if term.name in CLASS_OBJECTIVES else own, moved, temperature
             )
-        value = term.weight * mean(values, mask)
+        value = term.weight * masked_mean(values, mask)
         total = value if total is None else total + value
     assert total is not None, "an objective has a term"
     return total
 
 
 def check_shapes(term: Term, own: Tensor, theirs: Sequence[Tensor]) -> None:
-    """Refuse what can't be compared number by number."""
+    """Refuse tensors of different shapes."""
     for one in theirs:
         if one.shape != own.shape:
             what = (
@@ -242,13 +247,13 @@ def check_shapes(term: Term, own: Tensor, theirs: Sequence[Tensor]) -> None:
             )
             raise Mistake(
                 f"{what} tensors of the shapes {tuple(own.shape)} and {tuple(one.shape)} for one batch, and the objective "
-                f"{term.name} compares them number by number: give the student as many outputs as its teacher has, or let the "
-                f"forward of one of the jobs choose those that both have"
+                f"{term.name} needs equal shapes: give the student as many outputs as its teacher has, or let the forward of "
+                f"one of the jobs select those that both have"
             )
 
 
 def check_classes(term: Term, own: Tensor, axis: int) -> None:
-    if term.name not in OF_CLASSES:
+    if term.name not in CLASS_OBJECTIVES:
         return
     if not -own.dim() <= axis < own.dim():
         raise Mistake(

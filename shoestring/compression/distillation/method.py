@@ -1,11 +1,12 @@
-"""A job whose loss knows a teacher: everything else is the student's own, so the ordinary loop trains it.
+"""Turn a student's job into a distillation job: only the loss changes, so the ordinary training loop runs it.
 
-    loss = (1 - alpha) (the student's own loss) + alpha (distillation)
+    loss = (1 - alpha) * (the student's own loss) + alpha * (distillation loss)
 
-The teacher is asked in the loss, after the student's forward: `Job.forward`, `data` and `metrics` stay the student's, a batch in pieces is
-taught piece by piece, in a pipeline only the last stage asks, and what the teacher computes is tracked like the rest of the step.
-Unlabelled batches have no own loss. With noise the student sees another batch than the teacher (Xie, Luong, Hovy, Le: Self-training with
-Noisy Student improves ImageNet classification, 2020, arXiv 1911.04252).
+The teacher runs inside the loss, after the student's forward pass. So `Job.forward`, `data` and `metrics` stay the
+student's, the teacher sees the same micro-batches, in a pipeline only the last stage runs it, and its memory and time
+are tracked like the rest of the step. Unlabelled batches use the distillation loss alone. With noise the student sees a
+noisy version of the teacher's batch (Xie, Luong, Hovy, Le: Self-training with Noisy Student improves ImageNet
+classification, 2020, arXiv 1911.04252).
 """
 
 from __future__ import annotations
@@ -20,20 +21,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.distillation.losses import Term, distillation_loss, parsed
-from shoestring.compression.distillation.teachers import Teachers, aside, seen_outputs
-from shoestring.compression.distillation.unlabelled import Unlabelled, bare, beside
+from shoestring.compression.distillation.losses import Term, distillation_loss, parse_objective
+from shoestring.compression.distillation.teachers import Teachers, record_outputs, run_in_thread
+from shoestring.compression.distillation.unlabelled import Unlabelled, mix_unlabelled, unwrap
 from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.feed import looking
 from shoestring.runs.initial_weights import valued
 
-PROJECTION = "distil_projection_"  # a parameter of the student's model: the widths of hidden states differ
+PROJECTION = (
+    "distil_projection_"  # prefix of the student's projection parameters, for hidden states of different widths
+)
 
 
 class StudentOutputs(NamedTuple):
-    """What the student gave, and its hidden states as they are compared."""
+    """The student's output, and its projected hidden states."""
 
     own: Any
     hidden: tuple[Tensor, ...]
@@ -41,7 +44,7 @@ class StudentOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class DistillationSettings:
-    """How a student learns."""
+    """Settings of a distillation."""
 
     terms: tuple[Term, ...]
     temperature: float
@@ -54,28 +57,29 @@ class DistillationSettings:
 
 
 @dataclass(frozen=True)
-class Projecting:
-    """Makes the student's model with projections of its hidden states; `plain` makes it without, for who only asks it."""
+class ProjectedStudent:
+    """Factory of the student's model with projections of its hidden states; `plain` builds it without, for
+    inference."""
 
     plain: Callable[[], nn.Module]
     widths: Callable[[], Sequence[tuple[int, int]]]
 
     def __call__(self) -> nn.Module:
-        return with_projections(self.plain(), self.widths())
+        return add_projections(self.plain(), self.widths())
 
 
-def lesson(objective: str, temperature: float, alpha: float, axis: int = -1) -> DistillationSettings:
+def distillation_settings(objective: str, temperature: float, alpha: float, axis: int = -1) -> DistillationSettings:
     if not temperature > 0 or not math.isfinite(temperature):
         raise Mistake(f"--temperature {temperature:g}: give a number above 0")
     if not 0 < alpha <= 1:
         raise Mistake(
-            f"--alpha {alpha:g} is the share of the teacher in the loss, (1 - alpha) own + alpha distillation: give more than 0, "
-            f"which would be without a teacher, and at most 1 (no labels)"
+            f"--alpha {alpha:g} is the weight of the teacher in the loss, (1 - alpha) own + alpha distillation: give more than 0 "
+            f"(0 would ignore the teacher) and at most 1 (no labels)"
         )
-    return DistillationSettings(parsed(objective), temperature, alpha, axis)
+    return DistillationSettings(parse_objective(objective), temperature, alpha, axis)
 
 
-def distilled(
+def distillation_job(
     own: Job,
     teachers: Teachers,
     *,
@@ -87,24 +91,27 @@ def distilled(
     unlabelled: Job | None = None,
     ratio: int = 1,
 ) -> Job:
-    """The student's job, taught; the defaults of temperature and alpha are those that benchmarks/compress/distillation_defaults.py chose
-    over four tasks. `noise` changes what the student is given in training; `unlabelled`: a job with more data, of which
-    `ratio` batches follow each labelled one."""
-    plan = lesson(objective, temperature, alpha, axis)
-    widths = cache(lambda: probed(own, teachers, plan.hidden))
+    """The student's job with a distillation loss.
+
+    The defaults of temperature and alpha were chosen on four tasks (benchmarks/compress/distillation_defaults.py).
+    `noise` changes the student's batches in training. `unlabelled`: a job with more data, of which `ratio` batches
+    follow each labelled one.
+    """
+    plan = distillation_settings(objective, temperature, alpha, axis)
+    widths = cache(lambda: hidden_widths(own, teachers, plan.hidden))
 
     def forward(model: nn.Module, batch: Batch) -> Any:
-        given = noise(bare(batch)) if noise is not None and model.training else bare(batch)
+        given = noise(unwrap(batch)) if noise is not None and model.training else unwrap(batch)
         if not plan.hidden:
             return own.forward(model, given)
-        with seen_outputs(model, [term.student for term in plan.hidden], "the student") as seen:
+        with record_outputs(model, [term.student for term in plan.hidden], "the student") as seen:
             output = own.forward(model, given)
         return StudentOutputs(
-            output, tuple(projected(model, number, seen[term.student]) for number, term in enumerate(plan.hidden))
+            output, tuple(project_hidden(model, number, seen[term.student]) for number, term in enumerate(plan.hidden))
         )
 
     def loss(output: Any, batch: Batch) -> Tensor:
-        inner, hidden = bare(batch), output.hidden if plan.hidden else ()
+        inner, hidden = unwrap(batch), output.hidden if plan.hidden else ()
         mine = output.own if plan.hidden else output
         check_gradient(plan.hidden, hidden)
         said = teachers.say(inner, [term.teacher for term in plan.hidden])
@@ -118,15 +125,15 @@ def distilled(
         metrics = own.metrics
         job = replace(
             job,
-            model=Projecting(own.model, widths),
-            weights=without_projections(own),
+            model=ProjectedStudent(own.model, widths),
+            weights=weights_without_projections(own),
             metrics=metrics and (lambda output, batch: metrics(output.own, batch)),
         )
-    return job if unlabelled is None else beside(job, own, unlabelled, ratio)
+    return job if unlabelled is None else mix_unlabelled(job, own, unlabelled, ratio)
 
 
-def without_projections(own: Job) -> Any:
-    """The weights that the student begins from; projections are new."""
+def weights_without_projections(own: Job) -> Any:
+    """The student's initial weights; projections are initialised at random."""
     from shoestring.core.weights import as_weights
 
     given = as_weights(own.weights)
@@ -134,48 +141,51 @@ def without_projections(own: Job) -> Any:
 
 
 def check_gradient(terms: Sequence[Term], hidden: Sequence[Tensor]) -> None:
-    """Refuse hidden states that no gradient goes through while the model is trained: the student would not learn them."""
+    """Refuse hidden states without a gradient during training: the student could not learn them."""
     for term, value in zip(terms, hidden, strict=True):
         if torch.is_grad_enabled() and not value.requires_grad:
             raise Mistake(
-                f"the hidden states of {term.student} carry no gradient: the module lies inside a block that is computed again, "
-                f"or nothing before it is trained; name a whole block in hidden(...), or plan without Checkpoint"
+                f"the hidden states of {term.student} carry no gradient: the module lies inside a checkpointed block, or nothing "
+                f"before it is trained; name a whole block in hidden(...), or plan without Checkpoint"
             )
 
 
-def projected(model: nn.Module, number: int, hidden: Tensor) -> Tensor:
-    """Hidden states as wide as the teacher's."""
+def project_hidden(model: nn.Module, number: int, hidden: Tensor) -> Tensor:
+    """Project hidden states to the teacher's width."""
     matrix = getattr(model, f"{PROJECTION}{number}", None)
     return hidden if matrix is None else hidden @ matrix
 
 
-def with_projections(model: nn.Module, widths: Sequence[tuple[int, int]]) -> nn.Module:
-    """The model with a matrix (student's width, teacher's width) where the two differ: parameters, so that a Sequential stays one."""
+def add_projections(model: nn.Module, widths: Sequence[tuple[int, int]]) -> nn.Module:
+    """Add a projection (student's width, teacher's width) for each pair of different widths. Projections are
+    parameters, not modules, so that a Sequential stays callable."""
     for number, (own, theirs) in enumerate(widths):
         if own != theirs:
             model.register_parameter(f"{PROJECTION}{number}", nn.Parameter(torch.randn(own, theirs) / math.sqrt(own)))
     return model
 
 
-def probed(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[tuple[int, int]]:
-    """How wide the hidden states of each term are, the student's and the teacher's: both are asked once, with the first batch."""
+def hidden_widths(own: Job, teachers: Teachers, terms: Sequence[Term]) -> list[tuple[int, int]]:
+    """Widths of the student's and the teacher's hidden states for each term, found by running both on the first
+    batch."""
 
     def work() -> list[tuple[int, int]]:
         with looking(own) as feed:
             batch = next(islice(feed, 1))
         model = valued(own.model(), own).eval()
-        with torch.no_grad(), seen_outputs(model, [term.student for term in terms], "the student") as seen:
-            own.forward(model, bare(batch))
-        said = teachers.say(bare(batch), [term.teacher for term in terms])
+        with torch.no_grad(), record_outputs(model, [term.student for term in terms], "the student") as seen:
+            own.forward(model, unwrap(batch))
+        said = teachers.say(unwrap(batch), [term.teacher for term in terms])
         return [
             (seen[term.student].shape[-1], theirs[0].shape[-1]) for term, theirs in zip(terms, said.hidden, strict=True)
         ]
 
-    return aside(work)
+    return run_in_thread(work)
 
 
-def gaussian(deviation: float) -> Callable[[Batch], Batch]:
-    """Noise of this standard deviation on all numbers of a batch with a fraction; drawn from the run's own stream, like dropout."""
+def gaussian_noise(deviation: float) -> Callable[[Batch], Batch]:
+    """Add Gaussian noise of this standard deviation to all floating-point tensors of a batch. It uses the run's random
+    state, like dropout."""
     if not deviation > 0:
         raise Mistake(f"--noise {deviation:g}: give a standard deviation above 0")
 

@@ -1,10 +1,11 @@
-"""Co-distillation: peers that learn from each other's predictions while they learn from the labels.
+"""Co-distillation: peers learn from each other's predictions and from the labels.
 
     loss = (1/n) sum_i [ (1 - alpha) (own loss of i) + alpha (distillation of i from the mean of the others) ]
 
-Others' predictions carry no gradient. All peers see the same batches and differ by their beginning and their dropout; in Anil, Pereyra,
-Passos, Ormandi, Dahl, Hinton: Large Scale Distributed Neural Network Training through Online Distillation, 2018, arXiv 1804.03235, they see
-other data and older copies of each other, because their peers are on other machines. At the end one is enough: `first_peer`.
+No gradient flows through the others' predictions. All peers see the same batches and differ in initialisation and
+dropout. In Anil, Pereyra, Passos, Ormandi, Dahl, Hinton: Large Scale Distributed Neural Network Training through Online
+Distillation, 2018, arXiv 1804.03235, peers run on other machines and see other data and older copies of each other.
+After training one peer is enough: `first_peer`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from shoestring.compression.distillation.losses import TeacherOutputs, compared_tensor, distillation_loss
-from shoestring.compression.distillation.method import lesson
-from shoestring.compression.distillation.unlabelled import Unlabelled, bare, beside
+from shoestring.compression.distillation.method import distillation_settings
+from shoestring.compression.distillation.unlabelled import Unlabelled, mix_unlabelled, unwrap
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -27,13 +28,13 @@ V = TypeVar("V")
 
 
 class PeerOutputs(NamedTuple):
-    """What each peer gave."""
+    """The output of each peer."""
 
     each: tuple[Any, ...]
 
 
 class Peers(nn.Module):
-    """Several models of one kind; called, it gives what each of them gives."""
+    """Several models of the same architecture; the forward pass returns the outputs of all."""
 
     def __init__(self, make: Callable[[], nn.Module], count: int) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Peers(nn.Module):
         return PeerOutputs(tuple(peer(*words, **named) for peer in self.peers))
 
 
-def codistilled(
+def codistillation_job(
     own: Job,
     peers: int,
     *,
@@ -54,27 +55,27 @@ def codistilled(
     unlabelled: Job | None = None,
     ratio: int = 1,
 ) -> Job:
-    """A job of so many peers of the student's kind."""
-    plan = lesson(objective, temperature, alpha, axis)
+    """A job that trains several peers of the student's architecture together."""
+    plan = distillation_settings(objective, temperature, alpha, axis)
     if peers < 2:
         raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
     if plan.hidden:
         raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
     if plan.alpha == 1:
         raise Mistake(
-            "--alpha 1 with peers: nobody would learn from the labels, and peers only agree with each other; give less than 1"
+            "--alpha 1 with peers: no peer would learn from the labels, they would only agree with each other; give less than 1"
         )
     if own.weights:
         raise Mistake(
-            "the student's job begins from weights of a file, so all peers would begin as the same model: leave `weights` out"
+            "the student's job loads weights from a file, so all peers would start as the same model: leave `weights` out"
         )
 
     def forward(model: nn.Module, batch: Batch) -> PeerOutputs:
         assert isinstance(model, Peers), "the model that this job makes"
-        return PeerOutputs(tuple(own.forward(peer, bare(batch)) for peer in model.peers))
+        return PeerOutputs(tuple(own.forward(peer, unwrap(batch)) for peer in model.peers))
 
     def loss(output: PeerOutputs, batch: Batch) -> Tensor:
-        inner = bare(batch)
+        inner = unwrap(batch)
         told = [compared_tensor(one).detach() for one in output.each]
         total: Any = 0.0
         for number, one in enumerate(output.each):
@@ -100,11 +101,11 @@ def codistilled(
         validate=validate and (lambda model: validate(first(model))),
         show=show and (lambda model: show(first(model))),
     )
-    return job if unlabelled is None else beside(job, own, unlabelled, ratio)
+    return job if unlabelled is None else mix_unlabelled(job, own, unlabelled, ratio)
 
 
 def first_peer(weights: Mapping[str, V]) -> dict[str, V]:
-    """Of the weights of all peers those of the first, under the names that the student alone has.
+    """The first peer's weights, under the names that they have in the student's model.
 
     >>> first_peer({"peers.0.bias": 1, "peers.1.bias": 2})
     {'bias': 1}

@@ -1,13 +1,13 @@
-"""Where teachers come from, by what a user writes, and which weights exactly: a run that goes on is taught by the same ones.
+"""The syntax of --teacher, and how it is pinned to exact weights, so that a resumed run has the same teacher.
 
-    big.py@runs/big                       a run of `shoestring train`: its best weights if it validated, else its newest good ones
-    big.py --width 64                     a job file with its flags: the model as the job makes it, with the job's `weights`
-    big.py@weights.safetensors            the same with weights of a file
-    big.py@small                          a folder of `shoestring compress`
-    runs/digits                           a folder alone, where a built-in job made it: no other file that a folder names is run
+    big.py@runs/big                a run of `shoestring train`: its best weights if it validated, else its newest good ones
+    big.py --width 64              a job file with its flags: the model as the job builds it, with the job's `weights`
+    big.py@weights.safetensors     the same with weights from a file
+    big.py@small                   a folder of `shoestring compress`
+    runs/digits                    a folder alone, if it belongs to a built-in job: other files named by a folder are not run
 
-Pinned, each is a job file with all its flags and with the weights, followed by what those are known by:
-big.py@runs/big/checkpoints/best-00000040#1f3a9c20 --width=64 (the checkpoint, and the beginning of its SHA-256).
+A pinned teacher is a job file with all its flags, its weights, and the beginning of their SHA-256:
+big.py@runs/big/checkpoints/best-00000040#1f3a9c20 --width=64.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.distillation.method import PROJECTION, Projecting
+from shoestring.compression.distillation.method import PROJECTION, ProjectedStudent
 from shoestring.compression.distillation.teachers import LoadedTeacher
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
-from shoestring.compression.formats.pack import PackedModel
+from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
@@ -42,21 +42,22 @@ PINNED = re.compile(r"(?P<path>[^#]*?)(?:@(?P<weights>[^@#]+))?(?:#(?P<digest>[0
 
 @dataclass(frozen=True)
 class TeacherText:
-    """What a user wrote of a teacher, in its parts."""
+    """A parsed --teacher argument."""
 
-    path: str  # of the job file; of a folder alone, the folder
+    path: str  # job file, or a folder alone
     weights: str = ""  # a safetensors file, a run, one of its checkpoints, or a compressed model
-    digest: str = ""  # the beginning of a SHA-256; empty: not pinned
-    flags: tuple[str, ...] = ()  # of a job file
+    digest: str = ""  # beginning of the SHA-256; empty: not pinned
+    flags: tuple[str, ...] = ()  # of the job file
 
     def __str__(self) -> str:
         name = self.path + (f"@{self.weights}" if self.weights else "") + (f"#{self.digest}" if self.digest else "")
         return shlex.join([name, *self.flags])
 
 
-def read(written: str) -> TeacherText:
-    """
-    >>> read("big.py@a.safetensors --width 64")
+def parse_teacher(written: str) -> TeacherText:
+    """Parse a --teacher argument.
+
+    >>> parse_teacher("big.py@a.safetensors --width 64")
     TeacherText(path='big.py', weights='a.safetensors', digest='', flags=('--width', '64'))
     """
     first, *flags = shlex.split(written) or [""]
@@ -69,11 +70,11 @@ def read(written: str) -> TeacherText:
     return TeacherText(match["path"], match["weights"] or "", match["digest"] or "", tuple(flags))
 
 
-def pinned(written: str) -> str:
-    """The same, with the weights that it has now and what they are known by."""
-    if read(written).digest:
+def pin_teacher(written: str) -> str:
+    """Pin a --teacher argument: name its current weights with their digest."""
+    if parse_teacher(written).digest:
         return written
-    found = with_job(read(written))
+    found = name_job(parse_teacher(written))
     file, folder = job_path(found.path), found.weights
     given = parsed_flags(file, list(found.flags))
     if is_run(folder) or is_checkpoint(folder):
@@ -92,25 +93,25 @@ def pinned(written: str) -> str:
             TeacherText(file, os.path.realpath(folder) if folder else "", digest_of(folder or file), found.flags)
         )
     flags = flags_for(claim_of(folder), file, given)[0]
-    return str(TeacherText(file, os.path.realpath(weights), digest_of(known_by), words_of(flags)))
+    return str(TeacherText(file, os.path.realpath(weights), digest_of(known_by), flag_words(flags)))
 
 
-def words_of(flags: Mapping[str, Any]) -> tuple[str, ...]:
+def flag_words(flags: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"--{name}={value}" for name, value in flags.items() if value is not None)
 
 
-def with_job(found: TeacherText) -> TeacherText:
-    """A teacher with its job named: by the user, or by the folder of a built-in one."""
+def name_job(found: TeacherText) -> TeacherText:
+    """Add the job: it was named by the user, or a folder names a built-in one."""
     if not os.path.isdir(found.path):
         return found
     if not (is_run(found.path) or is_packed(found.path)):
         raise Mistake(
-            f"{found.path} is a folder and no run of shoestring: give the folder that `shoestring train` named, or a job file"
+            f"{found.path} is a folder, but no run of shoestring: give a folder written by `shoestring train`, or a job file"
         )
     claim = claim_of(found.path)
     if not claim.built_in:
         raise Mistake(
-            f"{found.path} says that {claim.job or 'a script'!r} makes its model. A job is code, and anybody can write a folder "
+            f"{found.path} says that {claim.job or 'a script'!r} builds its model. A job is code, and anybody can write a folder "
             f"that names one, so it is run only if you name it: give --teacher '{claim.job or 'JOB'}@{found.path}', if you trust "
             f"that file"
         )
@@ -118,7 +119,7 @@ def with_job(found: TeacherText) -> TeacherText:
 
 
 def claim_of(folder: str) -> Claim:
-    """What a folder says of its job."""
+    """The job that a folder names."""
     return (
         claim_of_run(Folder(Path(folder))) if is_run(folder) else PackedModel(Path(folder)).claim or Claim(Path(folder))
     )
@@ -142,62 +143,62 @@ def digest_of(path: str | Path) -> str:
     return digest(Path(path))[:8]
 
 
-def same(found: TeacherText, path: str | Path) -> None:
-    """Refuse what is not what was pinned."""
+def check_digest(found: TeacherText, path: str | Path) -> None:
+    """Refuse a file whose digest differs from the pinned one."""
     if found.digest and digest_of(path) != found.digest:
         raise Mistake(
-            f"the teacher {found.path} is not the one that this run was begun with ({path} has changed): put it back, or begin "
-            f"anew with --fresh"
+            f"the teacher {found.path} is not the one with which this run was started ({path} has changed): put it back, or "
+            f"start again with --fresh"
         )
 
 
 def newest_of(folder: Folder) -> RunCheckpoint:
-    """The best weights of a run, or its newest good ones."""
+    """The checkpoint of a run with the best weights, or the newest good one."""
     return best_weights(folder) if saved(folder.checkpoints, BEST) else checkpoint_of(folder, None)
 
 
 def is_checkpoint(path: str) -> bool:
-    """Whether a path is that of a checkpoint in a run, which may be gone."""
+    """Whether a path names a checkpoint of a run; it need not exist any more."""
     return os.path.basename(os.path.dirname(path)) == "checkpoints" and not os.path.isfile(path)
 
 
 def checkpoint_in(found: TeacherText) -> RunCheckpoint:
-    """The checkpoint that was pinned."""
+    """The pinned checkpoint."""
     checkpoint = RunCheckpoint(Path(found.weights))
     if not checkpoint.path.is_dir():
         raise Mistake(
-            f"the teacher's checkpoint {checkpoint.path} is not there any more: its run went on and kept newer ones, or somebody "
-            f"removed it; begin anew with --fresh, or put it back"
+            f"the teacher's checkpoint {checkpoint.path} does not exist any more: its run has replaced it by newer ones, or it "
+            f"was removed; start again with --fresh, or put it back"
         )
     if reason := damage(checkpoint, ("parts",)):
         raise Mistake(f"the teacher's checkpoint {checkpoint.path} is damaged ({reason}): name another teacher")
-    same(found, checkpoint.path / "manifest.json")
+    check_digest(found, checkpoint.path / "manifest.json")
     return checkpoint
 
 
-def opener(written: str) -> Callable[[], LoadedTeacher]:
-    """What opens a teacher."""
+def teacher_opener(written: str) -> Callable[[], LoadedTeacher]:
+    """A function that loads the teacher."""
 
     def opened() -> LoadedTeacher:
-        found = read(pinned(written))
+        found = parse_teacher(pin_teacher(written))
         file = job_path(found.path)
         job = loaded_job(file, parsed_flags(file, list(found.flags)))
         if is_checkpoint(found.weights):
-            return LoadedTeacher(with_weights(job, checkpoint_in(found)), job.forward, found.weights)
+            return LoadedTeacher(model_with_checkpoint(job, checkpoint_in(found)), job.forward, found.weights)
         if is_packed(found.weights):
-            same(found, manifest(found.weights))
+            check_digest(found, manifest(found.weights))
             return LoadedTeacher(load(found.weights, model=job.model), job.forward, found.weights)
-        same(found, found.weights or file)
+        check_digest(found, found.weights or file)
         job = replace(job, weights=found.weights) if found.weights else job
         return LoadedTeacher(valued(job.model(), job), job.forward, found.path)
 
     return opened
 
 
-def with_weights(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
+def model_with_checkpoint(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
     """The job's model with the weights of a checkpoint."""
     make = (
-        job.model.plain if isinstance(job.model, Projecting) else job.model
+        job.model.plain if isinstance(job.model, ProjectedStudent) else job.model
     )  # a distilled run does not need its own teacher any more
     model = valued(make(), replace(job, weights=""))
     state = {
@@ -215,9 +216,9 @@ def with_weights(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
     return model
 
 
-def taken_from(written: str) -> str:
-    """The safetensors file with all weights of a teacher, for a student that begins from some of them."""
-    found = read(pinned(written))
+def teacher_weights_file(written: str) -> str:
+    """The safetensors file with all weights of a teacher, to initialise a student with fewer layers."""
+    found = parse_teacher(pin_teacher(written))
     if not is_checkpoint(found.weights):
         if not found.weights or is_packed(found.weights):
             raise Mistake(

@@ -1,14 +1,14 @@
-"""Students as people make them, of a model that is there. Anything else (factorized, sparse, quantized) is a function model -> model too.
+"""Make a student from a larger model. Any function model -> model may be used instead.
 
-every second layer   the repeated blocks of a model, some of them kept with their weights (Sanh, Debut, Chaumond, Wolf: DistilBERT,
-                     2019, arXiv 1910.01108); the configuration of a transformers model counts those that are left
-narrower             the leading part of every hidden layer of an MLP, or a factory's own argument (`--width 32` of a job)
+fewer_layers   keep some of the repeated blocks, with their weights (Sanh, Debut, Chaumond, Wolf: DistilBERT, 2019,
+               arXiv 1910.01108); layer counts in the configuration of a transformers model are updated
+narrower       keep the most important neurons of every hidden layer of an MLP
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,12 +19,11 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.weights import Weights
 
-Shrink = Callable[[nn.Module], nn.Module]  # a model -> a smaller one: the hook for other rooms
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
 
 
 def repeated_blocks(model: nn.Module) -> tuple[str, list[str]]:
-    """The longest run of like blocks: the name of the container that they are in, and their names in it, in order.
+    """The largest run of similar blocks: the name of their container, and their names in it, in order.
 
     >>> repeated_blocks(nn.Sequential(nn.Embedding(9, 4), *(nn.TransformerEncoderLayer(4, 1) for _ in range(3)), nn.Linear(4, 9)))
     ('', ['1', '2', '3'])
@@ -32,19 +31,19 @@ def repeated_blocks(model: nn.Module) -> tuple[str, list[str]]:
     best: tuple[int, str, list[str]] = (0, "", [])
     for name, module in model.named_modules():
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            for like in runs_of_like(module):
+            for like in runs_of_similar_blocks(module):
                 weight = sum(parameter.numel() for one in like for parameter in module.get_submodule(one).parameters())
                 best = max(best, (weight, name, like), key=lambda found: found[0])
     if not best[2]:
         raise Mistake(
-            "the model has no ModuleList or Sequential with blocks of one kind, of which a student could keep some: make the "
-            "student by an argument of its job, or give a function model -> model"
+            "the model has no ModuleList or Sequential of repeated blocks, of which a student could keep some: make the student "
+            "smaller by an argument of its job, or give a function model -> model"
         )
     return best[1], best[2]
 
 
-def runs_of_like(container: nn.ModuleList | nn.Sequential) -> list[list[str]]:
-    """Names of neighbours that are alike: of one class, with weights of the same names and shapes."""
+def runs_of_similar_blocks(container: nn.ModuleList | nn.Sequential) -> list[list[str]]:
+    """Runs of consecutive similar blocks: of one class, with parameters of the same names and shapes."""
     found: list[list[str]] = []
     before: object = None
     for name, child in container.named_children():
@@ -59,10 +58,10 @@ def runs_of_like(container: nn.ModuleList | nn.Sequential) -> list[list[str]]:
 
 @dataclass(frozen=True)
 class KeptBlocks:
-    """Blocks that a student keeps, counted from 0."""
+    """The blocks that a student keeps, counted from 0."""
 
-    every: int = 0  # every so many, beginning with the first
-    numbers: tuple[int, ...] = ()  # or exactly these
+    every: int = 0  # every n-th block, beginning with the first
+    numbers: tuple[int, ...] = ()  # or these blocks
 
     def of(self, count: int) -> list[int]:
         found = list(self.numbers) or list(range(0, count, self.every))
@@ -74,9 +73,10 @@ class KeptBlocks:
         return found
 
 
-def parsed_layers(written: str) -> KeptBlocks:
-    """
-    >>> parsed_layers("every=2"), parsed_layers("0,2,5")
+def parse_layers(written: str) -> KeptBlocks:
+    """Parse --layers.
+
+    >>> parse_layers("every=2"), parse_layers("0,2,5")
     (KeptBlocks(every=2, numbers=()), KeptBlocks(every=0, numbers=(0, 2, 5)))
     """
     if match := re.fullmatch(r"every=(\d+)", written.replace(" ", "")):
@@ -89,10 +89,10 @@ def parsed_layers(written: str) -> KeptBlocks:
 
 
 def fewer_layers(model: nn.Module, kept: KeptBlocks) -> nn.Module:
-    """The model with some of its repeated blocks, changed in place; what is kept has its weights.
+    """Keep only some blocks of the model's largest run of similar blocks, in place, with their weights.
 
-    The largest repetition is thinned. Of a transformers model, `config.num_hidden_layers` and the numbers that layers carry
-    (`layer_idx`, by which a cache finds its place) are set to what is left.
+    In a transformers model, `config.num_hidden_layers` and the `layer_idx` of each layer (used by key/value caches) are
+    updated.
     """
     place, names = repeated_blocks(model)
     numbers = kept.of(len(names))
@@ -112,7 +112,7 @@ def fewer_layers(model: nn.Module, kept: KeptBlocks) -> nn.Module:
 
 
 def count_layers(model: nn.Module, before: int, now: int, numbers: Sequence[int]) -> None:
-    """Set what a configuration says of its layers, where it says as many as there were."""
+    """Update layer counts in configurations, where they equal the old number of layers."""
     for config in {
         id(one): one for one in (getattr(module, "config", None) for module in model.modules()) if one is not None
     }.values():
@@ -125,18 +125,17 @@ def count_layers(model: nn.Module, before: int, now: int, numbers: Sequence[int]
 
 
 def every_second(model: nn.Module) -> nn.Module:
-    """A copy of the model with every second of its repeated blocks."""
+    """A copy of the model with every second one of its repeated blocks."""
     return fewer_layers(deepcopy(model), KeptBlocks(every=2))
 
 
 @dataclass(frozen=True)
 class LayersOf(Weights):
-    """Weights of a teacher's file for a student that has some of its blocks: the student's i-th block begins as the teacher's kept[i]."""
+    """Weights of a teacher for a student with some of its blocks: the student's i-th block starts as the teacher's
+    kept[i]."""
 
-    place: str = ""  # the container of the blocks, by name
-    blocks: tuple[
-        tuple[str, str], ...
-    ] = ()  # name of a block in the teacher -> name in the student; empty: it is left out
+    place: str = ""  # name of the blocks' container
+    blocks: tuple[tuple[str, str], ...] = ()  # (name in the teacher, name in the student); empty: the block is left out
 
     def renamed(self, name: str) -> str:
         prefix = f"{self.place}." if self.place else ""
@@ -148,7 +147,7 @@ class LayersOf(Weights):
 
 
 def layers_of(model: nn.Module, kept: KeptBlocks, file: str) -> LayersOf:
-    """The weights of a student that `fewer_layers` makes of such a model."""
+    """The initial weights of a student that `fewer_layers` makes from this model."""
     place, names = repeated_blocks(model)
     numbers = kept.of(len(names))
     container = model.get_submodule(place)
@@ -163,7 +162,7 @@ def layers_of(model: nn.Module, kept: KeptBlocks, file: str) -> LayersOf:
 def narrower(model: nn.Sequential, share: float) -> nn.Sequential:
     """A copy of an MLP whose hidden layers keep this share of their neurons, those with the largest outgoing weights.
 
-    Only for a Sequential of Linear layers with what works number by number between them; anything else is refused.
+    The model must be a Sequential of Linear layers with elementwise layers in between.
     """
     if not 0 < share < 1:
         raise Mistake(f"narrower(share={share:g}): give a share between 0 and 1")

@@ -1,14 +1,16 @@
-"""Teachers: who a student learns from. They are read, never trained: no gradient, evaluation mode, weights that stay as they are.
+"""Teachers of a distillation. They run in eval mode without gradients, and their weights never change.
 
-    one                  its output
-    several              an ensemble: the mean of their probabilities (losses.py takes the mean)
-    passes=K             a dropout ensemble: K passes of each with dropout on and all else in evaluation mode (Gal, Ghahramani: Dropout as a
-                         Bayesian Approximation, 2016, arXiv 1506.02142; Bulo, Porzi, Kontschieder: Dropout Distillation, 2016, ICML)
+    one teacher          its output
+    several              an ensemble: the mean of their probabilities (computed in losses.py)
+    passes=K             a dropout ensemble: K passes of each teacher with only dropout in training mode (Gal, Ghahramani:
+                         Dropout as a Bayesian Approximation, 2016, arXiv 1506.02142; Bulo, Porzi, Kontschieder: Dropout
+                         Distillation, 2016, ICML)
     a run of peers       all its peers (peers.py)
-    a distilled run      like any run: so several teachers can be distilled in two stages, first into one of their size, then into a student
+    a distilled run      like any run: so an ensemble can be distilled in two stages, first into one large model, then into a
+                         small student
 
-Loading is lazy: planning looks at jobs whose teachers nobody asks yet. A rehearsal runs the teacher for real on its real batch, so what the
-teacher computes, and the weights that it computes with, are in the predicted peak.
+Teachers are loaded lazily, because planning inspects jobs whose teachers are not needed yet. A rehearsal runs the
+teacher on a real batch, so its activations and weights are part of the predicted peak memory.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
 
 T = TypeVar("T")
-# Modules that drop at random in training and do nothing else then. An encoder layer's own mode says whether it takes a fused path without.
-DROPPING = (
+# Modules whose training mode only enables dropout. TransformerEncoderLayer is included because its mode selects a fused path.
+DROPOUT_MODULES = (
     nn.Dropout,
     nn.Dropout1d,
     nn.Dropout2d,
@@ -45,7 +47,7 @@ DROPPING = (
 
 @dataclass(frozen=True)
 class LoadedTeacher:
-    """A teacher that is there: its model and how it is called on a batch."""
+    """A loaded teacher: its model and its forward function."""
 
     model: nn.Module
     forward: Callable[[nn.Module, Batch], Any] = default_forward
@@ -54,11 +56,11 @@ class LoadedTeacher:
 
 @dataclass(frozen=True)
 class Teachers:
-    """Those that a student learns from, opened when they are first asked."""
+    """The teachers of a student, loaded on first use."""
 
     openers: tuple[Callable[[], LoadedTeacher], ...]
-    passes: int = 0  # of each, with dropout on; 0: one, in evaluation mode
-    opened: dict[int, LoadedTeacher] = field(default_factory=dict)  # by their number, once they were asked
+    passes: int = 0  # of each teacher, with dropout; 0: one pass in eval mode
+    opened: dict[int, LoadedTeacher] = field(default_factory=dict)  # loaded teachers, by number
 
     def __post_init__(self) -> None:
         if not self.openers:
@@ -67,11 +69,11 @@ class Teachers:
             )
         if self.passes < 0 or self.passes == 1:
             raise Mistake(
-                f"--passes {self.passes}: a dropout ensemble takes 2 passes or more; 0 asks the teacher once, without dropout"
+                f"--passes {self.passes}: a dropout ensemble takes 2 passes or more; 0 runs the teacher once, without dropout"
             )
 
     def say(self, batch: Batch, modules: Sequence[str] = ()) -> TeacherOutputs:
-        """What they give for a batch, and what these of their modules give."""
+        """The teachers' outputs for a batch, and hidden states of these modules."""
         outputs: list[Tensor] = []
         hidden: list[list[Tensor]] = [[] for _ in modules]
         for number in range(len(self.openers)):
@@ -79,19 +81,19 @@ class Teachers:
             with (
                 torch.no_grad(),
                 torch.autocast(device_of(batch).type, enabled=False),
-                dropping(one, bool(self.passes)),
+                dropout_enabled(one, bool(self.passes)),
             ):
                 for _ in range(self.passes or 1):
-                    with seen_outputs(one.model, modules, one.name) as seen:
-                        outputs += (compared_tensor(each) for each in answers(one.forward(one.model, batch)))
+                    with record_outputs(one.model, modules, one.name) as seen:
+                        outputs += (compared_tensor(each) for each in outputs_of_teacher(one.forward(one.model, batch)))
                     for place, name in zip(hidden, modules, strict=True):
                         place.append(seen[name])
         return TeacherOutputs(tuple(outputs), tuple(map(tuple, hidden)))
 
     def ready(self, number: int, batch: Batch) -> LoadedTeacher:
-        """A teacher, opened and where the batch is."""
+        """A loaded teacher, on the batch's device."""
         if number not in self.opened:
-            found = aside(self.openers[number])
+            found = run_in_thread(self.openers[number])
             found.model.requires_grad_(False).eval()
             self.opened[number] = found
         device = device_of(batch)
@@ -100,8 +102,8 @@ class Teachers:
         return self.opened[number]
 
 
-def answers(output: Any) -> tuple[Any, ...]:
-    """The outputs in what a teacher's forward gave: one, or one of each of its peers."""
+def outputs_of_teacher(output: Any) -> tuple[Any, ...]:
+    """The outputs in the result of a teacher's forward pass: one, or one of each of its peers."""
     from shoestring.compression.distillation.method import StudentOutputs
     from shoestring.compression.distillation.peers import PeerOutputs
 
@@ -110,9 +112,9 @@ def answers(output: Any) -> tuple[Any, ...]:
     return (output.own,) if isinstance(output, StudentOutputs) else (output,)
 
 
-def aside(work: Callable[[], T]) -> T:
-    """What `work` gives, done in a thread of its own: who looks at tensors here (a rehearsal, a tracker) does not see it, and no random
-    number is drawn."""
+def run_in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a separate thread, so that dispatch modes of this thread (a rehearsal, a memory tracker) don't see
+    it; the random state is left as it was."""
     done: list[T] = []
     failed: list[BaseException] = []
 
@@ -136,10 +138,10 @@ def device_of(batch: Batch) -> torch.device:
 
 
 @contextmanager
-def dropping(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
-    """While inside, dropout is on, if it is wanted, and nothing else is in training mode."""
-    found = [module for module in teacher.model.modules() if isinstance(module, DROPPING)] if wanted else []
-    if wanted and not any(drops(module) for module in found):
+def dropout_enabled(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
+    """Enable dropout inside the context if `wanted`, with everything else in eval mode."""
+    found = [module for module in teacher.model.modules() if isinstance(module, DROPOUT_MODULES)] if wanted else []
+    if wanted and not any(has_dropout(module) for module in found):
         raise Mistake(
             f"{teacher.name} has no dropout, so all passes of a dropout ensemble would be the same: leave --passes out, or train "
             f"a teacher with nn.Dropout"
@@ -153,7 +155,7 @@ def dropping(teacher: LoadedTeacher, wanted: bool) -> Iterator[None]:
             module.training = False
 
 
-def drops(module: nn.Module) -> bool:
+def has_dropout(module: nn.Module) -> bool:
     if isinstance(module, (nn.RNNBase, nn.MultiheadAttention)):
         return (
             float(module.dropout) > 0 and getattr(module, "num_layers", 2) > 1
@@ -162,8 +164,8 @@ def drops(module: nn.Module) -> bool:
 
 
 @contextmanager
-def seen_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[dict[str, Tensor]]:
-    """While inside, what these modules give is kept, the last time that each is called; channels of images are moved last."""
+def record_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[dict[str, Tensor]]:
+    """Record the last output of each of these modules inside the context; channels of images are moved to the end."""
     found: dict[str, Tensor] = {}
     with ExitStack() as stack:
         for name in names:
@@ -172,7 +174,7 @@ def seen_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[d
             except AttributeError:
                 there = ", ".join(list(dict(model.named_modules()))[1:9])
                 raise Mistake(f"{who} has no module {name!r} to take hidden states of; it has {there}, ...") from None
-            stack.callback(module.register_forward_hook(keeping(found, name)).remove)
+            stack.callback(module.register_forward_hook(output_hook(found, name)).remove)
         yield found
     missing = [name for name in names if name not in found]
     if missing:
@@ -181,7 +183,7 @@ def seen_outputs(model: nn.Module, names: Sequence[str], who: str) -> Iterator[d
         )
 
 
-def keeping(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
+def output_hook(found: dict[str, Tensor], name: str) -> Callable[[nn.Module, Any, Any], None]:
     def hook(module: nn.Module, given: Any, output: Any) -> None:
         value = compared_tensor(output)
         found[name] = value.movedim(1, -1) if value.dim() > 3 else value

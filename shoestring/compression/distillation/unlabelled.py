@@ -1,8 +1,7 @@
-"""Unlabelled data: batches of another job among those of the student's. Only the teacher says what they are.
+"""Mix unlabelled batches of another job into the student's data. They are trained on with the distillation loss alone.
 
-Batches take turns: one labelled, then `ratio` unlabelled ones, of the same structure (what stands for the labels is never looked at). An
-epoch is a round of the labelled data. Both are fed as they would be alone, from their own positions, so a run that was killed goes on with
-the same batches.
+After each labelled batch come `ratio` unlabelled ones of the same structure, whose labels are ignored. An epoch is one
+pass over the labelled data. Each feed keeps its own position, so a resumed run continues with the same batches.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ class Unlabelled(NamedTuple):
     batch: Any
 
 
-def bare(batch: Batch) -> Batch:
-    """A batch as its job gave it."""
+def unwrap(batch: Batch) -> Batch:
+    """The batch as its job returned it."""
     return batch.batch if isinstance(batch, Unlabelled) else batch
 
 
 class MixedBatches:
-    """Labelled and unlabelled batches in turns; it has a state, so it resumes at once."""
+    """Alternates labelled and unlabelled batches. It has a state dict, so a resumed run need not skip batches."""
 
     def __init__(self, labelled: Job, unlabelled: Job, ratio: int) -> None:
         self.feeds = (
@@ -40,11 +39,11 @@ class MixedBatches:
         )
         self.ratio = ratio
         self.in_round = 0
-        self.resumed = False  # the next round goes on where a state says
+        self.resumed = False  # the next epoch continues from a loaded state
 
     def __len__(self) -> int:
         if not self.feeds[0].per_epoch:
-            raise TypeError("the labelled data do not say how many they are")
+            raise TypeError("the labelled data has no length")
         return self.feeds[0].per_epoch * (1 + self.ratio)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -73,8 +72,8 @@ class MixedBatches:
         self.in_round, self.resumed = state["in_round"], True
 
 
-class Once:
-    """Held-out batches, made as the job says; whoever goes through them twice gets them twice."""
+class HeldOutBatches:
+    """Held-out batches of a job; can be iterated more than once."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -83,8 +82,9 @@ class Once:
         return (batch for batch, _ in once_through(held_out(self.job, whole=True)))
 
 
-def beside(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:
-    """The job with unlabelled batches among those of `own`, whose feed makes them, so nothing is left to make a batch of."""
+def mix_unlabelled(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:
+    """The job with unlabelled batches mixed into those of `own`. The data is already batched, so sampler and collate
+    are dropped."""
     if ratio < 1:
         raise Mistake(f"--ratio {ratio}: give 1 unlabelled batch or more to a labelled one")
     return replace(
@@ -93,17 +93,17 @@ def beside(job: Job, own: Job, unlabelled: Job, ratio: int) -> Job:
         sampler=None,
         collate=None,
         workers=0,
-        weight=lambda batch: own.weight(bare(batch)),
-        split=own.split and splitting(own.split),
-        held_out=None if own.held_out is None else lambda: Once(own),
+        weight=lambda batch: own.weight(unwrap(batch)),
+        split=own.split and split_wrapped(own.split),
+        held_out=None if own.held_out is None else lambda: HeldOutBatches(own),
     )
 
 
-def splitting(own: Callable[[Batch, int], Sequence[Batch]]) -> Callable[[Batch, int], list[Batch]]:
-    """The job's own split, of labelled batches and of others."""
+def split_wrapped(own: Callable[[Batch, int], Sequence[Batch]]) -> Callable[[Batch, int], list[Batch]]:
+    """The job's split function, extended to unlabelled batches."""
 
     def split(batch: Batch, pieces: int) -> list[Batch]:
-        found = own(bare(batch), pieces)
+        found = own(unwrap(batch), pieces)
         return [Unlabelled(piece) for piece in found] if isinstance(batch, Unlabelled) else list(found)
 
     return split

@@ -1,8 +1,9 @@
-"""What a factorized layer is replaced by: ordinary small layers in a row, with what others read of the layer before.
+"""Replacements of factorized layers: sequences of ordinary smaller layers that still have the original's attributes.
 
-    X.weight  ->  X.0.weight, X.1.weight         whoever reads X.weight gets the product of the factors
+    X.weight  ->  X.0.weight, X.1.weight         reading X.weight gives the product of the factors
 
-Not a subclass of the layer before: its factors are layers of their own, which are quantized, pruned and exported like any other.
+They are not subclasses of the original layer: the factors are ordinary layers, which are quantized, pruned and exported
+like any other.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 
 
 class LayerChain(nn.Sequential):
-    """Abstract: layers in a row. The bias is the last one's."""
+    """Abstract: a sequence of layers. Its bias is that of the last layer."""
 
     def factor(self, place: int) -> Tensor:
-        """A weight without the pixels of a 1 x 1 convolution."""
+        """A layer's weight as a matrix; the kernel of a 1 x 1 convolution is flattened."""
         layer: Any = self[place]
         found: Tensor = layer.weight
         return found.flatten(1)
@@ -30,8 +31,8 @@ class LayerChain(nn.Sequential):
 
 
 class LowRankLinear(LayerChain):
-    """y = U (V x) + b for y = W x + b, with V (rank, in) as "0" and U (out, rank) as "1". `transposed`: for a Conv1D of transformers,
-    whose weight is (in, out)."""
+    """y = U (V x) + b for y = W x + b, with V (rank, in) as "0" and U (out, rank) as "1". `transposed`: for a Conv1D of
+    transformers, whose weight is (in, out)."""
 
     def __init__(self, inputs: int, outputs: int, rank: int, bias: bool, transposed: bool = False, **kind: Any) -> None:
         super().__init__(nn.Linear(inputs, rank, bias=False, **kind), nn.Linear(rank, outputs, bias=bias, **kind))
@@ -45,7 +46,7 @@ class LowRankLinear(LayerChain):
 
 
 class LowRankConv(LayerChain):
-    """A convolution of 1 x 1 pixels in two: V (rank, in) with the stride and padding of the one before as "0", U (out, rank) as "1"."""
+    """A 1 x 1 convolution as two: V (rank, in) with the original's stride and padding as "0", U (out, rank) as "1"."""
 
     def __init__(self, first: nn.Conv2d, second: nn.Conv2d) -> None:
         super().__init__(first, second)
@@ -57,7 +58,8 @@ class LowRankConv(LayerChain):
 
 
 class TuckerConv(LayerChain):
-    """A convolution in three: 1 x 1 to fewer channels as "0", the core with the kernel, stride and padding as "1", 1 x 1 to all as "2"."""
+    """A convolution as three: 1 x 1 to fewer channels as "0", the core with kernel, stride and padding as "1", 1 x 1 to
+    all channels as "2"."""
 
     def __init__(self, first: nn.Conv2d, core: nn.Conv2d, last: nn.Conv2d) -> None:
         super().__init__(first, core, last)
@@ -70,12 +72,13 @@ class TuckerConv(LayerChain):
 
 
 class TrainEmbedding(nn.Module):
-    """An embedding whose table is a tensor train of three cores: a row is a product of three small matrices, and only rows that are looked
-    up are computed.
+    """An embedding whose table is a tensor train of three cores: a row is a product of three small matrices. Only rows
+    that are looked up are computed.
 
         row(i)[j] = G1[i1, j1] G2[i2, j2] G3[i3, j3],    i = (i1 v2 + i2) v3 + i3,  j = (j1 d2 + j2) d3 + j3
 
-    with cores (v1, d1, r1), (v2, r1, d2, r2), (v3, r2, d3). Rows beyond the vocabulary, which fill v1 v2 v3 up, are there and not used.
+    with cores (v1, d1, r1), (v2, r1, d2, r2), (v3, r2, d3). v1 v2 v3 may exceed the vocabulary; the extra rows are
+    unused.
     """
 
     def __init__(
@@ -102,7 +105,11 @@ class TrainEmbedding(nn.Module):
     def forward(self, index: Tensor) -> Tensor:
         _, second, third = self.row_parts
         flat = index.reshape(-1)
-        if may_look(index) and flat.numel() and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
+        if (
+            can_read_values(index)
+            and flat.numel()
+            and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings
+        ):
             raise IndexError(
                 f"index out of range in an embedding of {self.num_embeddings}: {int(flat.min())} to {int(flat.max())}"
             )
@@ -119,14 +126,14 @@ class TrainEmbedding(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The whole table: all that this is there to avoid."""
+        """The whole table, which `forward` avoids computing."""
         one, two, three = self.cores
         whole = torch.einsum("aip,bpjq,cqk->abcijk", one, two, three)
         return whole.reshape(-1, self.embedding_dim)[: self.num_embeddings]
 
 
-def may_look(index: Tensor) -> bool:
-    """Whether values can be asked for: not of a meta tensor, nor while a graph is recorded."""
+def can_read_values(index: Tensor) -> bool:
+    """Whether values can be read: not of a meta tensor, and not while a graph is captured."""
     jit: Any = torch.jit
     return not (index.is_meta or torch.compiler.is_compiling() or jit.is_tracing())
 

@@ -1,4 +1,4 @@
-"""Which rank a share of a layer's numbers buys, and from which on nothing is saved."""
+"""Ranks of factorizations for a given share of a layer's parameters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import prod, sqrt
 
 
 def linear_rank(inputs: int, outputs: int, share: float) -> int:
-    """The largest r with r (in + out) <= share in out. 0: not one fits.
+    """The largest r with r (in + out) <= share in out; 0 if not even rank 1 fits.
 
     >>> linear_rank(384, 384, 0.5), linear_rank(384, 1536, 0.5), linear_rank(3, 1, 0.5)
     (96, 153, 0)
@@ -15,7 +15,7 @@ def linear_rank(inputs: int, outputs: int, share: float) -> int:
 
 
 def tucker_ranks(inputs: int, outputs: int, pixels: int, share: float) -> tuple[int, int]:
-    """Ranks (p of out, q of in), both the same part of their channels: the largest part f with
+    """Ranks (p of out, q of in), both the same fraction of their channels: the largest fraction f with
 
         f out out + f^2 in out pixels + f in in <= share in out pixels
 
@@ -38,7 +38,7 @@ def train_numbers(rows: tuple[int, int, int], columns: tuple[int, int, int], ran
 
 
 def train_ranks(rows: tuple[int, int, int], columns: tuple[int, int, int], most: int) -> tuple[int, int]:
-    """The largest ranks whose cores have at most `most` numbers, both the same as long as none has all that it can.
+    """The largest ranks whose cores have at most `most` parameters; both are equal unless one reaches its maximum.
 
     >>> train_ranks((32, 31, 31), (8, 6, 8), 5_860_000)
     (176, 176)
@@ -56,7 +56,8 @@ def train_ranks(rows: tuple[int, int, int], columns: tuple[int, int, int], most:
 
 
 def three_factors(number: int) -> tuple[int, int, int]:
-    """Three factors with exactly this product, as equal as there are; the middle one, which is counted with both ranks, is the smallest.
+    """Three factors with exactly this product, as equal as possible; the middle one, which multiplies both ranks, is
+    the smallest.
 
     >>> three_factors(384), three_factors(7)
     ((8, 6, 8), (1, 1, 7))
@@ -72,10 +73,10 @@ def three_factors(number: int) -> tuple[int, int, int]:
     return (middle, least, largest)
 
 
-def three_covering(number: int) -> tuple[int, int, int]:
-    """Three factors, about equal, whose product is at least this, and little more.
+def three_factors_at_least(number: int) -> tuple[int, int, int]:
+    """Three nearly equal factors whose product is at least this number, and only slightly more.
 
-    >>> three_covering(30522), prod(three_covering(30522))
+    >>> three_factors_at_least(30522), prod(three_factors_at_least(30522))
     ((31, 29, 34), 30566)
     """
     root = max(1, int(number ** (1 / 3)))

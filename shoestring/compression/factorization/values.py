@@ -1,18 +1,21 @@
-"""The factors' values: closed forms, in the metric of the inputs where their second moments are known.
+"""Compute the factors of a layer in closed form, weighted by the second moments of its inputs where these are known.
 
-Linear, rank r     least |(W - U V) L|,  M = L L^T the second moment of the inputs:  U the first r left singular vectors of W L, V = U^T W.
-                   Eckart, Young 1936, The Approximation of One Matrix by Another of Lower Rank, doi 10.1007/BF02288367; for the inputs'
-                   metric: Wang, Zheng, Wan, Zhang 2024, SVD-LLM, arXiv 2403.07378. No inverse of L is needed.
+Linear, rank r     minimise |(W - U V) L|, with M = L L^T the second moment of the inputs: U holds the first r left singular
+                   vectors of W L, and V = U^T W. Eckart, Young 1936, The Approximation of One Matrix by Another of
+                   Lower Rank, doi 10.1007/BF02288367; weighted by inputs: Wang, Zheng, Wan, Zhang 2024, SVD-LLM, arXiv
+                   2403.07378. No inverse of L is needed.
 Convolution        Tucker-2: W[o, i, h, w] = sum U[o, p] C[p, q, h, w] V[q, i], by orthogonal iteration. Kim, Park, Yoo, Choi, Yang, Shin
-                   2016, Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications, arXiv 1511.06530.
+                   2016, Compression of Deep Convolutional Neural Networks for Fast and Low Power Mobile Applications,
+                   arXiv 1511.06530.
 Embedding          tensor train by successive singular value decompositions. Oseledets 2011, Tensor-Train Decomposition, doi
-                   10.1137/090752286; for embeddings: Hrinchuk, Khrulkov, Mirvakhabova, Orlova, Oseledets 2020, Tensorized Embedding
-                   Layers, arXiv 1901.10787.
+                   10.1137/090752286; for embeddings: Hrinchuk, Khrulkov, Mirvakhabova, Orlova, Oseledets 2020,
+                   Tensorized Embedding Layers, arXiv 1901.10787.
 
-Measured without training after (benchmarks/compress/factorization.py): MiniLM's linear layers with .9, .75, .5 of their numbers, 1 - cosine
-.077, .119, .218 in the metric of the inputs, .315, .434, .622 without it; all numbers in 4 bits on a grid with GPTQ cost .011. Its word
-embedding as a train of .9, .75, .5: .014, .384, .427, where 4 bits cost .0012. Tucker, accuracy on digits of 5 nets with .979: at a share
-of .5 .979 (.977 without the metric), .25 .976 (.977), .1 .947 (.916). So factorizing is for convolutions, or where training follows.
+Measured without training afterwards (benchmarks/compress/factorization.py): MiniLM's linear layers with .9, .75, .5 of
+their parameters have a damage (1 - cosine) of .077, .119, .218 if weighted by inputs, .315, .434, .622 if not; all
+weights in 4 bits on a grid with GPTQ cost .011. Its word embedding as a tensor train with .9, .75, .5: .014, .384,
+.427, against .0012 for 4 bits. Tucker, mean accuracy on digits of 5 networks with .979: at a share of .5 .979 (.977
+unweighted), .25 .976 (.977), .1 .947 (.916). So factorize convolutions, or train afterwards.
 """
 
 from __future__ import annotations
@@ -25,16 +28,17 @@ from torch import Tensor
 from shoestring.compression.factorization.chains import core_shapes
 from shoestring.core.errors import Mistake
 
-DAMPING = 1e-2  # of the mean second moment: inputs that were never seen are not free
+DAMPING = 1e-2  # fraction of the mean second moment added to the diagonal, so that errors in unseen inputs count too
 SWEEPS = 4  # of Tucker's orthogonal iteration
 
 
-def root(moment: Tensor) -> Tensor:
+def cholesky_root(moment: Tensor) -> Tensor:
     """L with M = L L^T, of the damped moment."""
     moment = moment.double()
     if moment.dim() != 2 or moment.shape[0] != moment.shape[1] or not bool(torch.isfinite(moment).all()):
         raise Mistake(
-            f"a second moment of {list(moment.shape)} that is no square of finite numbers: it is the sum of x x^T over inputs x"
+            f"a second moment of shape {list(moment.shape)} must be a square matrix of finite numbers, the sum of x x^T over "
+            f"inputs x"
         )
     mean = float(moment.diagonal().mean())
     lower: Tensor = torch.linalg.cholesky(
@@ -44,7 +48,7 @@ def root(moment: Tensor) -> Tensor:
 
 
 def low_rank(weight: Tensor, rank: int, moment: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """U (out, rank) and V (rank, in) with the least error of what the layer computes.
+    """U (out, rank) and V (rank, in) that minimise the error of the layer's output.
 
     >>> from torch import outer, tensor
     >>> left, right = low_rank(outer(tensor([1.0, 2.0]), tensor([3.0, 4.0, 5.0])), 1)
@@ -54,18 +58,19 @@ def low_rank(weight: Tensor, rank: int, moment: Tensor | None = None) -> tuple[T
     whole = weight.detach().double()
     if moment is not None and len(moment) != whole.shape[1]:
         raise Mistake(
-            f"a second moment of {len(moment)} inputs for a weight with {whole.shape[1]}: they are of different layers"
+            f"a second moment of {len(moment)} inputs for a weight with {whole.shape[1]} inputs: they belong to different layers"
         )
-    left = singular_vectors(whole if moment is None else whole @ root(moment), rank)
+    left = singular_vectors(whole if moment is None else whole @ cholesky_root(moment), rank)
     return left.to(weight.dtype), (left.T @ whole).to(weight.dtype)
 
 
 def singular_vectors(matrix: Tensor, rank: int) -> Tensor:
-    """The first left ones; the sign of each is that of its largest number, so that they do not depend on the library."""
-    return signed(torch.linalg.svd(matrix, full_matrices=False).U[:, :rank])
+    """The first left singular vectors; the largest element of each is positive, so they do not depend on the
+    library."""
+    return fix_signs(torch.linalg.svd(matrix, full_matrices=False).U[:, :rank])
 
 
-def signed(vectors: Tensor) -> Tensor:
+def fix_signs(vectors: Tensor) -> Tensor:
     signs = vectors.gather(0, vectors.abs().argmax(0, keepdim=True)).sign()
     return vectors * torch.where(signs == 0, 1.0, signs)
 
@@ -76,7 +81,7 @@ def tucker(weight: Tensor, ranks: tuple[int, int], moment: Tensor | None = None)
     outputs, inputs = whole.shape[:2]
     lower = None
     if moment is not None:
-        lower = root(channel_moment(moment, inputs, prod(whole.shape[2:])))
+        lower = cholesky_root(channel_moment(moment, inputs, prod(whole.shape[2:])))
         whole = torch.einsum("oihw,ij->ojhw", whole, lower)
     right = singular_vectors(whole.transpose(0, 1).reshape(inputs, -1), ranks[1])
     left = torch.zeros(0)
@@ -89,13 +94,13 @@ def tucker(weight: Tensor, ranks: tuple[int, int], moment: Tensor | None = None)
 
 
 def channel_moment(moment: Tensor, channels: int, pixels: int) -> Tensor:
-    """The second moment of channels: of patches, the mean over the kernel's pixels."""
+    """The second moment of channels; a moment of patches is averaged over the kernel's pixels."""
     if len(moment) == channels:
         return moment
     if len(moment) != channels * pixels:
         raise Mistake(
-            f"a second moment of {len(moment)} numbers for a convolution of {channels} channels and {pixels} pixels: give that "
-            f"of its channels ({channels}) or of its patches ({channels * pixels})"
+            f"a second moment of {len(moment)} inputs for a convolution of {channels} channels and {pixels} kernel pixels: give "
+            f"that of its channels ({channels}) or of its patches ({channels * pixels})"
         )
     return moment.view(channels, pixels, channels, pixels).diagonal(dim1=1, dim2=3).mean(-1)
 
@@ -103,7 +108,7 @@ def channel_moment(moment: Tensor, channels: int, pixels: int) -> Tensor:
 def tensor_train(
     table: Tensor, rows: tuple[int, int, int], columns: tuple[int, int, int], ranks: tuple[int, int]
 ) -> tuple[Tensor, ...]:
-    """Three cores of a table (count, width), filled up with zero rows to v1 v2 v3."""
+    """Three cores of a table (count, width), padded with zero rows to v1 v2 v3."""
     whole = torch.nn.functional.pad(table.detach().double(), (0, 0, 0, prod(rows) - len(table)))
     whole = (
         whole.view(*rows, *columns).permute(0, 3, 1, 4, 2, 5).reshape(rows[0] * columns[0], -1)
@@ -120,5 +125,5 @@ def tensor_train(
 
 
 def gram_vectors(matrix: Tensor, rank: int) -> Tensor:
-    """The first left singular vectors of a wide matrix, by the eigenvectors of its product with itself."""
-    return signed(torch.linalg.eigh(matrix @ matrix.T).eigenvectors.flip(1)[:, :rank])
+    """The first left singular vectors of a wide matrix A, as eigenvectors of A A^T."""
+    return fix_signs(torch.linalg.eigh(matrix @ matrix.T).eigenvectors.flip(1)[:, :rank])

@@ -1,4 +1,4 @@
-"""Every number as the index of one of a few values: w = scale value[code]."""
+"""Scalar codebook: every weight is stored as an index into a table of values, w = scale * value[code]."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
 
 class CodebookFormat(WeightFormat):
-    """A weight as rows of codes into one table of 2^bits values (float16); each `group` numbers of a row share a scale (float16).
+    """Rows of codes into one table of 2^bits float16 values; every `group` numbers of a row share a float16 scale.
 
-        w = scale value[code]          group 0: w = value[code], no scales are stored
+        w = scale value[code]          group 0: w = value[code], without scales
 
-    The values may lie anywhere, closer where the weights are: that is what a grid can't do. A grid has its own zero for every group, which
-    is what a codebook can't do. A row that is not a multiple of the group has a shorter last one.
+    Values may lie anywhere, denser where the weights are, which a grid can't do. A grid has a zero point per group,
+    which a codebook can't do. If the group size does not divide a row, its last group is shorter.
     """
 
     kind = "codebook"
@@ -49,7 +49,7 @@ class CodebookFormat(WeightFormat):
         shape: Shape,
         dtype: torch.dtype,
     ) -> Self:
-        """Of codes (rows, columns), a table of 2^bits values, and scales (rows, groups) or none.
+        """Pack codes (rows, columns), a table of 2^bits values, and scales (rows, groups) or None.
 
         >>> form = CodebookFormat.of(torch.tensor([[0, 3, 1]]), torch.tensor([-1.0, -0.25, 0.25, 1.0]), None, 2, 0, (3,), torch.float32)
         >>> form.dense(), form.stored_bytes
@@ -62,33 +62,33 @@ class CodebookFormat(WeightFormat):
     def dense(self) -> Tensor:
         rows, columns = matrix_shape(self.shape)
         codes = unpack_bits(self.codes, int(self.settings["bits"]), rows * columns)
-        return self.valued(codes, rows, getattr(self, "scales", None)).view(self.shape)
+        return self.decode_codes(codes, rows, getattr(self, "scales", None)).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
         count, columns = matrix_shape(self.shape)
         bits, wanted = int(self.settings["bits"]), index.reshape(-1)
-        if columns % 8 or len(self.shape) == 1 or not columns:  # then a row may begin within a byte
+        if columns % 8 or len(self.shape) == 1 or not columns:  # a row may begin inside a byte
             return super().rows(index)
         codes = unpack_bits(self.codes.view(count, -1)[wanted].reshape(-1), bits, len(wanted) * columns)
         scales = self.scales[wanted] if int(self.settings["group"]) else None
-        return self.valued(codes, len(wanted), scales).view(*index.shape, *self.shape[1:])
+        return self.decode_codes(codes, len(wanted), scales).view(*index.shape, *self.shape[1:])
 
-    def valued(self, codes: Tensor, rows: int, scales: Tensor | None) -> Tensor:
-        """scale value[code] of rows of codes, in the weight's own type."""
+    def decode_codes(self, codes: Tensor, rows: int, scales: Tensor | None) -> Tensor:
+        """scale * value[code] for rows of codes, in the weight's dtype."""
         values = torch.index_select(self.values.to(self.dtype), 0, codes.to(torch.int32))
         if scales is None or not values.numel():
             return values
-        return scaled(values.view(rows, -1), scales, int(self.settings["group"]))
+        return apply_scales(values.view(rows, -1), scales, int(self.settings["group"]))
 
 
-def scaled(values: Tensor, scales: Tensor, group: int) -> Tensor:
-    """Rows whose groups are each multiplied by their scale. The values are changed.
+def apply_scales(values: Tensor, scales: Tensor, group: int) -> Tensor:
+    """Multiply each group of each row by its scale, in place.
 
-    >>> scaled(torch.ones(1, 5), torch.tensor([[2.0, 3.0]]), 4)
+    >>> apply_scales(torch.ones(1, 5), torch.tensor([[2.0, 3.0]]), 4)
     tensor([[2., 2., 2., 2., 3.]])
     """
     columns, scales = values.shape[1], scales.to(values.dtype)
-    group = min(group, max(columns, 1))  # a group may be longer than a row
+    group = min(group, max(columns, 1))  # the group size may exceed a row
     if columns % group == 0:
         return values.view(len(values), -1, group).mul_(scales[..., None]).view(len(values), columns)
     return values.mul_(scales.repeat_interleave(group, 1)[:, :columns])

@@ -1,9 +1,9 @@
-"""A form: how one weight is stored, and how its numbers are computed from that.
+"""Weight formats: how one weight is stored, and how it is decoded.
 
-A form is a module whose buffers are what is on disk and in memory, bit for bit. What tensors it consists of follows from the weight's
-shape and the form's settings alone (`layout`): so a size is known to the byte before anything is computed, and a file that says otherwise
-is refused before anything of it is read. Making a form of a weight (rounding, fitting a codebook) is the technique's business, not the
-form's.
+A weight format is a module whose buffers are the stored tensors, bit for bit the same on disk and in memory. Its
+tensors follow from the weight's shape and the format's settings alone (`layout`): so sizes are known to the byte before
+anything is computed, and a file with other tensors is refused before they are read. Converting a weight to a format
+(rounding, fitting a codebook) is the job of techniques, not of the format.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Shape = tuple[int, ...]
-Settings = Mapping[str, Any]  # as JSON has them
+Settings = Mapping[str, Any]  # JSON values
 
 
 class FormatTensor(NamedTuple):
-    """One tensor of a form."""
+    """Shape and dtype of one stored tensor."""
 
     shape: Shape
     dtype: torch.dtype
@@ -33,38 +33,37 @@ class FormatTensor(NamedTuple):
 
 
 class WeightFormat(nn.Module, ABC):
-    """Abstract. `kind` names it in a manifest; `settings` is all that `layout` needs beside the shape."""
+    """Abstract base of weight formats. `kind` names it in a manifest; `settings` is all that `layout` needs besides the
+    shape and dtype."""
 
     kind: ClassVar[str]
-    keeps_inputs: ClassVar[bool] = (
-        True  # a layer is given what it was given; else its damage is more than that of its weight
-    )
+    keeps_inputs: ClassVar[bool] = True  # False: activations are quantized too, which adds damage
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.described(shape, dtype, settings, tensors)
+        self.set_layout(shape, dtype, settings, tensors)
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
 
-    def described(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
-        """Note what it is of; tensors that are not as the layout says are refused."""
+    def set_layout(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
+        """Set shape, dtype and settings. Raises ValueError if the tensors do not match the layout."""
         self.shape, self.dtype, self.settings = tuple(shape), dtype, dict(settings)
         wanted = self.layout(self.shape, dtype, settings)
         found = {name: FormatTensor(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         if found != wanted:
             name = next(name for name in (*wanted, *found) if wanted.get(name) != found.get(name))
             raise ValueError(
-                f"{self.kind} of {list(shape)} has {name} as {found.get(name)}, and needs {wanted.get(name)}"
+                f"the format {self.kind} of shape {list(shape)} got {name} as {found.get(name)}, and needs {wanted.get(name)}"
             )
 
     @classmethod
     @abstractmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
-        """The tensors that it consists of, by name. Settings that can't be are a ValueError."""
+        """Shapes and dtypes of the stored tensors, by name. Raises ValueError for invalid settings."""
 
     @classmethod
     def blank(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> Self:
-        """One with nothing in it, to see how long it takes."""
+        """A format filled with zeros, to measure how long it takes."""
         parts = cls.layout(shape, dtype, settings)
         return cls(
             shape, dtype, settings, {name: torch.zeros(part.shape, dtype=part.dtype) for name, part in parts.items()}
@@ -72,18 +71,18 @@ class WeightFormat(nn.Module, ABC):
 
     @abstractmethod
     def dense(self) -> Tensor:
-        """The weight: of the form's shape and dtype."""
+        """Decode the whole weight: a tensor of `shape` and `dtype`."""
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """What a linear layer with this weight gives."""
+        """Output of a linear layer with this weight."""
         return functional.linear(x, self.dense(), bias)
 
     def rows(self, index: Tensor) -> Tensor:
-        """Some rows of the weight, as an embedding looks them up: index.shape + shape[1:]."""
+        """Decode some rows, as an embedding looks them up: a tensor of shape index.shape + shape[1:]."""
         return self.dense()[index]
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that is stored."""
+        """The stored tensors by name."""
         return dict(self.named_buffers())
 
     @property
@@ -92,7 +91,7 @@ class WeightFormat(nn.Module, ABC):
 
     @property
     def bits(self) -> float:
-        """Bits of a number, all that is stored counted."""
+        """Bits per weight, counting everything that is stored."""
         return 8 * self.stored_bytes / max(prod(self.shape), 1)
 
     def extra_repr(self) -> str:
@@ -101,7 +100,7 @@ class WeightFormat(nn.Module, ABC):
 
 
 class PlainFormat(WeightFormat):
-    """The weight as it is, or in another type of number that torch has."""
+    """The weight as it is, or in another floating-point dtype."""
 
     kind = "plain"
     values: Tensor
@@ -109,7 +108,7 @@ class PlainFormat(WeightFormat):
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
         if settings.get("stored", "") not in ("", *FLOATS):
-            raise ValueError(f"numbers stored as {settings['stored']!r}: there are {', '.join(FLOATS)}")
+            raise ValueError(f"stored={settings['stored']!r} is unknown: there are {', '.join(FLOATS)}")
         stored = FLOATS.get(settings.get("stored", ""), dtype)
         return {"values": FormatTensor(tuple(shape), stored)}
 

@@ -14,13 +14,15 @@ from shoestring.numerics.block_quantization import grid_values
 
 
 class GridFormat(WeightFormat):
-    """A weight as rows (its first dimension) of codes; each `group` numbers of a row share a scale (float16) and a zero, which is a code.
+    """A weight as rows (its first dimension) of codes; each `group` numbers of a row share a scale (float16) and a
+    zero, which is a code.
 
         w = scale (code - zero)
 
     `transposed`: rows are those of W^T, for a weight that is multiplied as x W (its first dimension belongs to inputs).
 
-    Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a shorter last one.
+    Zero is on every grid, so that what was cut away stays cut away. A row that is not a multiple of the group has a
+    shorter last one.
     """
 
     kind = "grid"

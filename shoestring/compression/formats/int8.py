@@ -1,4 +1,4 @@
-"""Whole numbers of 8 bits that are multiplied as they are: a linear layer's inputs are rounded to 8 bits too."""
+"""Int8 linear layers: weights and activations are both quantized to 8 bits and multiplied as integers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from shoestring.core.private import int8_product, without_modes
 from shoestring.measure.instructions import deadly
 
 INPUTS = ("token", "calibrated")
-TOP = 127  # of 8 bits with a sign
-MIDDLE = 128  # a code of 0 to 255 is kept as -128 to 127
-TINY = 1e-30  # a scale of nothing but zeros
+TOP = 127  # largest int8
+MIDDLE = 128  # codes 0 to 255 are stored as -128 to 127
+TINY = 1e-30  # scale of all-zero inputs
 
 
 class Int8Format(WeightFormat):
-    """Of a linear layer's weight: a scale and a zero for every row.
+    """Weight of a linear layer with a scale and a zero point per row (per output channel).
 
         w = s (c - z),    x ~ t q    ->    y_j = t s_j (sum_k q_k c_jk - z_j sum_k q_k) + bias_j
 
-    inputs   "token": every token has a scale t of its own, by its largest number; "calibrated": one scale for all, and what is above it is
-             cut to it
-    What is in brackets is exact: processors without a fast product of bytes, or with a broken one, get the same numbers more slowly.
+    inputs   "token": dynamic quantization, a scale t per token from its largest absolute value; "calibrated": static
+             quantization, one scale for all inputs, which clips larger ones
+
+    The integer part in brackets is exact. CPUs without a fast int8 product, or with a broken one, get the same numbers
+    more slowly.
     """
 
     kind = "int8"
@@ -51,8 +53,9 @@ class Int8Format(WeightFormat):
 
     @classmethod
     def of(cls, codes: Tensor, scales: Tensor, zeros: Tensor, largest: float | None = None) -> Self:
-        """Of codes from 0 to 255 (rows, columns), with scales and zeros (rows, 1). `largest`: of the inputs, where one scale is for all."""
-        stored = {"codes": signed(codes), "scales": scales[:, 0].to(torch.float16), "zeros": signed(zeros[:, 0])}
+        """Pack codes from 0 to 255 (rows, columns), with scales and zero points (rows, 1). `largest`: largest absolute
+        input, for one calibrated scale."""
+        stored = {"codes": to_int8(codes), "scales": scales[:, 0].to(torch.float16), "zeros": to_int8(zeros[:, 0])}
         if largest is not None:
             stored["input"] = torch.tensor([max(largest / TOP, TINY)])
         return cls(tuple(codes.shape), torch.float32, {"inputs": "token" if largest is None else "calibrated"}, stored)
@@ -75,12 +78,12 @@ class Int8Format(WeightFormat):
         ]
 
     def as_grid(self) -> GridFormat:
-        """The same weight for who multiplies otherwise."""
+        """The same weight as a grid, for runtimes that multiply in another way."""
         wide = [(one.to(torch.int16) + MIDDLE).to(torch.uint8) for one in (self.codes, self.zeros[:, None])]
         return GridFormat.of(wide[0], self.scales[:, None], wide[1], 8, self.shape[1], self.shape, self.dtype)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():  # rounded inputs have no gradient: it goes past the rounding
+        if x.requires_grad and torch.is_grad_enabled():  # straight-through gradient
             plain = functional.linear(x, self.dense(), bias)
             return plain + (self.linear(x.detach(), bias) - plain).detach()
         flat = x.reshape(-1, self.shape[1]).float()
@@ -89,36 +92,36 @@ class Int8Format(WeightFormat):
         rounded = (flat / scale).round_()
         if calibrated:
             rounded.clamp_(-TOP, TOP)
-            scale = scale + 0 * flat.sum(1, keepdim=True)  # an input that is not finite is not cut to one that is
+            scale = scale + 0 * flat.sum(
+                1, keepdim=True
+            )  # inputs that are not finite give NaN instead of being clipped
         codes = rounded.to(torch.int8)
-        sums = product(codes, self.codes) - codes.sum(1, dtype=torch.int32)[:, None] * self.zeros
+        sums = int8_matmul(codes, self.codes) - codes.sum(1, dtype=torch.int32)[:, None] * self.zeros
         found = sums.float().mul_(self.scales.float()).mul_(scale)
         if bias is not None:
             found += bias
         return found.to(x.dtype).view(*x.shape[:-1], self.shape[0])
 
 
-def signed(codes: Tensor) -> Tensor:
+def to_int8(codes: Tensor) -> Tensor:
     return (codes.to(torch.int16) - MIDDLE).to(torch.int8)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right.T of bytes, in whole numbers of 32 bits."""
-    few = left.is_cuda and (
-        len(left) <= 16 or left.shape[1] % 8 or len(right) % 8
-    )  # what a GPU's product of bytes does not take
+def int8_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right.T of int8 matrices, exact, as int32."""
+    few = left.is_cuda and (len(left) <= 16 or left.shape[1] % 8 or len(right) % 8)  # not supported by CUDA
     if not few and (left.is_cuda or (not deadly("int8") and sums_are_exact())):
         found: Tensor = int8_product(left, right.t())
         return found
-    return (left.double() @ right.double().t()).to(torch.int32)  # exact: sums of 32 bits are numbers of 53
+    return (left.double() @ right.double().t()).to(torch.int32)  # exact: float64 holds integers of 53 bits
 
 
 @cache
 def sums_are_exact() -> bool:
-    """Whether this processor's product of bytes is one of whole numbers. Without VNNI instructions oneDNN adds products of two bytes in 16
-    bits, and what is too large is cut off, without a word."""
+    """Whether this CPU's int8 product is exact. Without VNNI instructions oneDNN accumulates pairs of products in 16
+    bits and saturates silently."""
     largest = [torch.full((8, 64), byte, dtype=torch.int8) for byte in (TOP, -MIDDLE)]
-    with without_modes():  # a rehearsal may be watching
+    with without_modes():  # a rehearsal's dispatch mode may be active
         return all(
             torch.equal(int8_product(left, right.t()).double(), left.double() @ right.double().t())
             for left, right in pairs(largest, repeat=2)

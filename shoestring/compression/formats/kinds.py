@@ -1,4 +1,4 @@
-"""All kinds of forms, by the name that a manifest has for them. A new one is one file, and one line here."""
+"""Registry of weight formats by their name in a manifest. A new format is one file, and one line here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoestring.compression.formats.int8 import Int8Format
 from shoestring.compression.formats.product import ProductFormat
 from shoestring.compression.formats.sparse import SparseFormat
 
-FORMS: tuple[type[WeightFormat], ...] = (
+FORMATS: tuple[type[WeightFormat], ...] = (
     PlainFormat,
     GridFormat,
     Int8Format,
@@ -17,4 +17,4 @@ FORMS: tuple[type[WeightFormat], ...] = (
     ProductFormat,
     SparseFormat,
 )
-KINDS = {one.kind: one for one in FORMS}
+KINDS = {one.kind: one for one in FORMATS}

@@ -1,5 +1,7 @@
-"""The manifest of a compressed model: what each weight is stored as. Its text, and the header of the tensors' file, follow from the plan
-alone, so the size of the folder is known to the byte before anything is written.
+"""The manifest of a compressed model: in which format each weight is stored.
+
+The text of the manifest and the header of the tensors' file follow from the plan alone, so the size of the folder is
+known to the byte before anything is written.
 
     {"sha256": seal, "format": ..., "version": 1, "job": {...}, "edits": [...], "decoded": false,
      "weights": {name: {"kind": "grid", "shape": [...], "dtype": "float32", "settings": {...}, "also": [other names]}},
@@ -24,12 +26,12 @@ from shoestring.runs.tensors import NAMES, header_of
 FORMAT, VERSION = "shoestring compressed model", 1
 TENSORS, MANIFEST = "model.safetensors", "manifest.json"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-DIGITS = 2 * len(str(1 << 62))  # of two offsets in a file, at most
+DIGITS = 2 * len(str(1 << 62))  # of two file offsets, at most
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What a weight is stored as."""
+    """How one weight is stored: its format, shape, dtype and settings."""
 
     names: tuple[str, ...]
     kind: str
@@ -54,21 +56,21 @@ class Stored:
         return told | ({"also": list(self.names[1:])} if self.names[1:] else {})
 
 
-def stored_in(name: str, entry: Mapping[str, Any]) -> Stored:
-    """What a manifest says of a weight; what it can't say is a ValueError, a KeyError or a TypeError."""
+def read_entry(name: str, entry: Mapping[str, Any]) -> Stored:
+    """Parse the manifest's entry of one weight. Raises ValueError, KeyError or TypeError if it is invalid."""
     kind, shape, settings, also = entry["kind"], entry["shape"], entry["settings"], entry.get("also", [])
     if not isinstance(shape, list) or not all(type(one) is int and 0 <= one < 1 << 48 for one in shape):
         raise ValueError(f"a shape of {str(shape)[:80]}")
     if not isinstance(also, list) or not all(isinstance(one, str) for one in also):
         raise ValueError(f"other names {str(also)[:80]}")
     if kind not in KINDS or not isinstance(settings, dict):
-        raise ValueError(f"it is stored as {str(kind)[:40]} with {str(settings)[:80]}")
+        raise ValueError(f"the format {str(kind)[:40]} with {str(settings)[:80]}")
     check_settings(settings)
     return Stored((name, *also), kind, tuple(shape), DTYPES[entry["dtype"]], settings)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings that are no small whole numbers, switches or words: all that forms have, but for those of a form inside."""
+    """Refuse settings other than booleans, strings, bounded integers and the nested settings of an inner format."""
     if "seed" in settings and not (
         type(settings["seed"]) is int and settings["seed"] >= 0 and type(settings.get("checksum")) is int
     ):
@@ -95,31 +97,31 @@ def manifest(
     )
 
 
-def parts_of(weights: Mapping[str, Stored], buffers: Mapping[str, Tensor]) -> dict[str, FormatTensor]:
-    """All tensors of the file, in its order."""
+def tensor_layout(weights: Mapping[str, Stored], buffers: Mapping[str, Tensor]) -> dict[str, FormatTensor]:
+    """Shapes and dtypes of all tensors in the file, in its order."""
     found = {name: part for one in weights.values() for name, part in one.parts().items()}
     return found | {f"{name}:buffer": FormatTensor(tuple(value.shape), value.dtype) for name, value in buffers.items()}
 
 
 def folder_bytes(about: Mapping[str, Any], weights: Mapping[str, Stored], buffers: Mapping[str, Tensor]) -> int:
-    """Bytes of the files that a compressed model consists of: its tensors and its manifest."""
-    parts = parts_of(weights, buffers)
+    """Bytes of a compressed model's files: tensors and manifest."""
+    parts = tensor_layout(weights, buffers)
     header = header_of({name: (part.dtype, part.shape) for name, part in parts.items()})
     return len(header) + sum(part.bytes for part in parts.values()) + len(manifest(about, weights, buffers))
 
 
 def fixed_bytes(about: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> int:
-    """Of those, what does not depend on how weights are stored."""
-    return folder_bytes(about, {}, buffers) + 16  # a header is filled up to eight, and commas between entries
+    """Bytes of a compressed model's files that do not depend on how weights are stored."""
+    return folder_bytes(about, {}, buffers) + 16  # padding of the header to 8 bytes, and commas between entries
 
 
 def numbers_bytes(one: Stored) -> int:
-    """Bytes of a weight's tensors."""
+    """Bytes of one weight's tensors."""
     return sum(part.bytes for part in one.parts().values())
 
 
 def stored_bytes(one: Stored) -> int:
-    """Bytes that a weight adds to both files, at most: its numbers and what is said of them."""
+    """Upper bound for the bytes that one weight adds to both files: its tensors and its entries."""
     said = json.dumps({one.names[0]: one.as_json()}, indent=2)
     lines = said.count("\n") + 1
     entries = sum(

@@ -1,4 +1,5 @@
-"""Several neighbouring numbers at once as the index of a vector, or of several that are added: product and additive quantization."""
+"""Product and additive quantization: several neighbouring numbers are stored as indices of vectors that are added
+up."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ MOST_BITS = 12
 
 
 class ProductSizes(NamedTuple):
-    """What follows from a weight's shape and a product's settings."""
+    """Sizes derived from a weight's shape and the format's settings."""
 
     rows: int
     columns: int
-    places: int  # vectors of a row, the last filled up
-    books: int
-    stages: int
-    length: int
-    bits: int
-    rotation: int  # numbers that are rotated together, 0: none
+    places: int  # vectors per row; the last one is padded
+    books: int  # codebooks
+    stages: int  # codes that are added up
+    length: int  # numbers per vector
+    bits: int  # per code
+    rotation: int  # neighbouring numbers rotated together; 0: none
 
     @property
     def codes(self) -> int:
@@ -32,12 +33,13 @@ class ProductSizes(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns with what a row is filled up with."""
+        """Columns including padding."""
         return self.places * self.length
 
 
 def sizes_of(shape: Shape, settings: Settings) -> ProductSizes:
-    """Checked. A row is filled up to whole vectors, and to whole rotations; books 0: one for every place of a row."""
+    """Check the settings and derive sizes. Rows are padded to whole vectors and whole rotations; books 0: one codebook
+    per position in a row."""
     length, bits, stages, rotation = (int(settings[name]) for name in ("length", "bits", "stages", "rotation"))
     if length < 1 or not 2 <= bits <= MOST_BITS or stages < 1 or rotation < 0 or rotation % length or not shape:
         raise ValueError(
@@ -53,15 +55,18 @@ def sizes_of(shape: Shape, settings: Settings) -> ProductSizes:
 
 
 class ProductFormat(WeightFormat):
-    """Each `length` neighbouring numbers of a row are a sum of `stages` entries of codebooks, each chosen by a code of `bits`.
+    """Each run of `length` neighbouring numbers of a row is a sum of `stages` codebook entries, each indexed by a code
+    of `bits` bits.
 
-        v[p] = sum_s table[p mod books, s, code[p, s]]          p: place of the vector in its row
-        w[j] = scale[j] (v R^T)[j]                              R: orthogonal, on each `rotation` neighbouring numbers; both optional
+        v[p] = sum_s table[p mod books, s, code[p, s]]     p: position of the vector in its row
+        w[j] = scale[j] (v R^T)[j]                         R: orthogonal, on runs of `rotation` numbers; both are optional
 
-    books 1: one codebook for all places (vector quantization); one for every place: product quantization (Jégou, Douze, Schmid 2011,
-    Product Quantization for Nearest Neighbor Search, doi 10.1109/TPAMI.2010.57); with R: optimized product quantization (Ge, He, Ke, Sun
-    2013, Optimized Product Quantization, doi 10.1109/CVPR.2013.379); stages > 1: residual or additive quantization (Martinez, Zakhmi,
-    Hoos, Little 2018, LSQ++, doi 10.1007/978-3-030-01270-0_30). Tables, scales and R are float16; codes above 8 bits are two streams.
+    books 1: one codebook for all positions (vector quantization). One per position: product quantization (Jégou, Douze,
+    Schmid 2011, Product Quantization for Nearest Neighbor Search, doi 10.1109/TPAMI.2010.57). With R: optimized product
+    quantization (Ge, He, Ke, Sun 2013, Optimized Product Quantization, doi 10.1109/CVPR.2013.379). stages > 1: residual
+    or additive quantization (Martinez, Zakhmi, Hoos, Little 2018, LSQ++, doi 10.1007/978-3-030-01270-0_30).
+
+    Tables, scales and R are float16. Codes of more than 8 bits are stored as two streams.
     """
 
     kind = "product"
@@ -98,7 +103,7 @@ class ProductFormat(WeightFormat):
         rotation: Tensor | None = None,
         scales: Tensor | None = None,
     ) -> Self:
-        """Of codes (rows, places, stages) and tables (books, stages, 2^bits, length)."""
+        """Pack codes (rows, places, stages) and tables (books, stages, 2^bits, length)."""
         bits = int(settings["bits"])
         low = codes.reshape(-1).to(torch.int64)
         stored = {
@@ -113,12 +118,12 @@ class ProductFormat(WeightFormat):
 
     def dense(self) -> Tensor:
         sizes = sizes_of(self.shape, self.settings)
-        return self.valued(self.all_codes(sizes), sizes).view(self.shape)
+        return self.decode_codes(self.all_codes(sizes), sizes).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
         sizes, wanted = sizes_of(self.shape, self.settings), index.reshape(-1)
         each = sizes.places * sizes.stages
-        if each % EIGHT or len(self.shape) == 1 or not each:  # then a row may begin within a byte
+        if each % EIGHT or len(self.shape) == 1 or not each:  # a row may begin inside a byte
             return super().rows(index)
         codes = unpack_bits(
             self.codes.view(sizes.rows, -1)[wanted].reshape(-1), min(sizes.bits, EIGHT), len(wanted) * each
@@ -128,7 +133,7 @@ class ProductFormat(WeightFormat):
                 self.high.view(sizes.rows, -1)[wanted].reshape(-1), sizes.bits - EIGHT, len(wanted) * each
             )
             codes = codes | high.to(torch.int64) << EIGHT
-        return self.valued(codes, sizes._replace(rows=len(wanted))).view(*index.shape, *self.shape[1:])
+        return self.decode_codes(codes, sizes._replace(rows=len(wanted))).view(*index.shape, *self.shape[1:])
 
     def all_codes(self, sizes: ProductSizes) -> Tensor:
         codes = unpack_bits(self.codes, min(sizes.bits, EIGHT), sizes.codes).to(torch.int64)
@@ -138,9 +143,9 @@ class ProductFormat(WeightFormat):
             else codes
         )
 
-    def valued(self, codes: Tensor, sizes: ProductSizes) -> Tensor:
-        """The numbers of some rows (rows, columns), of their codes."""
-        vectors = decoded(codes.view(sizes.rows, sizes.places, sizes.stages), self.tables.to(self.dtype))
+    def decode_codes(self, codes: Tensor, sizes: ProductSizes) -> Tensor:
+        """The weights (rows, columns) for the codes of some rows."""
+        vectors = sum_codebook_entries(codes.view(sizes.rows, sizes.places, sizes.stages), self.tables.to(self.dtype))
         values = vectors.view(sizes.rows, sizes.width)
         if sizes.rotation:
             values = (values.view(-1, sizes.rotation) @ self.rotation.to(self.dtype).T).view(sizes.rows, sizes.width)
@@ -148,11 +153,11 @@ class ProductFormat(WeightFormat):
         return values * self.scales.to(self.dtype) if self.settings["scaled"] else values.contiguous()
 
 
-def decoded(codes: Tensor, tables: Tensor) -> Tensor:
-    """The sum over stages of the tables' entries: (rows, places, length) of codes (rows, places, stages)."""
+def sum_codebook_entries(codes: Tensor, tables: Tensor) -> Tensor:
+    """Sum the codebook entries over stages: codes (rows, places, stages) -> vectors (rows, places, length)."""
     books, stages, entries, length = tables.shape
     rows, places = codes.shape[:2]
-    first = torch.arange(places, device=codes.device) % books * (stages * entries)  # of a place's book
+    first = torch.arange(places, device=codes.device) % books * (stages * entries)  # offset of each place's codebook
     flat, total = tables.reshape(-1, length), torch.zeros(0, dtype=tables.dtype)
     for stage in range(stages):
         found = torch.index_select(flat, 0, (codes[..., stage] + first + stage * entries).reshape(-1))

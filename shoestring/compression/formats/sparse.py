@@ -1,4 +1,4 @@
-"""Only the numbers that are not zero: where they are, as a bitmap or as a seed, and another form of what they are."""
+"""Sparse storage of pruned weights: a pruning mask, as a bitmap or a seed, and the kept numbers in another format."""
 
 from __future__ import annotations
 
@@ -16,37 +16,38 @@ from shoestring.core.errors import Mistake
 from shoestring.core.masks import lowest, seed_scores
 from shoestring.numerics.bit_packing import pack_bits, packed_bytes, unpack_bits
 
-INNER = "inner."  # before the names of the inner form's tensors
+INNER = "inner."  # prefix of the inner format's tensor names
 
 
 class SparseFormat(WeightFormat):
-    """The numbers of a weight that are kept, in order, as a vector in a form of their own; all others are zero.
+    """The kept numbers of a pruned weight, in order, as a vector in an inner format; all other numbers are zero.
 
-        bytes = count / 8 (a bitmap; none where the mask is a seed)  +  bytes of the inner form of `kept` numbers
+        bytes = count / 8 (the bitmap; none if the mask follows from a seed)  +  bytes of `kept` numbers in the inner format
 
-    A bitmap is smaller than indices of b bits wherever more than 1/b of the numbers are kept. A mask that was drawn is drawn again from its
-    seed; its checksum is among the settings, so that another mask is told, and never gives other weights.
+    A bitmap is smaller than indices of b bits if more than 1/b of the numbers are kept. A random mask is drawn again
+    from its seed. Its checksum is in the settings, so a mask that comes out differently raises an error instead of
+    giving wrong weights.
     """
 
     kind = "sparse"
     mask: Tensor
 
     def __init__(self, shape: Shape, dtype: torch.dtype, settings: Settings, tensors: Mapping[str, Tensor]) -> None:
-        nn.Module.__init__(self)  # the tensors of the inner form are buffers of a child
-        self.described(shape, dtype, settings, tensors)
+        nn.Module.__init__(self)  # the tensors of the inner format are buffers of a child module
+        self.set_layout(shape, dtype, settings, tensors)
         if "mask" in tensors:
             self.register_buffer("mask", tensors["mask"])
             ones = -1 if self.mask.is_meta else int(unpack_bits(self.mask, 1, prod(shape)).sum())
             if ones not in (-1, int(settings["kept"])):
                 raise Mistake(
-                    f"a bitmap that keeps {ones} of {prod(shape)} numbers, where {settings['kept']} are stored: it is damaged; "
+                    f"the bitmap keeps {ones} of {prod(shape)} numbers, but {settings['kept']} are stored: it is damaged; "
                     "store the weight again"
                 )
         inside = {name.removeprefix(INNER): tensor for name, tensor in tensors.items() if name.startswith(INNER)}
         self.inner: WeightFormat = inner_kind(settings)(
             (int(settings["kept"]),), dtype, settings["inner_settings"], inside
         )
-        self.drawn: Tensor | None = None  # the bitmap of a seed, once it was needed
+        self.drawn: Tensor | None = None  # the bitmap drawn from a seed, cached
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
@@ -66,7 +67,7 @@ class SparseFormat(WeightFormat):
 
     @classmethod
     def of(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], mask: Tensor | None = None) -> Self:
-        """Of a weight, what is not zero in it (or what a mask keeps), and a form for the vector of the numbers that are left.
+        """Store a weight's nonzero numbers, or those that a mask keeps. `inner` packs the vector of kept numbers.
 
         >>> from shoestring.compression.formats.format import PlainFormat
         >>> form = SparseFormat.of(torch.tensor([0.0, 2.0, 0.0, -1.0]), PlainFormat.of)
@@ -78,12 +79,12 @@ class SparseFormat(WeightFormat):
 
     @classmethod
     def of_seed(cls, weight: Tensor, inner: Callable[[Tensor], WeightFormat], kept: int, seed: int) -> Self:
-        """Of a weight that was cut with `seeded_mask(weight.shape, kept, seed)`: the mask takes no bytes."""
+        """Store a weight pruned with `seeded_mask(weight.shape, kept, seed)`: the mask takes no bytes."""
         where = seeded_mask(tuple(weight.shape), kept, seed).reshape(-1)
         if bool((weight.detach().reshape(-1).cpu()[~where] != 0).any()):
             raise Mistake(
-                f"a weight of {list(weight.shape)} has numbers where the mask of seed {seed} that keeps {kept} has none: they "
-                "would be lost; multiply it by the mask first, or store it with a bitmap"
+                f"a weight of shape {list(weight.shape)} is not zero where the mask of seed {seed}, which keeps {kept}, is: "
+                "these numbers would be lost; multiply it by the mask first, or store it with a bitmap"
             )
         return cls.with_mask(
             weight, inner, where, {"seed": seed, "checksum": crc32(pack_bits(where, 1).numpy().tobytes())}, {}
@@ -115,14 +116,14 @@ class SparseFormat(WeightFormat):
         return empty.masked_scatter_(where.to(values.device), values).view(self.shape)
 
     def bitmap(self) -> Tensor:
-        """Of a mask that is a seed: drawn once, then kept beside the form (count / 8 bytes of memory, none on disk)."""
+        """The mask drawn from a seed. It is drawn once and then cached (count / 8 bytes of memory, none on disk)."""
         if self.drawn is None:
             seed, kept = int(self.settings["seed"]), int(self.settings["kept"])
             drawn = pack_bits(seeded_mask(self.shape, kept, seed).reshape(-1), 1)
             if crc32(drawn.numpy().tobytes()) != int(self.settings["checksum"]):
                 raise Mistake(
-                    f"the mask of seed {seed} that keeps {kept} is not the one that these weights were stored with: the settings "
-                    "were changed, or masks are made in another way now; store the weights again"
+                    f"seed {seed} now gives another mask of {kept} numbers than the one that these weights were stored with: "
+                    "the settings were changed, or masks are drawn in another way now; store the weights again"
                 )
             self.drawn = drawn
         device = next((tensor.device for tensor in self.inner.buffers()), self.drawn.device)
@@ -143,11 +144,12 @@ def seeded_mask(shape: Shape, kept: int, seed: int) -> Tensor:
 
 
 def inner_kind(settings: Settings) -> type[WeightFormat]:
-    from shoestring.compression.formats.kinds import KINDS  # which knows this file
+    from shoestring.compression.formats.kinds import KINDS  # which imports this file
 
     kind = settings["inner"]
     if kind not in KINDS or issubclass(KINDS[kind], SparseFormat):
         raise ValueError(
-            f"a sparse weight whose numbers are {kind!r}: there are {', '.join(one for one in KINDS if one != SparseFormat.kind)}"
+            f"a sparse weight has the inner format {kind!r}: there are "
+            f"{', '.join(one for one in KINDS if one != SparseFormat.kind)}"
         )
     return KINDS[kind]

@@ -1,1 +1,1 @@
-"""Compressed models as ONNX: the same packed weights, for onnxruntime."""
+"""Export of compressed models to ONNX, with the same packed weights, for onnxruntime."""

@@ -1,4 +1,4 @@
-"""Whether an ONNX file computes what the model does."""
+"""Run an ONNX file in onnxruntime and compare its outputs with the model's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.onnx.export import reason
-from shoestring.compression.onnx.interface import Interface, filled, named_tensors, outputs_of
+from shoestring.compression.onnx.interface import Interface, named_tensors, outputs_of, replace_tensors
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
 
 def session(path: Path | bytes, threads: int = 1) -> onnxruntime.InferenceSession:
-    """onnxruntime on the processor, with so many threads."""
+    """An onnxruntime session on the CPU with this many threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
     return onnxruntime.InferenceSession(
@@ -26,8 +26,9 @@ def session(path: Path | bytes, threads: int = 1) -> onnxruntime.InferenceSessio
     )
 
 
-def ran(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tensor]) -> list[Any]:
-    """The outputs for inputs by name; inputs that the model never looked at are not in the file."""
+def run_session(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Run a session on inputs by name. Inputs that are not in the file, because the model ignores them, are left
+    out."""
     wanted = {one.name for one in runner.get_inputs()}
     found: list[Any] = runner.run(
         None, {name: tensor.detach().numpy() for name, tensor in tensors.items() if name in wanted}
@@ -35,7 +36,7 @@ def ran(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tensor]) -> 
     return found
 
 
-def compared(
+def largest_difference(
     path: Path,
     model: nn.Module,
     forward: Callable[[nn.Module, Any], Any],
@@ -44,11 +45,12 @@ def compared(
     opened: Mapping[str, tuple[int, ...]],
     norm: bool = False,
 ) -> float:
-    """How far the outputs are from the model's: on the batch, and with every size that the file says is open changed."""
+    """Largest difference between the file's outputs and the model's, on the batch and on batches in which every dynamic
+    dimension has another size."""
     try:
         runner = session(path)
-        batches = [batch, *varied(interface.part(batch), interface.names, opened)]
-        results = [ran(runner, interface.feed(one)) for one in batches]
+        batches = [batch, *batches_of_other_sizes(interface.part(batch), interface.names, opened)]
+        results = [run_session(runner, interface.feed(one)) for one in batches]
     except Exception as error:
         raise Mistake(
             f"onnxruntime can't run what was exported: {reason(error)}; keep the packed folder, which needs no export"
@@ -62,11 +64,14 @@ def compared(
     return max(difference(one, found, norm) for one, found in zip(expected, results, strict=True))
 
 
-def varied(batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, ...]]) -> Iterator[Batch]:
-    """The batch twice where the number of samples is open, and without its last position where the length is."""
+def batches_of_other_sizes(
+    batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, ...]]
+) -> Iterator[Batch]:
+    """The batch repeated, if the number of samples is dynamic; and without its last position, if the length is
+    dynamic."""
     tensors = dict(zip(names, (one for _, one in named_tensors(batch)), strict=True))
     if any(0 in dims for dims in opened.values()):
-        yield filled(
+        yield replace_tensors(
             batch,
             [
                 torch.cat([one, one]) if one.ndim and 0 in opened.get(name, (0,)) else one
@@ -75,11 +80,13 @@ def varied(batch: Batch, names: Sequence[str], opened: Mapping[str, tuple[int, .
         )
     long = {name for name, one in tensors.items() if 1 in opened.get(name, ()) and one.shape[1] > 2}
     if long:
-        yield filled(batch, [one[:, :-1].contiguous() if name in long else one for name, one in tensors.items()])
+        yield replace_tensors(
+            batch, [one[:, :-1].contiguous() if name in long else one for name, one in tensors.items()]
+        )
 
 
 def difference(expected: Mapping[str, Tensor], found: list[Any], norm: bool = False) -> float:
-    """Of the output that differs most: its largest difference by its largest number; or the norm of its difference by its norm."""
+    """Relative difference of the output that differs most, by maximum or, with `norm`, by norm."""
     worst = 0.0
     for (name, one), other in zip(expected.items(), found, strict=True):
         if tuple(one.shape) != other.shape:

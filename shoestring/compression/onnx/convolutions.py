@@ -1,15 +1,18 @@
-"""Convolutions in int8: products of bytes where onnxruntime gains by them, weights of a byte elsewhere.
+"""Int8 convolutions in ONNX: int8 products where onnxruntime is faster with them, int8 storage elsewhere.
 
-    one group       QLinearConv: inputs and outputs on the ranges that calibration showed, a scale for each output channel; a batch norm
-                    before it is folded in, a Relu after it is the lower end of the output's range
-    several groups  the weight in int8 behind Cast and Mul, which onnxruntime folds when it loads the file: computed in float32
-    transposed      the same
+    one group       QLinearConv: static quantization of inputs and outputs with calibrated ranges, and a weight scale per
+                    output channel; batch norms are folded in, and a following Relu becomes the lower end of the range
+    several groups  the weight in int8, dequantized by Cast and Mul, which onnxruntime folds when it loads the file: computed
+                    in float32
+    transposed      the same as several groups
 
-Why so: QLinearConv took a third of the processor time of float32 with one group and more than float32 with several (depthwise 1.4 times);
-ConvInteger, whose scales could be each sample's own, as much as float32 (onnxruntime 1.31, AVX-512 VNNI, one thread, 64 channels of
-28 x 28).
-What lies beyond the calibrated ranges is clipped, so the file is compared with the model, and its fidelity measured, before it is kept.
-Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", arXiv 1712.05877.
+Reason: with one group QLinearConv took a third of the CPU time of float32, with several groups more than float32 (1.4
+times for depthwise); ConvInteger, which allows dynamic scales per sample, took as long as float32 (onnxruntime 1.31,
+AVX-512 VNNI, one thread, 64 channels of 28 x 28).
+
+Values beyond the calibrated ranges are clipped. So the file is compared with the model, and its fidelity measured,
+before it is kept. Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", arXiv 1712.05877.
 """
 
 from __future__ import annotations
@@ -25,15 +28,15 @@ import onnx
 from onnx import TensorProto, helper
 from torch import Tensor
 
-from shoestring.compression.onnx.check import ran, session
-from shoestring.compression.onnx.graph import Array, Graph, made, needs_of
+from shoestring.compression.onnx.check import run_session, session
+from shoestring.compression.onnx.graph import Array, Graph, inputs_of, make_node
 
-LEAST = 1024  # numbers of a weight that is worth it
-LARGEST_BIAS = 1 << 30  # as a whole number of 32 bits
+LEAST = 1024  # parameters of the smallest weight that is quantized
+LARGEST_BIAS = 1 << 30  # as an int32
 
 
 class Convolutions(Enum):
-    """How an int8 file holds its convolutions; the first that is accurate enough is taken."""
+    """How an int8 file computes its convolutions; the first that is accurate enough is used."""
 
     INT8 = "computed in int8"
     STORED = "stored in int8, computed in float32"
@@ -42,7 +45,7 @@ class Convolutions(Enum):
 
 @dataclass(frozen=True)
 class ByteRange:
-    """How bytes stand for the numbers of a tensor: scale (byte - zero)."""
+    """Affine quantization of a tensor to uint8: scale * (byte - zero point)."""
 
     scale: np.float32
     zero: np.uint8
@@ -60,35 +63,35 @@ class ByteRange:
 def quantize_convolutions(
     graph: Graph, feeds: Sequence[Mapping[str, Tensor]], how: Convolutions, top: int
 ) -> list[str]:
-    """Rewrite the graph's convolutions; gives what is to be told."""
+    """Rewrite the graph's convolutions; returns messages for the user."""
     if how is Convolutions.FLOAT:
         return []
     fold_norms(graph)
-    computed = [node for node in graph.nodes if how is Convolutions.INT8 and gains_by_bytes(graph, node)]
+    computed = [node for node in graph.nodes if how is Convolutions.INT8 and can_run_in_int8(graph, node)]
     relus = {node.output[0]: one for node in computed if (one := relu_after(graph, node)) is not None}
     results = {
         node.output[0]: relus[node.output[0]].output[0] if node.output[0] in relus else node.output[0]
         for node in computed
     }
-    ranges = ranges_of(
+    ranges = calibrate_ranges(
         graph,
         list(dict.fromkeys(name for node in computed for name in (node.input[0], results[node.output[0]]))),
         feeds,
     )
     computed = [node for node in computed if node.input[0] in ranges and results[node.output[0]] in ranges]
     for node in computed:
-        in_bytes(graph, node, results[node.output[0]], ranges, top)
+        to_qlinear_conv(graph, node, results[node.output[0]], ranges, top)
         if (relu := relus.get(node.output[0])) is not None:
             graph.nodes = [one for one in graph.nodes if one is not relu]
     stored = list(dict.fromkeys(node.input[1] for node in graph.nodes if is_convolution(graph, node)))
     for name in stored:
-        stored_in_bytes(graph, name)
+        store_in_int8(graph, name)
     ranged = f"fast: {len(computed)} convolutions computed in int8 on the ranges of {len(feeds)} calibration batches, and clipped beyond"
     rest = f"fast: {len(stored)} convolutions stored in int8 and computed in float32"
     return [*[ranged] * bool(computed), *[rest] * bool(stored)]
 
 
-# What is there
+# Inspecting the graph
 
 
 def attributes(node: onnx.NodeProto) -> dict[str, Any]:
@@ -96,7 +99,7 @@ def attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def is_convolution(graph: Graph, node: onnx.NodeProto) -> bool:
-    """Whether its weight is a constant in float32 that is large enough."""
+    """Whether the node is a convolution whose weight is a large enough float32 constant."""
     if node.op_type not in ("Conv", "ConvTranspose") or node.domain or node.input[1] not in graph.constants:
         return False
     weight = graph.constants[node.input[1]]
@@ -113,7 +116,7 @@ def is_convolution(graph: Graph, node: onnx.NodeProto) -> bool:
     )
 
 
-def gains_by_bytes(graph: Graph, node: onnx.NodeProto) -> bool:
+def can_run_in_int8(graph: Graph, node: onnx.NodeProto) -> bool:
     return (
         is_convolution(graph, node)
         and node.op_type == "Conv"
@@ -124,7 +127,7 @@ def gains_by_bytes(graph: Graph, node: onnx.NodeProto) -> bool:
 
 
 def only_user(graph: Graph, node: onnx.NodeProto, kind: str) -> onnx.NodeProto | None:
-    users = [one for one in graph.nodes if node.output[0] in needs_of(one)]  # branches of an If among them
+    users = [one for one in graph.nodes if node.output[0] in inputs_of(one)]  # including branches of an If
     return users[0] if len(users) == 1 and users[0].op_type == kind and not graph.is_output(node.output[0]) else None
 
 
@@ -132,14 +135,15 @@ def relu_after(graph: Graph, node: onnx.NodeProto) -> onnx.NodeProto | None:
     return only_user(graph, node, "Relu")
 
 
-def ranges_of(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, ByteRange]:
-    """Of tensors that calibration shows: the range of each, zero among it. One that is not finite has none."""
+def calibrate_ranges(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, ByteRange]:
+    """Ranges of tensors over the calibration batches, always including zero. Tensors that are not finite are left
+    out."""
     if not names:
         return {}
     runner = session(graph.watched(names))
     ends = dict.fromkeys(names, (0.0, 0.0))
     for feed in feeds:
-        for name, value in zip(names, ran(runner, feed), strict=True):
+        for name, value in zip(names, run_session(runner, feed), strict=True):
             least, most = ends[name]
             ends[name] = float(np.min(value, initial=least)), float(np.max(value, initial=most))
     return {name: ByteRange.of(*both) for name, both in ends.items() if all(map(isfinite, both))}
@@ -149,7 +153,7 @@ def ranges_of(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, T
 
 
 def fold_norms(graph: Graph) -> None:
-    """A batch norm after a convolution becomes a part of its weight and bias."""
+    """Fold batch norms into the weight and bias of the preceding convolution."""
     for node in list(graph.nodes):
         norm = (
             only_user(graph, node, "BatchNormalization")
@@ -172,28 +176,28 @@ def fold_norms(graph: Graph) -> None:
             graph.constant(f"{result}_weight", folded),
             graph.constant(f"{result}_bias", ((bias - mean) * factor + shift).astype("f")),
         ]
-        graph.instead(node, [made("Conv", [node.input[0], *names], result, **attributes(node))])
+        graph.instead(node, [make_node("Conv", [node.input[0], *names], result, **attributes(node))])
         graph.nodes = [one for one in graph.nodes if one is not norm]
 
 
-def byte_rows(weight: Array, top: int, least: Array | float = 1e-12) -> tuple[Array, Array]:
-    """Codes from -top to top, and a scale for each row (at least `least`)."""
+def quantize_rows(weight: Array, top: int, least: Array | float = 1e-12) -> tuple[Array, Array]:
+    """Codes from -top to top, with a scale per row (at least `least`)."""
     scales = np.maximum(np.abs(weight).reshape(len(weight), -1).max(1) / top, least).astype(np.float32)
     wide = scales.reshape(-1, *[1] * (weight.ndim - 1))
     return np.clip(np.round(weight / wide), -top, top).astype(np.int8), scales
 
 
-def in_bytes(graph: Graph, node: onnx.NodeProto, result: str, ranges: Mapping[str, ByteRange], top: int) -> None:
-    """QLinearConv, whose result is also there in float32 for whoever reads it so."""
+def to_qlinear_conv(graph: Graph, node: onnx.NodeProto, result: str, ranges: Mapping[str, ByteRange], top: int) -> None:
+    """Replace a convolution by QLinearConv, followed by DequantizeLinear for readers in float32."""
     x, output = node.input[0], node.output[0]
     weight = graph.array(node.input[1])
     bias = graph.array(node.input[2]).astype(np.float64) if len(node.input) > 2 else np.zeros(len(weight))
     step = float(ranges[x].scale)
-    codes, scales = byte_rows(
+    codes, scales = quantize_rows(
         weight, top, np.maximum(np.abs(bias) / step / LARGEST_BIAS, 1e-12)
     )  # so that the bias fits too
     scaled = range_constants(graph, x, ranges[x])
-    before = [] if graph.maker(f"{x}_bytes") else [made("QuantizeLinear", [x, *scaled], f"{x}_bytes")]
+    before = [] if graph.maker(f"{x}_bytes") else [make_node("QuantizeLinear", [x, *scaled], f"{x}_bytes")]
     weights = [
         graph.constant(f"{output}_codes", codes),
         graph.constant(f"{output}_scales", scales),
@@ -205,10 +209,10 @@ def in_bytes(graph: Graph, node: onnx.NodeProto, result: str, ranges: Mapping[st
         node,
         [
             *before,
-            made(
+            make_node(
                 "QLinearConv", [f"{x}_bytes", *scaled, *weights, *after, summand], f"{result}_bytes", **attributes(node)
             ),
-            made("DequantizeLinear", [f"{result}_bytes", *after], result),
+            make_node("DequantizeLinear", [f"{result}_bytes", *after], result),
         ],
     )
 
@@ -217,10 +221,10 @@ def range_constants(graph: Graph, name: str, found: ByteRange) -> list[str]:
     return [graph.constant(f"{name}_step", found.scale), graph.constant(f"{name}_zero", found.zero)]
 
 
-def stored_in_bytes(graph: Graph, name: str) -> None:
-    """A weight as int8 and a scale for each row of it, from which onnxruntime makes it when it loads the file."""
+def store_in_int8(graph: Graph, name: str) -> None:
+    """Store a weight as int8 with a scale per row; onnxruntime dequantizes it once, when it loads the file."""
     weight = graph.array(name)
-    codes, scales = byte_rows(weight, 127)
+    codes, scales = quantize_rows(weight, 127)
     parts = [
         graph.constant(f"{name}_codes", codes),
         graph.constant(f"{name}_scales", scales.reshape(-1, *[1] * (weight.ndim - 1))),
@@ -229,7 +233,7 @@ def stored_in_bytes(graph: Graph, name: str) -> None:
     graph.instead(
         None,
         [
-            made("Cast", parts[:1], f"{name}_float", to=TensorProto.FLOAT),
-            made("Mul", [f"{name}_float", parts[1]], name),
+            make_node("Cast", parts[:1], f"{name}_float", to=TensorProto.FLOAT),
+            make_node("Mul", [f"{name}_float", parts[1]], name),
         ],
     )

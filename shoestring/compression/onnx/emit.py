@@ -1,12 +1,13 @@
-"""How a form's numbers stand in an ONNX graph: packed, with the arithmetic that gives the weight beside them.
+"""Write packed weights into an ONNX graph, with the operators that dequantize them.
 
-    where the weight is used                grid                                    codebook                 float16
-    an embedding's lookup                   GatherBlockQuantized, or Gather of      Gather of codes, then    Gather, Cast
+    use of the weight                       grid                                    codebook                 float16
+    embedding lookup                        GatherBlockQuantized, or Gather of      Gather of codes, then    Gather, Cast
                                             codes, then scale (code - zero)         of the table
-    a linear layer (blocks 16 ... 256)      MatMulNBits                             as elsewhere             as elsewhere
+    linear layer (blocks 16 ... 256)        MatMulNBits                             as elsewhere             as elsewhere
     elsewhere                               DequantizeLinear in blocks              Gather of the table      Cast
 
-ONNX has numbers of 4 and 8 bits: 2 and 3 are stored in 4, 5 to 7 in 8. Other forms are written dense in float32, and told.
+ONNX has integers of 4 and 8 bits: codes of 2 and 3 bits are stored in 4, those of 5 to 7 in 8. Other formats are
+written as dense float32, with a message.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from onnx import TensorProto
 from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
-from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, made, nibble_stream
+from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, make_node, nibble_stream
 from shoestring.numerics.bit_packing import unpack_bits
 
-BLOCKS = (16, 32, 64, 128, 256)  # that onnxruntime's operators for blocks take
+BLOCKS = (16, 32, 64, 128, 256)  # block sizes that onnxruntime's blockwise operators support
 
 
-def emit(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str]:
-    """Give the tensor `name` of the graph its numbers. What takes more bytes than the form did is told."""
+def write_weight(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str]:
+    """Write the weight `name` into the graph. Returns a message if it takes more bytes than the packed weight."""
     if isinstance(form, torch.Tensor) or (isinstance(form, PlainFormat) and not form.settings.get("stored")):
         graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
         return []
@@ -46,9 +47,9 @@ def emit(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> list[str
     before = sum(len(one.raw_data) for one in graph.constants.values())
     for node in graph.users(name):
         if node.op_type == "Gather" and node.input[0] == name and axis_of(node) == 0 and len(form.shape) == 2:
-            rows(graph, name, form, node)
-        elif isinstance(form, GridFormat) and in_blocks(form):
-            linear(graph, name, form, node)
+            rewrite_lookup(graph, name, form, node)
+        elif isinstance(form, GridFormat) and has_supported_blocks(form):
+            rewrite_linear(graph, name, form, node)
     if graph.users(name) or graph.is_output(name):
         graph.instead(None, dense_nodes(graph, name, form))
     took = sum(len(one.raw_data) for one in graph.constants.values()) - before
@@ -64,7 +65,7 @@ def axis_of(node: onnx.NodeProto) -> int:
     return next((one.i for one in node.attribute if one.name == "axis"), 0)
 
 
-def in_blocks(form: GridFormat) -> bool:
+def has_supported_blocks(form: GridFormat) -> bool:
     return (
         len(form.shape) == 2
         and int(form.settings["group"]) in BLOCKS
@@ -72,12 +73,12 @@ def in_blocks(form: GridFormat) -> bool:
     )
 
 
-def wide(bits: int) -> int:
-    """Bits that ONNX has for numbers of so many."""
+def onnx_bits(bits: int) -> int:
+    """Bits of the ONNX integer type that holds codes of this many bits."""
     return 4 if bits <= 4 else 8
 
 
-# What is stored
+# Constants
 
 
 def codes_of(form: GridFormat | CodebookFormat) -> Array:
@@ -85,39 +86,39 @@ def codes_of(form: GridFormat | CodebookFormat) -> Array:
     return unpack_bits(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
 
 
-def stored_codes(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> str:
+def codes_constant(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> str:
     """The codes (rows, columns), in 4 or 8 bits."""
     codes = codes_of(form)
-    if wide(int(form.settings["bits"])) == 4:
+    if onnx_bits(int(form.settings["bits"])) == 4:
         return graph.nibbles(f"{name}_codes4", nibble_stream(codes), codes.shape)
     return graph.constant(f"{name}_codes", codes)
 
 
-def stored_bytes(graph: Graph, name: str, codes: Array, bits: int) -> str:
-    """Numbers (rows, columns) with each row in bytes of its own."""
-    if wide(bits) == 8:
+def row_bytes_constant(graph: Graph, name: str, codes: Array, bits: int) -> str:
+    """Codes (rows, columns) packed so that every row starts at a byte."""
+    if onnx_bits(bits) == 8:
         return graph.constant(name, codes)
     even = np.zeros((len(codes), codes.shape[1] + codes.shape[1] % 2), np.uint8)
     even[:, : codes.shape[1]] = codes
     return graph.constant(name, even[:, 0::2] | (even[:, 1::2] << 4))
 
 
-def scales_in_float(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> tuple[str, list[onnx.NodeProto]]:
+def float_scales(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> tuple[str, list[onnx.NodeProto]]:
     graph.constant(f"{name}_scales", form.get_buffer("scales").numpy())
     cast = f"{name}_scales_float"
-    return cast, [] if graph.maker(cast) else [made("Cast", [f"{name}_scales"], cast, to=TensorProto.FLOAT)]
+    return cast, [] if graph.maker(cast) else [make_node("Cast", [f"{name}_scales"], cast, to=TensorProto.FLOAT)]
 
 
-# A linear layer, and an embedding's lookup
+# Linear layers and embedding lookups
 
 
-def linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> None:
-    """MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits."""
+def rewrite_linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> None:
+    """Rewrite MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits."""
     if node.op_type == "Transpose" and all(
         one.op_type == "MatMul" and one.input[1] == node.output[0] for one in graph.users(node.output[0])
     ):
         for user in graph.users(node.output[0]):
-            graph.instead(user, nbits(graph, name, form, user.input[0], "", user.output[0]))
+            graph.instead(user, matmul_nbits_nodes(graph, name, form, user.input[0], "", user.output[0]))
         graph.nodes = [one for one in graph.nodes if one is not node]
     elif (
         node.op_type == "Gemm"
@@ -126,11 +127,11 @@ def linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> N
         and plain_gemm(node)
     ):
         bias = node.input[2] if len(node.input) > 2 else ""
-        graph.instead(node, nbits(graph, name, form, node.input[0], bias, node.output[0]))
+        graph.instead(node, matmul_nbits_nodes(graph, name, form, node.input[0], bias, node.output[0]))
 
 
 def plain_gemm(node: onnx.NodeProto) -> bool:
-    """x W^T + b and nothing else."""
+    """Whether a Gemm computes exactly x W^T + b."""
     found = {one.name: one.f if one.type == onnx.AttributeProto.FLOAT else one.i for one in node.attribute}
     return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (
         1,
@@ -140,21 +141,23 @@ def plain_gemm(node: onnx.NodeProto) -> bool:
     )
 
 
-def nbits(graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: str) -> list[onnx.NodeProto]:
+def matmul_nbits_nodes(
+    graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: str
+) -> list[onnx.NodeProto]:
     rows, columns = matrix_shape(form.shape)
-    bits, group = wide(int(form.settings["bits"])), int(form.settings["group"])
+    bits, group = onnx_bits(int(form.settings["bits"])), int(form.settings["group"])
     blocks = columns // group
-    codes = stored_bytes(graph, f"{name}_bytes", codes_of(form), bits)
-    zeros = stored_bytes(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
-    scales, before = scales_in_float(graph, name, form)
+    codes = row_bytes_constant(graph, f"{name}_bytes", codes_of(form), bits)
+    zeros = row_bytes_constant(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
+    scales, before = float_scales(graph, name, form)
     shape = graph.constant(f"{name}_blocks", np.array([rows, blocks, group * bits // 8], np.int64))
     flat = graph.constant("shape_of_a_vector", np.array([-1], np.int64))
     nodes = [
         *before,
-        made("Reshape", [codes, shape], f"{output}_codes"),
-        made("Reshape", [scales, flat], f"{output}_scales"),
-        made("Reshape", [zeros, flat], f"{output}_zeros"),
-        made(
+        make_node("Reshape", [codes, shape], f"{output}_codes"),
+        make_node("Reshape", [scales, flat], f"{output}_scales"),
+        make_node("Reshape", [zeros, flat], f"{output}_zeros"),
+        make_node(
             "MatMulNBits",
             [x, f"{output}_codes", f"{output}_scales", f"{output}_zeros"],
             f"{output}_product" if bias else output,
@@ -165,90 +168,93 @@ def nbits(graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: 
             block_size=group,
         ),
     ]
-    return [*nodes, made("Add", [f"{output}_product", bias], output)] if bias else nodes
+    return [*nodes, make_node("Add", [f"{output}_product", bias], output)] if bias else nodes
 
 
-def rows(graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainFormat, node: onnx.NodeProto) -> None:
+def rewrite_lookup(
+    graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainFormat, node: onnx.NodeProto
+) -> None:
     index, output = node.input[1], node.output[0]
     if isinstance(form, PlainFormat):
-        graph.constant(f"{name}_stored", half(form))
+        graph.constant(f"{name}_stored", numpy_values(form))
         nodes = [
-            made("Gather", [f"{name}_stored", index], f"{output}_stored", axis=0),
-            made("Cast", [f"{output}_stored"], output, to=TensorProto.FLOAT),
+            make_node("Gather", [f"{name}_stored", index], f"{output}_stored", axis=0),
+            make_node("Cast", [f"{output}_stored"], output, to=TensorProto.FLOAT),
         ]
-    elif isinstance(form, GridFormat) and in_blocks(form):
+    elif isinstance(form, GridFormat) and has_supported_blocks(form):
         bits = int(form.settings["bits"])
-        codes = stored_bytes(graph, f"{name}_bytes", codes_of(form), bits)
-        zeros = stored_bytes(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
-        scales, before = scales_in_float(graph, name, form)
+        codes = row_bytes_constant(graph, f"{name}_bytes", codes_of(form), bits)
+        zeros = row_bytes_constant(graph, f"{name}_zeros_bytes", form.zero_points().numpy(), bits)
+        scales, before = float_scales(graph, name, form)
         nodes = [
             *before,
-            made(
+            make_node(
                 "GatherBlockQuantized",
                 [codes, index, scales, zeros],
                 output,
                 CONTRIB,
-                bits=wide(bits),
+                bits=onnx_bits(bits),
                 gather_axis=0,
                 quantize_axis=1,
                 block_size=int(form.settings["group"]),
             ),
         ]
     else:
-        nodes = looked_up(graph, name, form, index, output)
+        nodes = gather_nodes(graph, name, form, index, output)
     graph.instead(node, nodes)
 
 
-def looked_up(
+def gather_nodes(
     graph: Graph, name: str, form: GridFormat | CodebookFormat, index: str, output: str
 ) -> list[onnx.NodeProto]:
-    """Rows of codes, and what they mean; a byte for each, since rows of half bytes can't be gathered."""
+    """Nodes that gather rows of codes and dequantize them. Codes take a byte each, because Gather can't read 4-bit
+    rows."""
     graph.constant(f"{name}_codes", codes_of(form))
-    nodes = [made("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0)]
+    nodes = [make_node("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0)]
     value = f"{output}_values"
     if isinstance(form, CodebookFormat):
         nodes += [
-            made("Cast", [f"{output}_codes"], f"{output}_index", to=TensorProto.INT32),
-            *table(graph, name, form, f"{output}_index", value),
+            make_node("Cast", [f"{output}_codes"], f"{output}_index", to=TensorProto.INT32),
+            *table_nodes(graph, name, form, f"{output}_index", value),
         ]
     else:
         graph.constant(f"{name}_zeros", form.zero_points().numpy())
         nodes += [
-            made("Gather", [f"{name}_zeros", index], f"{output}_zeros", axis=0),
-            *spread(graph, form, f"{output}_zeros", f"{output}_zeros_wide"),
-            made("Cast", [f"{output}_zeros_wide"], f"{output}_zeros_float", to=TensorProto.FLOAT),
-            made("Cast", [f"{output}_codes"], f"{output}_float", to=TensorProto.FLOAT),
-            made("Sub", [f"{output}_float", f"{output}_zeros_float"], value),
+            make_node("Gather", [f"{name}_zeros", index], f"{output}_zeros", axis=0),
+            *per_column_nodes(graph, form, f"{output}_zeros", f"{output}_zeros_wide"),
+            make_node("Cast", [f"{output}_zeros_wide"], f"{output}_zeros_float", to=TensorProto.FLOAT),
+            make_node("Cast", [f"{output}_codes"], f"{output}_float", to=TensorProto.FLOAT),
+            make_node("Sub", [f"{output}_float", f"{output}_zeros_float"], value),
         ]
     if "scales" not in form.tensors():
-        return [*nodes, made("Identity", [value], output)]
+        return [*nodes, make_node("Identity", [value], output)]
     graph.constant(f"{name}_scales", form.get_buffer("scales").numpy())
     return [
         *nodes,
-        made("Gather", [f"{name}_scales", index], f"{output}_scales", axis=0),
-        made("Cast", [f"{output}_scales"], f"{output}_scales_float", to=TensorProto.FLOAT),
-        *spread(graph, form, f"{output}_scales_float", f"{output}_scales_wide"),
-        made("Mul", [value, f"{output}_scales_wide"], output),
+        make_node("Gather", [f"{name}_scales", index], f"{output}_scales", axis=0),
+        make_node("Cast", [f"{output}_scales"], f"{output}_scales_float", to=TensorProto.FLOAT),
+        *per_column_nodes(graph, form, f"{output}_scales_float", f"{output}_scales_wide"),
+        make_node("Mul", [value, f"{output}_scales_wide"], output),
     ]
 
 
-def spread(graph: Graph, form: WeightFormat, groups: str, output: str) -> list[onnx.NodeProto]:
-    """One number a group as one a column."""
+def per_column_nodes(graph: Graph, form: WeightFormat, groups: str, output: str) -> list[onnx.NodeProto]:
+    """Nodes that repeat per-group values for each column."""
     columns, group = matrix_shape(form.shape)[1], int(form.settings["group"])
     place = graph.constant(f"group_of_{columns}_by_{group}", np.arange(columns, dtype=np.int64) // group)
-    return [made("Gather", [groups, place], output, axis=-1)]
+    return [make_node("Gather", [groups, place], output, axis=-1)]
 
 
-def table(graph: Graph, name: str, form: CodebookFormat, index: str, output: str) -> list[onnx.NodeProto]:
+def table_nodes(graph: Graph, name: str, form: CodebookFormat, index: str, output: str) -> list[onnx.NodeProto]:
     graph.constant(f"{name}_table", form.get_buffer("values").numpy())
     return [
-        made("Cast", [f"{name}_table"], f"{output}_table", to=TensorProto.FLOAT),
-        made("Gather", [f"{output}_table", index], output, axis=0),
+        make_node("Cast", [f"{name}_table"], f"{output}_table", to=TensorProto.FLOAT),
+        make_node("Gather", [f"{output}_table", index], output, axis=0),
     ]
 
 
-def half(form: PlainFormat) -> Array:
-    """Values in a type that numpy has: bfloat16 has no place in it, and every one of its numbers is one of float32."""
+def numpy_values(form: PlainFormat) -> Array:
+    """Values as a numpy array; bfloat16, which numpy lacks, becomes float32 without loss."""
     values = form.get_buffer("values")
     return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
 
@@ -257,37 +263,37 @@ def half(form: PlainFormat) -> Array:
 
 
 def dense_nodes(graph: Graph, name: str, form: GridFormat | CodebookFormat | PlainFormat) -> list[onnx.NodeProto]:
-    """Nodes that compute the whole weight."""
+    """Nodes that dequantize the whole weight."""
     if isinstance(form, PlainFormat):
-        graph.constant(f"{name}_stored", half(form))
-        return [made("Cast", [f"{name}_stored"], name, to=TensorProto.FLOAT)]
+        graph.constant(f"{name}_stored", numpy_values(form))
+        return [make_node("Cast", [f"{name}_stored"], name, to=TensorProto.FLOAT)]
     flat, rows_, columns = f"{name}_matrix", *matrix_shape(form.shape)
     shape = graph.constant(f"{name}_shape", np.array(form.shape, np.int64))
-    codes = stored_codes(graph, name, form)
+    codes = codes_constant(graph, name, form)
     if isinstance(form, GridFormat):
         group = min(int(form.settings["group"]), columns)
-        scales, nodes = scales_in_float(graph, name, form)
+        scales, nodes = float_scales(graph, name, form)
         points = form.zero_points().numpy()
-        four = wide(int(form.settings["bits"])) == 4
+        four = onnx_bits(int(form.settings["bits"])) == 4
         zeros = (
             graph.nibbles(f"{name}_zeros4", nibble_stream(points), points.shape)
             if four
             else graph.constant(f"{name}_zeros", points)
         )
-        nodes = [*nodes, made("DequantizeLinear", [codes, scales, zeros], flat, axis=1, block_size=group)]
+        nodes = [*nodes, make_node("DequantizeLinear", [codes, scales, zeros], flat, axis=1, block_size=group)]
     else:
         nodes = [
-            made("Cast", [codes], f"{name}_index", to=TensorProto.INT32),
-            *table(graph, name, form, f"{name}_index", f"{name}_values"),
+            make_node("Cast", [codes], f"{name}_index", to=TensorProto.INT32),
+            *table_nodes(graph, name, form, f"{name}_index", f"{name}_values"),
         ]
         if "scales" in form.tensors():
-            scales, before = scales_in_float(graph, name, form)
+            scales, before = float_scales(graph, name, form)
             nodes += [
                 *before,
-                *spread(graph, form, scales, f"{name}_scales_wide"),
-                made("Mul", [f"{name}_values", f"{name}_scales_wide"], flat),
+                *per_column_nodes(graph, form, scales, f"{name}_scales_wide"),
+                make_node("Mul", [f"{name}_values", f"{name}_scales_wide"], flat),
             ]
         else:
-            nodes.append(made("Identity", [f"{name}_values"], flat))
+            nodes.append(make_node("Identity", [f"{name}_values"], flat))
     assert prod(form.shape) == rows_ * columns
-    return [*nodes, made("Reshape", [flat, shape], name)]
+    return [*nodes, make_node("Reshape", [flat, shape], name)]

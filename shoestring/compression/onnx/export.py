@@ -1,7 +1,8 @@
-"""Export: a model as it stands, packed weights included, as one ONNX file that onnxruntime runs.
+"""Export a model with its packed weights as one ONNX file for onnxruntime.
 
-The weights are inputs of the program that torch traces, so that no step of it can fold them into dense constants; afterwards each is given
-its numbers in the form that it has (`emit`). The file is run in onnxruntime before it gets its name, and compared with the model.
+torch traces the model with its weights as graph inputs, so that no step can fold them into dense constants; afterwards
+each is written in its packed format (`emit.py`). The file is run in onnxruntime and compared with the model before it
+is kept.
 """
 
 from __future__ import annotations
@@ -21,22 +22,29 @@ from torch import Tensor, nn
 from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.int8 import Int8Format
-from shoestring.compression.formats.place import decoded, forms_of
-from shoestring.compression.onnx.interface import Forward, Interface, filled, interface_of, name_axes, outputs_of
+from shoestring.compression.formats.packed_modules import decode_weights, formats_of
+from shoestring.compression.onnx.interface import (
+    Forward,
+    Interface,
+    interface_of,
+    name_axes,
+    outputs_of,
+    replace_tensors,
+)
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 from shoestring.core.files import draft_file
 from shoestring.core.private import recurrent_weights
 
-OPSET = 21  # the first with numbers of 4 bits and scales in blocks
-TOLERANCE = 1e-4  # of the largest output, where all is computed in float32
-LARGEST = 2_000_000_000  # bytes that one ONNX file can hold
+OPSET = 21  # the first with 4-bit integers and blockwise scales
+TOLERANCE = 1e-4  # relative to the largest output, if everything is computed in float32
+LARGEST = 2_000_000_000  # bytes of the largest ONNX file
 
 
 @dataclass(frozen=True)
 class Version:
-    """A graph that may be written, if its output is within the tolerance of the model's."""
+    """A candidate graph, accepted if its outputs are within the tolerance of the model's."""
 
     graph: Any
     tolerance: float
@@ -44,17 +52,15 @@ class Version:
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFile:
     path: Path
     bytes: int
-    tolerance: float  # what was promised of the difference
-    largest_difference: (
-        float  # on the batch, on it twice and on shorter sequences: by the largest output; of `fast`: of norms
-    )
+    tolerance: float  # upper bound of the difference
+    largest_difference: float  # relative, over batches of several sizes: of maxima, with `fast` of norms
     notes: tuple[str, ...] = ()
 
 
-def exported(
+def export_onnx(
     model: nn.Module,
     forward: Forward,
     batch: Batch,
@@ -64,45 +70,50 @@ def exported(
     fast: bool = False,
     calibration: Sequence[Batch] = (),
     enough: Callable[[Path], bool] = lambda path: True,
-) -> Exported:
-    """Write a model as ONNX. `forward(model, batch)` is how the job calls it: the batch's tensors are the inputs, all tensors in what
-    comes out the outputs, but no loss and nothing that only a loss reads. `dynamic`: the number of samples and the lengths stay open where
-    the model allows it. `fast`: linear layers and convolutions compute in int8, fitted to what `calibration` (or the batch) shows (see
-    `fast.py`); convolutions do not where such a file is not `enough`, which is told."""
+) -> ExportedFile:
+    """Write a model as an ONNX file.
+
+    `forward(model, batch)` is the job's call of the model. The batch's tensors become graph inputs and all tensors it
+    returns become outputs, except losses and labels. `dynamic`: batch size and sequence lengths are dynamic axes if the
+    model allows it. `fast`: linear layers and convolutions compute in int8, calibrated on `calibration` or else the
+    batch (see `fast.py`); if such a file is not `enough`, convolutions stay in float32, with a message.
+    """
     require("onnx")
     if any(isinstance(one, EarlyExitModel) for one in model.modules()):
         raise Mistake(
             "an ONNX file has one graph for all samples, and of a model with exits each takes its own way: leave EarlyExit or "
             "--to out"
         )
-    from shoestring.compression.onnx.check import compared
+    from shoestring.compression.onnx.check import largest_difference
     from shoestring.compression.onnx.fast import int8_versions
 
-    model, told = with_plain_inputs(model.eval())
+    model, told = without_input_quantization(model.eval())
     interface = interface_of(model, forward, batch)
-    graph, notes = traced(model, forward, batch, interface, dynamic, dense=fast)
+    graph, notes = trace_graph(model, forward, batch, interface, dynamic, dense=fast)
     feeds = [interface.feed(one) for one in (calibration or (batch,))]
     versions = int8_versions(graph, feeds) if fast else iter([Version(graph, TOLERANCE)])
     target.parent.mkdir(parents=True, exist_ok=True)
     with draft_file(target) as draft:
 
         def difference(version: Version) -> float:
-            draft.write_bytes(serialized(version.graph))
-            return compared(draft, model, forward, batch, interface, open_dimensions(version.graph), norm=fast)
+            draft.write_bytes(serialize(version.graph))
+            return largest_difference(
+                draft, model, forward, batch, interface, open_dimensions(version.graph), norm=fast
+            )
 
-        best, largest = chosen_version(versions, difference, lambda: not fast or enough(draft))
-        draft.write_bytes(written := best.graph.SerializeToString())  # as it was compared
+        best, largest = choose_version(versions, difference, lambda: not fast or enough(draft))
+        draft.write_bytes(written := best.graph.SerializeToString())  # exactly the version that was compared
     stated = [
         f"fast: the file's output differs from the model's by {largest:.2%} (norm of the difference by its norm, one batch)"
     ] * fast
-    return Exported(target, len(written), best.tolerance, largest, (*told, *notes, *best.notes, *stated))
+    return ExportedFile(target, len(written), best.tolerance, largest, (*told, *notes, *best.notes, *stated))
 
 
-def chosen_version(
+def choose_version(
     versions: Iterator[Version], difference: Callable[[Version], float], enough: Callable[[], bool]
 ) -> tuple[Version, float]:
-    """The first version that is within its tolerance and enough, told why those before it are not; where none is enough, the first within
-    its tolerance. And its difference."""
+    """The first version that is within its tolerance and `enough`, else the first within its tolerance; and its
+    difference. Its notes say why earlier versions were rejected."""
     within: tuple[Version, float] | None = None
     dropped: list[str] = []
     for version in versions:
@@ -125,7 +136,7 @@ def chosen_version(
     return within
 
 
-def serialized(graph: Any) -> bytes:
+def serialize(graph: Any) -> bytes:
     from shoestring.compression.onnx.graph import slim
 
     slim(graph)
@@ -137,9 +148,9 @@ def serialized(graph: Any) -> bytes:
     return written
 
 
-def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model whose linear layers are given what they were given: rounding inputs is torch's business there, and onnxruntime's here."""
-    if all(form.keeps_inputs for form in forms_of(model).values()):
+def without_input_quantization(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """The model with Int8 weights replaced by grids: torch's quantization of activations is not exported."""
+    if all(form.keeps_inputs for form in formats_of(model).values()):
         return model, []
     changed = copy.deepcopy(model)
     for module in list(changed.modules()):
@@ -156,7 +167,7 @@ def with_plain_inputs(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
 
 class TensorForward(nn.Module):
-    """The job's call of its model, of tensors alone."""
+    """The job's call of the model as a module of a list of tensors, for tracing."""
 
     def __init__(self, model: nn.Module, forward: Forward, batch: Batch) -> None:
         super().__init__()
@@ -165,15 +176,15 @@ class TensorForward(nn.Module):
     def forward(self, tensors: list[Tensor]) -> list[Tensor]:
         with (
             ExitStack() as stack
-        ):  # recurrent layers keep references to their weights: let them look up those of this call
+        ):  # recurrent layers keep references to their weights: make them use those of this call
             for module in self.model.modules():
                 if isinstance(module, nn.RNNBase):
                     stack.enter_context(recurrent_weights(module))
-            return list(outputs_of(self.call(self.model, filled(self.batch, tensors))).values())
+            return list(outputs_of(self.call(self.model, replace_tensors(self.batch, tensors))).values())
 
 
 class WithWeights(nn.Module):
-    """The same with the weights as inputs."""
+    """The same call with the weights as additional inputs."""
 
     def __init__(self, called: TensorForward, names: Sequence[str]) -> None:
         super().__init__()
@@ -185,15 +196,15 @@ class WithWeights(nn.Module):
         return found
 
 
-def traced(
+def trace_graph(
     model: nn.Module, forward: Forward, batch: Batch, interface: Interface, dynamic: bool, dense: bool = False
 ) -> tuple[Any, list[str]]:
-    """The model as an ONNX graph with its weights in their forms (`dense`: all in float32), and what is to be told of it."""
-    from shoestring.compression.onnx.emit import emit
-    from shoestring.compression.onnx.graph import Graph, needs_of
+    """The model as an ONNX graph with packed weights (`dense`: all in float32), and messages for the user."""
+    from shoestring.compression.onnx.emit import write_weight
+    from shoestring.compression.onnx.graph import Graph, inputs_of
 
-    forms = forms_of(model)
-    plain = decoded(copy.deepcopy(model))
+    forms = formats_of(model)
+    plain = decode_weights(copy.deepcopy(model))
     for one in plain.modules():
         if callable(change := getattr(one, "set_attn_implementation", None)):
             change("eager")  # of transformers: half as many nodes, and onnxruntime knows the pattern
@@ -202,9 +213,9 @@ def traced(
     with torch.no_grad():
         result = outputs_of(forward(plain, batch))
     called = WithWeights(TensorForward(plain, forward, interface.part(batch)), tuple(weights))
-    inputs = {name: doubled(one) if dynamic else one for name, one in interface.feed(batch).items()}
+    inputs = {name: repeat_single_sample(one) if dynamic else one for name, one in interface.feed(batch).items()}
     asked = {name: open_shape(one) if dynamic else None for name, one in inputs.items()}
-    given = [f"input_of_file_{number}" for number in range(len(inputs))]  # no tensor within has such a name
+    given = [f"input_of_file_{number}" for number in range(len(inputs))]  # names that no inner tensor has
     program = onnx_program(
         called,
         list(inputs.values()),
@@ -221,7 +232,7 @@ def traced(
         here = f"weights_{number}"
         graph.rename({here: name})
         form: WeightFormat | Tensor = value if dense or name not in forms else forms[name]
-        notes += emit(graph, name, form)
+        notes += write_weight(graph, name, form)
     graph.fold_transposes(shared=False)
     graph.rename(
         {
@@ -230,7 +241,7 @@ def traced(
         }
     )
     proto = graph.proto()
-    read = {name for node in graph.nodes for name in needs_of(node)} | {one.name for one in proto.graph.output}
+    read = {name for node in graph.nodes for name in inputs_of(node)} | {one.name for one in proto.graph.output}
     left = [one for one in proto.graph.input if one.name not in weights and one.name in read]
     del proto.graph.input[:]
     proto.graph.input.extend(left)
@@ -239,19 +250,20 @@ def traced(
 
 
 def free_name(name: str, taken: Collection[str], end: str = "_weight") -> str:
-    """The name, or one that is not taken."""
+    """The name, with suffixes until it is not taken."""
     while name in taken:
         name += end
     return name
 
 
-def doubled(tensor: Tensor) -> Tensor:
-    """Two samples where there is one: torch takes a dimension of 1 for a fixed one."""
+def repeat_single_sample(tensor: Tensor) -> Tensor:
+    """Repeat a single sample, because torch treats a dimension of size 1 as static."""
     return torch.cat([tensor, tensor]) if tensor.ndim and len(tensor) == 1 else tensor
 
 
 def open_shape(tensor: Tensor) -> dict[int, Any] | None:
-    """Which dimensions torch is to leave open if it can: the samples, and the lengths of sequences (of numbers, or of vectors)."""
+    """Dimensions that torch should keep dynamic if possible: the batch, and the length of sequences of ids or
+    vectors."""
     sequence = tensor.ndim == 3 or (tensor.ndim == 2 and not tensor.dtype.is_floating_point)
     return {0: torch.export.Dim.AUTO, **({1: torch.export.Dim.AUTO} if sequence else {})} if tensor.ndim else None
 
@@ -264,7 +276,7 @@ def onnx_program(
     names: list[str],
     results: list[str],
 ) -> Any:
-    """torch's own exporter, quiet; what it can't do is a Mistake that says what."""
+    """Run torch's ONNX exporter quietly. Raises Mistake with the cause if the model can't be exported."""
     fixed = [None] * len(weights)
     weights_named = [f"weights_{number}" for number in range(len(weights))]
     with quiet():
@@ -287,14 +299,14 @@ def onnx_program(
                 f"torch can't export this model to ONNX: {reason(error)}. Give a forward without it, or keep the packed folder, "
                 f"which needs no export"
             ) from error
-    model = written.model_proto  # made anew whenever it is asked for
+    model = written.model_proto  # the property creates a new object at every access
     fix_dimensions(model, program, names)
     return model
 
 
 def fix_dimensions(model: Any, program: torch.export.ExportedProgram, names: Sequence[str]) -> None:
-    """Write the sizes that the program needs into the model's inputs. A size that torch found to be fixed is still a symbol, which prints
-    as its number: the exporter takes it for an open one."""
+    """Make inputs static where the traced program needs fixed sizes. The exporter leaves them dynamic, because torch
+    keeps a symbol for a size that it found to be fixed."""
     places = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     needed = {
         name: places[place].shape for name, place in zip(names, program.graph_signature.user_inputs, strict=False)
@@ -306,7 +318,7 @@ def fix_dimensions(model: Any, program: torch.export.ExportedProgram, names: Seq
 
 
 def reason(error: BaseException) -> str:
-    """The innermost cause in a line: torch wraps it in several that only say which step failed."""
+    """The innermost cause in one line; torch wraps it in exceptions that only name the failed step."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -315,7 +327,7 @@ def reason(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what the exporter warns of: its missing packages and its own deprecations."""
+    """Silence the exporter's warnings about missing packages and its own deprecations."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -327,7 +339,7 @@ def quiet() -> Iterator[None]:
 
 
 def open_dimensions(model: Any) -> dict[str, tuple[int, ...]]:
-    """Of each input, the dimensions that may have any size."""
+    """The dynamic dimensions of each input."""
     return {
         one.name: tuple(at for at, size in enumerate(one.type.tensor_type.shape.dim) if size.dim_param)
         for one in model.graph.input
@@ -335,7 +347,7 @@ def open_dimensions(model: Any) -> dict[str, tuple[int, ...]]:
 
 
 def fixed_dimensions(inputs: Sequence[Any], asked: Mapping[str, Mapping[int, Any] | None]) -> str:
-    """What was to stay open (`asked`, by input) and did not."""
+    """Message about dimensions that should have been dynamic (`asked`, by input) but are static."""
     said = [
         f"dimension {at} of {one.name} is fixed at {size.dim_value}"
         for one in inputs

@@ -1,24 +1,25 @@
-"""Int8: linear layers compute with whole numbers of 8 bits in onnxruntime, each token on a scale of its own.
+"""Int8 inference in onnxruntime: dynamic quantization of linear layers with a scale per token.
 
     y = m ((round(127 x' / m) Q) s / 127)        x' = x / t,  m = max |x'| of the token,  Q s = rows of the weight times t, in int8
 
-What makes up for the time that scales by token cost, against `onnxruntime.quantization.quantize_dynamic` with one scale for all tokens:
-a residual sum stays out of onnxruntime 1.31's SkipLayerNormalization, which took .50 ms for 4 x 64 tokens where a Sum and a
-LayerNormalization took .11 (a profile of each, on a busy machine).
-What makes it more accurate: a scale for each token, rounding that makes up for its errors (`rounding.py`, GPTQ), and smoothing.
+Compared with `onnxruntime.quantization.quantize_dynamic`, which has one scale for all tokens:
 
-Smoothing divides columns with outliers by t and multiplies the weight's rows: t = max(1, a / c)^e with a the largest |x| of a column, and
-c and e searched for the least error of the layer's output. Where a LayerNormalization comes before, a second one with its constants
-divided gives x'.
-Xiao, Lin, Seznec, Wu, Demouth, Han 2023, "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
-arXiv 2211.10438; scales by token: Yao et al. 2022, "ZeroQuant", arXiv 2206.01861.
+Accuracy comes from per-token scales, GPTQ (`quantization/rounding.py`) and smoothing. Per-token scales cost time, which
+is regained by keeping residual sums out of onnxruntime 1.31's SkipLayerNormalization: it took .50 ms for 4 x 64 tokens,
+a Sum and a LayerNormalization .11 ms (one profile each, on a busy machine).
 
-Measured on MiniLM, cosine of sentence embeddings on 1,024 texts, calibrated on 128 others: .9992 (worst .9968), onnxruntime's dynamic int8
-.9921 (.9785); on 256 texts without smoothing .9972 (.9915) against .9992 (.9978). Time: that of dynamic int8, within what a busy
-machine shows.
+Smoothing divides input columns with outliers by t and multiplies the weight's rows by it: t = max(1, a / c)^e, where a
+is the largest |x| of a column, and c and e are searched for the least error of the layer's output. If the input comes
+from a LayerNormalization, a second one with divided constants computes x'. Xiao, Lin, Seznec, Wu, Demouth, Han 2023,
+"SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models", arXiv 2211.10438; scales by
+token: Yao et al. 2022, "ZeroQuant", arXiv 2206.01861.
 
-onnxruntime's kernels (MLAS) choose what the processor has. Those of processors with AVX2 alone add pairs of products in 16 bits, which can
-overflow: there a weight has 7 bits.
+Measured on MiniLM, cosine of sentence embeddings on 1,024 texts, calibrated on 128 others: .9992 (worst .9968),
+onnxruntime's dynamic int8 .9921 (.9785); on 256 texts without smoothing .9972 (.9915) against .9992 (.9978) with it.
+Time: the same as dynamic int8, within the noise of a busy machine.
+
+onnxruntime's kernels (MLAS) depend on the CPU. With only AVX2 they add pairs of products in 16 bits, which can
+overflow: there weights have 7 bits.
 """
 
 from __future__ import annotations
@@ -32,53 +33,55 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
-from shoestring.compression.onnx.check import ran, session
+from shoestring.compression.onnx.check import run_session, session
 from shoestring.compression.onnx.convolutions import Convolutions, is_convolution, quantize_convolutions
 from shoestring.compression.onnx.export import Version
-from shoestring.compression.onnx.graph import CONTRIB, Graph, made
-from shoestring.compression.quantization.rounding import coded, compensated
+from shoestring.compression.onnx.graph import CONTRIB, Graph, make_node
+from shoestring.compression.quantization.rounding import gptq_one_grid, nearest_codes
 
-TOLERANCE = 0.15  # of the outputs' norm: MiniLM has .046 (.09 with tokens of padding, whose outputs nobody reads)
-CONVOLUTIONS_TOLERANCE = 0.05  # beyond which convolutions go back to float32
-LEAST = 64  # rows and columns of a weight that is worth it
-ROWS = 1024  # of a layer's inputs, for the search
-TABLE = 1 << 16  # numbers of an embedding that is stored in int8
-SHARES = (1.0, 0.99, 0.97, 0.9, 0.75, 0.5, 0.25)  # of the columns whose largest is below c
-EXPONENTS = (1.0, 0.75, 0.5)
-GAIN = 2.0  # times less error that pay for one more operation
+TOLERANCE = (
+    0.15  # relative to the outputs' norm: MiniLM has .046 (.09 including padding tokens, whose outputs are unused)
+)
+CONVOLUTIONS_TOLERANCE = 0.05  # larger differences put convolutions back to float32
+LEAST = 64  # rows and columns of the smallest weight that is quantized
+ROWS = 1024  # input rows used to search for smoothing
+TABLE = 1 << 16  # parameters of the smallest embedding that is stored in int8
+SHARES = (1.0, 0.99, 0.97, 0.9, 0.75, 0.5, 0.25)  # candidates for c: quantiles of the columns' largest |x|
+EXPONENTS = (1.0, 0.75, 0.5)  # candidates for e
+GAIN = 2.0  # factor by which smoothing must reduce the error to be worth an additional operator
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """What calibration shows of the tensor that a layer multiplies."""
+class LayerInputs:
+    """Calibration statistics of a layer's input."""
 
-    sample: Tensor  # rows of it
+    sample: Tensor  # some rows
     moment: Tensor  # sum of x x^T, up to a factor
-    largest: Tensor  # |x|, by column
+    largest: Tensor  # largest |x| per column
 
 
-def accelerated(
+def quantize_to_int8(
     model: onnx.ModelProto,
     feeds: Sequence[Mapping[str, Tensor]],
     wide: bool | None = None,
     convolutions: Convolutions = Convolutions.INT8,
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """A float32 model with its linear layers and convolutions in int8. `feeds`: inputs by name, to calibrate with. `wide`: the processor
-    adds in 32 bits."""
+    """Quantize the linear layers and convolutions of a float32 model to int8. `feeds`: inputs by name, for calibration.
+    `wide`: the CPU accumulates in 32 bits."""
     graph = Graph(model)
     top = 127 if (adds_in_32_bits() if wide is None else wide) else 63
     told = quantize_convolutions(graph, feeds, convolutions, top)
-    constants_last(graph)
+    constants_as_right_operand(graph)
     layers = linear_layers(graph)
     tables = [node for node in graph.nodes if is_table(graph, node)]
     if not layers and not tables:
         return graph.proto(), told or [
             "fast: no linear layer of constants with at least 64 rows and columns and no large convolution, so nothing computes in int8"
         ]
-    seen = recorded(graph, list(layers), feeds)
+    seen = record_inputs(graph, list(layers), feeds)
     smoothed = sum(quantize(graph, x, nodes, seen[x], top) for x, nodes in layers.items())
     for node in tables:
-        table_in_int8(graph, node)
+        quantize_table(graph, node)
     separate_sums(graph)
     count = sum(map(len, layers.values()))
     return graph.proto(), [
@@ -89,17 +92,17 @@ def accelerated(
 
 
 def int8_versions(model: onnx.ModelProto, feeds: Sequence[Mapping[str, Tensor]]) -> Iterator[Version]:
-    """The model in int8: the fastest first, each one after it closer to the float32 model."""
+    """Int8 versions of the model, the fastest first; each later one is closer to the float32 model."""
     some = any(is_convolution(graph, node) for graph in [Graph(model)] for node in graph.nodes)
     for convolutions in Convolutions if some else [Convolutions.FLOAT]:
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        graph, notes = accelerated(copy, feeds, convolutions=convolutions)
+        graph, notes = quantize_to_int8(copy, feeds, convolutions=convolutions)
         yield Version(graph, TOLERANCE if convolutions is Convolutions.FLOAT else CONVOLUTIONS_TOLERANCE, tuple(notes))
 
 
 def adds_in_32_bits() -> bool:
-    """Whether the processor multiplies and adds bytes without overflow (VNNI, or no x86 at all)."""
+    """Whether the CPU's int8 products accumulate without overflow (VNNI, or not x86)."""
     found = torch.cpu.get_capabilities()
     return not found.get("avx2", False) or bool(found.get("avx512_vnni", False) or found.get("avx_vnni", False))
 
@@ -107,8 +110,8 @@ def adds_in_32_bits() -> bool:
 # What is there
 
 
-def constants_last(graph: Graph) -> None:
-    """MatMul(x, Transpose(W)) and Gemm as MatMul of a constant, and Add of the bias."""
+def constants_as_right_operand(graph: Graph) -> None:
+    """Rewrite MatMul(x, Transpose(W)) and Gemm as MatMul(x, constant) and Add of the bias."""
     graph.fold_transposes()
     for node in list(graph.nodes):
         if (
@@ -127,8 +130,8 @@ def constants_last(graph: Graph) -> None:
             graph.instead(
                 node,
                 [
-                    made("MatMul", [node.input[0], weight], f"{output}_product" if biased else output),
-                    *([made("Add", [f"{output}_product", node.input[2]], output)] if biased else []),
+                    make_node("MatMul", [node.input[0], weight], f"{output}_product" if biased else output),
+                    *([make_node("Add", [f"{output}_product", node.input[2]], output)] if biased else []),
                 ],
             )
 
@@ -142,7 +145,7 @@ def is_matrix(graph: Graph, name: str) -> bool:
 
 
 def linear_layers(graph: Graph) -> dict[str, list[onnx.NodeProto]]:
-    """Products with a constant that is large enough, by the name of what is multiplied."""
+    """MatMul nodes with a large enough constant, by the name of their input."""
     found: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.nodes:
         if (
@@ -154,18 +157,18 @@ def linear_layers(graph: Graph) -> dict[str, list[onnx.NodeProto]]:
     return found
 
 
-def recorded(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, Inputs]:
-    """Run the model as it is, and look at tensors within."""
+def record_inputs(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Tensor]]) -> dict[str, LayerInputs]:
+    """Run the float32 model on the feeds and record statistics of inner tensors."""
     runner = session(graph.watched(names))
-    parts: dict[str, list[Inputs]] = {name: [] for name in names}
+    parts: dict[str, list[LayerInputs]] = {name: [] for name in names}
     draw = torch.Generator().manual_seed(0)
     for feed in feeds:
-        for name, value in zip(names, ran(runner, feed), strict=True):
+        for name, value in zip(names, run_session(runner, feed), strict=True):
             rows = torch.from_numpy(value).reshape(-1, value.shape[-1])
             chosen = torch.randperm(len(rows), generator=draw)[: max(1, ROWS // len(feeds))]
-            parts[name].append(Inputs(rows[chosen], rows.T @ rows, rows.abs().amax(0)))
+            parts[name].append(LayerInputs(rows[chosen], rows.T @ rows, rows.abs().amax(0)))
     return {
-        name: Inputs(
+        name: LayerInputs(
             torch.cat([one.sample for one in found]),
             torch.stack([one.moment for one in found]).mean(0),
             torch.stack([one.largest for one in found]).amax(0),
@@ -177,23 +180,23 @@ def recorded(graph: Graph, names: Sequence[str], feeds: Sequence[Mapping[str, Te
 # Int8
 
 
-def quantize(graph: Graph, x: str, nodes: Sequence[onnx.NodeProto], seen: Inputs, top: int) -> bool:
-    """Layers that multiply the same tensor; gives whether it is smoothed."""
+def quantize(graph: Graph, x: str, nodes: Sequence[onnx.NodeProto], seen: LayerInputs, top: int) -> bool:
+    """Quantize all layers that read the same tensor; returns whether their input is smoothed."""
     weights = [torch.from_numpy(graph.array(node.input[1]).T.copy()) for node in nodes]  # (out, in)
     before = graph.maker(x)
     free = before is not None and is_norm(graph, before)
-    best, plain, smoothing = searched(torch.cat(weights), seen, top)
+    best, plain, smoothing = search_smoothing(torch.cat(weights), seen, top)
     smooth = best * (1.0 if free else GAIN) < plain
     divisor = smoothing if smooth else torch.ones_like(smoothing)
     first = next(
         node for node in graph.nodes if x in node.input
     )  # of all users: the new tensors are needed from there on
-    new, source = divided(graph, x, before if free else None, divisor) if smooth else ([], x)
-    new += token_scaled(graph, source)
+    new, source = divide_nodes(graph, x, before if free else None, divisor) if smooth else ([], x)
+    new += token_scale_nodes(graph, source)
     graph.instead(first, [*new, first])
     moment = seen.moment / divisor[:, None] / divisor[None]
     for node, weight in zip(nodes, weights, strict=True):
-        codes, scales = rounded_rows(weight * divisor, top, moment)
+        codes, scales = round_rows_to_int8(weight * divisor, top, moment)
         output = node.output[0]
         graph.constant(f"{output}_codes", codes.T.numpy())
         graph.constant(f"{output}_scales", scales.numpy())
@@ -208,22 +211,24 @@ def quantize(graph: Graph, x: str, nodes: Sequence[onnx.NodeProto], seen: Inputs
         graph.instead(
             node,
             [
-                made("MatMulIntegerToFloat", inputs, f"{output}_int8", CONTRIB),
-                made("Mul", [f"{output}_int8", f"{source}_largest"], output),
+                make_node("MatMulIntegerToFloat", inputs, f"{output}_int8", CONTRIB),
+                make_node("Mul", [f"{output}_int8", f"{source}_largest"], output),
             ],
         )
     return smooth
 
 
-def searched(weight: Tensor, seen: Inputs, top: int) -> tuple[float, float, Tensor]:
-    """The least error of the output, that without smoothing, and the divisors of the least."""
+def search_smoothing(weight: Tensor, seen: LayerInputs, top: int) -> tuple[float, float, Tensor]:
+    """Search for smoothing: the least output error, the error without smoothing, and the best divisors."""
     sample, largest = seen.sample, seen.largest.clamp(min=1e-6)
     wanted = sample @ weight.T
 
     def error(divisor: Tensor) -> float:
         scaled = weight * divisor
         steps = scaled.abs().amax(1, keepdim=True).clamp(min=1e-12) / top
-        return float((token_rounded(sample / divisor) @ ((scaled / steps).round() * steps).T - wanted).square().mean())
+        return float(
+            (round_per_token(sample / divisor) @ ((scaled / steps).round() * steps).T - wanted).square().mean()
+        )
 
     plain = error(torch.ones_like(largest))
     best, found = plain, torch.ones_like(largest)
@@ -235,9 +240,9 @@ def searched(weight: Tensor, seen: Inputs, top: int) -> tuple[float, float, Tens
     return best, plain, found
 
 
-def token_rounded(x: Tensor) -> Tensor:
+def round_per_token(x: Tensor) -> Tensor:
     """
-    >>> token_rounded(torch.tensor([[127.0, 0.4], [1.27, 0.004]]))
+    >>> round_per_token(torch.tensor([[127.0, 0.4], [1.27, 0.004]]))
     tensor([[127.0000,   0.0000],
             [  1.2700,   0.0000]])
     """
@@ -245,8 +250,8 @@ def token_rounded(x: Tensor) -> Tensor:
     return (x / step).round() * step
 
 
-def rounded_rows(weight: Tensor, top: int, moment: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Codes from -top to top with a scale for each row, and the scales."""
+def round_rows_to_int8(weight: Tensor, top: int, moment: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Codes from -top to top, rounded with GPTQ if a moment is given, and a scale per row."""
     scales = weight.abs().amax(1, keepdim=True).clamp(min=1e-12) / top
     spread, zeros, limit = (
         scales.expand_as(weight).contiguous(),
@@ -254,9 +259,9 @@ def rounded_rows(weight: Tensor, top: int, moment: Tensor | None) -> tuple[Tenso
         torch.full((len(weight), 1), 2.0 * top),
     )
     codes = (
-        coded(weight, spread, zeros, limit)
+        nearest_codes(weight, spread, zeros, limit)
         if moment is None
-        else compensated(weight.clone(), spread, zeros, limit, moment, None)
+        else gptq_one_grid(weight.clone(), spread, zeros, limit, moment, None)
     )
     return (codes - top).to(torch.int8), scales[:, 0]
 
@@ -269,11 +274,13 @@ def is_norm(graph: Graph, node: onnx.NodeProto) -> bool:
     )
 
 
-def divided(graph: Graph, x: str, norm: onnx.NodeProto | None, divisor: Tensor) -> tuple[list[onnx.NodeProto], str]:
-    """Nodes that give x / divisor, and its name."""
+def divide_nodes(
+    graph: Graph, x: str, norm: onnx.NodeProto | None, divisor: Tensor
+) -> tuple[list[onnx.NodeProto], str]:
+    """Nodes that compute x / divisor, and the name of the result."""
     name, by = f"{x}_smoothed", divisor.numpy()
     if norm is None:
-        return [made("Mul", [x, graph.constant(f"{x}_smoothing", (1 / by).astype(np.float32))], name)], name
+        return [make_node("Mul", [x, graph.constant(f"{x}_smoothing", (1 / by).astype(np.float32))], name)], name
     constants = [graph.constant(f"{one}_by_{x}", (graph.array(one) / by).astype(np.float32)) for one in norm.input[1:]]
     twin = onnx.NodeProto()
     twin.CopyFrom(norm)
@@ -284,17 +291,17 @@ def divided(graph: Graph, x: str, norm: onnx.NodeProto | None, divisor: Tensor) 
     return [twin], name
 
 
-def token_scaled(graph: Graph, x: str) -> list[onnx.NodeProto]:
-    """x as bytes, and the largest |x| of each token."""
+def token_scale_nodes(graph: Graph, x: str) -> list[onnx.NodeProto]:
+    """Nodes that quantize x to bytes per token, and compute the largest |x| of each token."""
     axes = graph.constant("last_dimension", np.array([-1], np.int64))
     step, zero = graph.constant("step_of_127", np.float32(1 / 127)), graph.constant("zero_of_128", np.uint8(128))
     least = graph.constant("least_of_a_token", np.float32(1e-12))
     return [
-        made("Abs", [x], f"{x}_abs"),
-        made("ReduceMax", [f"{x}_abs", axes], f"{x}_most", keepdims=1),
-        made("Max", [f"{x}_most", least], f"{x}_largest"),
-        made("Div", [x, f"{x}_largest"], f"{x}_share"),
-        made("QuantizeLinear", [f"{x}_share", step, zero], f"{x}_int8"),
+        make_node("Abs", [x], f"{x}_abs"),
+        make_node("ReduceMax", [f"{x}_abs", axes], f"{x}_most", keepdims=1),
+        make_node("Max", [f"{x}_most", least], f"{x}_largest"),
+        make_node("Div", [x, f"{x}_largest"], f"{x}_share"),
+        make_node("QuantizeLinear", [f"{x}_share", step, zero], f"{x}_int8"),
     ]
 
 
@@ -311,25 +318,25 @@ def is_table(graph: Graph, node: onnx.NodeProto) -> bool:
     return int(np.prod(graph.constants[node.input[0]].dims)) >= TABLE
 
 
-def table_in_int8(graph: Graph, node: onnx.NodeProto) -> None:
-    """An embedding in int8 with a scale for each row; rows that are looked up become numbers again."""
+def quantize_table(graph: Graph, node: onnx.NodeProto) -> None:
+    """Store an embedding in int8 with a scale per row; rows are dequantized when they are looked up."""
     name, index, output = node.input[0], node.input[1], node.output[0]
-    codes, scales = rounded_rows(torch.from_numpy(graph.array(name).copy()), 127, None)
+    codes, scales = round_rows_to_int8(torch.from_numpy(graph.array(name).copy()), 127, None)
     graph.constant(f"{name}_codes", codes.numpy())
     graph.constant(f"{name}_scales", scales[:, None].numpy())
     graph.instead(
         node,
         [
-            made("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0),
-            made("Gather", [f"{name}_scales", index], f"{output}_scales", axis=0),
-            made("Cast", [f"{output}_codes"], f"{output}_float", to=TensorProto.FLOAT),
-            made("Mul", [f"{output}_float", f"{output}_scales"], output),
+            make_node("Gather", [f"{name}_codes", index], f"{output}_codes", axis=0),
+            make_node("Gather", [f"{name}_scales", index], f"{output}_scales", axis=0),
+            make_node("Cast", [f"{output}_codes"], f"{output}_float", to=TensorProto.FLOAT),
+            make_node("Mul", [f"{output}_float", f"{output}_scales"], output),
         ],
     )
 
 
 def separate_sums(graph: Graph) -> None:
-    """Add before LayerNormalization as Sum, which onnxruntime does not fuse with it."""
+    """Replace Add before LayerNormalization by Sum, which onnxruntime does not fuse with it."""
     for node in list(graph.nodes):
         users = graph.users(node.output[0])
         if (
@@ -338,4 +345,4 @@ def separate_sums(graph: Graph) -> None:
             and any(one.op_type == "LayerNormalization" for one in users)
             and not any(name in graph.constants for name in node.input)
         ):
-            graph.instead(node, [made("Sum", list(node.input), node.output[0])])
+            graph.instead(node, [make_node("Sum", list(node.input), node.output[0])])

@@ -1,4 +1,4 @@
-"""An ONNX graph that is being rewritten: nodes and constants, found by the names of what they give."""
+"""An editable ONNX graph: nodes and constants, looked up by the names of tensors."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Graph:
         return np.asarray(numpy_helper.to_array(self.constants[name]))
 
     def constant(self, name: str, values: Any) -> str:
-        """A constant; one that has the name is taken to be the same."""
+        """Add a constant and return its name; an existing constant of this name is assumed to be equal."""
         if name not in self.constants:
             self.constants[name] = numpy_helper.from_array(np.asarray(values, order="C"), name)
         return name
 
     def nibbles(self, name: str, stream: Array, shape: Sequence[int]) -> str:
-        """A constant of numbers of 4 bits, which numpy does not have, from bytes with the first number in the lower half."""
+        """Add a constant of 4-bit integers from bytes that hold two each, the first in the lower half."""
         if name not in self.constants:
             count = -(-int(np.prod(shape)) // 2)
             self.constants[name] = helper.make_tensor(
@@ -54,12 +54,13 @@ class Graph:
         return name
 
     def instead(self, old: onnx.NodeProto | None, new: Sequence[onnx.NodeProto]) -> None:
-        """Put nodes in the place of one, or before all."""
+        """Replace a node by others; without a node, insert them at the start."""
         place = 0 if old is None else next(at for at, node in enumerate(self.nodes) if node is old)
         self.nodes[place : place + (old is not None)] = new
 
     def fold_transposes(self, shared: bool = True) -> None:
-        """Constants as they are after Transpose. `shared`: also those that are used otherwise too, which are then there twice."""
+        """Replace Transpose of a constant by the transposed constant. `shared`: even if the original is still used, so
+        that both are stored."""
         for node in list(self.nodes):
             name = node.input[0] if node.op_type == "Transpose" else ""
             if (
@@ -71,7 +72,7 @@ class Graph:
                 self.nodes = [one for one in self.nodes if one is not node]
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Other names for tensors, wherever they are."""
+        """Rename tensors everywhere."""
         for node in self.nodes:
             rename_in(node, names)
         self.constants = {names.get(name, name): value for name, value in self.constants.items()}
@@ -81,7 +82,7 @@ class Graph:
             one.name = names.get(one.name, one.name)
 
     def proto(self) -> onnx.ModelProto:
-        """The model, without nodes and constants that nothing needs."""
+        """The model as a protobuf, without unused nodes and constants."""
         self.drop_unused()
         graph = self.model.graph
         del graph.node[:], graph.initializer[:]
@@ -93,7 +94,7 @@ class Graph:
         return self.model
 
     def watched(self, names: Sequence[str]) -> bytes:
-        """The model as it is now, with tensors within it (float32) as its outputs."""
+        """The serialized model with these inner float32 tensors as its outputs."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
         del model.graph.node[:], model.graph.initializer[:], model.graph.output[:]
@@ -109,7 +110,7 @@ class Graph:
         for node in reversed(self.nodes):
             if needed.intersection(node.output):
                 kept.append(node)
-                needed.update(needs_of(node))
+                needed.update(inputs_of(node))
         self.nodes = kept[::-1]
         self.constants = {name: value for name, value in self.constants.items() if name in needed}
         infos = [one for one in self.model.graph.value_info if any(one.name in node.output for node in self.nodes)]
@@ -117,13 +118,13 @@ class Graph:
         self.model.graph.value_info.extend(infos)
 
 
-def needs_of(node: onnx.NodeProto) -> set[str]:
-    """The tensors that a node reads, and those that graphs within it read."""
-    return {*node.input, *(name for graph in graphs_in(node) for inner in graph.node for name in needs_of(inner))}
+def inputs_of(node: onnx.NodeProto) -> set[str]:
+    """Tensors that a node or its subgraphs read."""
+    return {*node.input, *(name for graph in graphs_in(node) for inner in graph.node for name in inputs_of(inner))}
 
 
 def graphs_in(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs that are attributes of a node: the branches of an If, the body of a Loop."""
+    """Subgraphs of a node: the branches of an If, the body of a Loop."""
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
@@ -138,26 +139,26 @@ def rename_in(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
             one.name = names.get(one.name, one.name)
 
 
-def within(node: onnx.NodeProto) -> set[str]:
-    """Names of tensors that graphs within a node make."""
+def inner_outputs(node: onnx.NodeProto) -> set[str]:
+    """Tensors computed inside the subgraphs of a node."""
     return {
         name
         for graph in graphs_in(node)
         for name in (
             *(one.name for one in (*graph.input, *graph.initializer)),
-            *(name for inner in graph.node for name in (*inner.output, *within(inner))),
+            *(name for inner in graph.node for name in (*inner.output, *inner_outputs(inner))),
         )
     }
 
 
 def slim(model: onnx.ModelProto) -> None:
-    """Leave out what no runtime reads: the exporter's stack traces, which are most of a small file, texts and shapes of tensors within; and
-    give those tensors short names."""
+    """Strip what no runtime reads (the exporter's stack traces, which dominate small files, doc strings and shapes of
+    inner tensors), and give inner tensors short names."""
     graph = Graph(model)
     taken = (
         {one.name for one in (*model.graph.input, *model.graph.output)}
         | set(graph.constants)
-        | {name for node in graph.nodes for name in within(node)}
+        | {name for node in graph.nodes for name in inner_outputs(node)}
     )
     for node in graph.nodes:
         clear_texts(node)
@@ -187,12 +188,12 @@ def clear_texts(node: onnx.NodeProto) -> None:
             clear_texts(inner)
 
 
-def made(kind: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
+def make_node(kind: str, inputs: Sequence[str], output: str, domain: str = "", **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(kind, list(inputs), [output], name=f"made_{output}", domain=domain, **attributes)
 
 
 def nibble_stream(codes: Array) -> Array:
-    """Codes below 16 as bytes, the first in the lower half; the end is filled up with a zero."""
+    """Pack codes below 16 two to a byte, the first in the lower half; an odd end is padded with zero."""
     flat = np.zeros(packed_bytes(codes.size, 4), np.uint8) if codes.size % 2 else np.empty(codes.size // 2, np.uint8)
     even = np.zeros(len(flat) * 2, np.uint8)
     even[: codes.size] = codes.reshape(-1)

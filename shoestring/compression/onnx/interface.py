@@ -1,4 +1,4 @@
-"""What an ONNX file takes and gives, and what that is called: by the names that the model's own forward has for it."""
+"""Graph inputs and outputs of an ONNX file, and their names, taken from the model's forward."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from shoestring.core.batch import Batch, mapped
 from shoestring.core.errors import Mistake
 
 Forward = Callable[[nn.Module, Any], Any]
-AXES = {0: "batch", 1: "length", 2: "height", 3: "width"}  # of open dimensions
+AXES = {0: "batch", 1: "length", 2: "height", 3: "width"}  # names of dynamic axes
 
 
 @dataclass(frozen=True)
 class Interface:
-    """How a job's batches become inputs of a file."""
+    """How a job's batches map to graph inputs."""
 
-    names: tuple[str, ...]  # of the batch's tensors, in their order
+    names: tuple[str, ...]  # of the batch's tensors, in order
     labels: frozenset[str] = frozenset()  # keys of the batch that only the loss reads
 
     def part(self, batch: Batch) -> Batch:
-        """The batch without what only the loss reads, every tensor an object of its own: one that is there twice, as labels that are the
-        inputs themselves, would become one input."""
-        kept = without(batch, self.labels) if self.labels else batch
+        """The batch without labels, with every tensor copied: a tensor that occurs twice (labels that are the inputs
+        themselves) would become a single input."""
+        kept = without_keys(batch, self.labels) if self.labels else batch
         return mapped(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, kept)
 
     def feed(self, batch: Batch) -> dict[str, Tensor]:
-        """The tensors of a batch by the names of the inputs that they are for."""
+        """The tensors of a batch by graph input name."""
         return dict(zip(self.names, (one for _, one in named_tensors(self.part(batch))), strict=True))
 
 
 def interface_of(model: nn.Module, forward: Forward, batch: Batch) -> Interface:
-    """Looked up by calling the model on the batch."""
+    """Find the interface by calling the model on the batch."""
     labels = loss_keys(model, forward, batch)
     part = Interface((), labels).part(batch)
     if not (own := [name for name, _ in named_tensors(part)]):
@@ -51,13 +51,14 @@ def interface_of(model: nn.Module, forward: Forward, batch: Batch) -> Interface:
 
 
 def parameter_names(model: nn.Module, forward: Forward, batch: Batch) -> dict[int, str]:
-    """By the identity of a tensor: the parameter of the model's forward that it was passed as, as it is."""
+    """The forward's parameter names of the batch's tensors, by id, for tensors that are passed to the model
+    unchanged."""
     found: dict[int, str] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         try:
             bound = inspect.signature(module.forward).bind(*args, **named)
-        except (TypeError, ValueError):  # the call itself will say what is wrong with it
+        except (TypeError, ValueError):  # the call itself will raise the error
             return
         for name, value in bound.arguments.items():
             kind = bound.signature.parameters[name].kind
@@ -87,7 +88,7 @@ def parameter_names(model: nn.Module, forward: Forward, batch: Batch) -> dict[in
 
 
 def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Tensors in nested containers, with names that say where they were.
+    """Tensors in nested containers, named by their path.
 
     >>> [name for name, _ in named_tensors({"ids": torch.zeros(1), "states": (torch.zeros(1), [torch.zeros(1)])})]
     ['ids', 'states_0', 'states_1_0']
@@ -110,8 +111,9 @@ def all_outputs(result: Any) -> dict[str, Tensor]:
     return dict(named_tensors({"output": result} if alone else result))
 
 
-def losses(found: Mapping[str, Tensor]) -> frozenset[str]:
-    """The outputs that are a loss: by their name, or a single number beside outputs that are more (transformers without names)."""
+def loss_names(found: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of outputs that are losses: by name, or scalars beside larger outputs (transformers models without
+    names)."""
     several = any(one.ndim for one in found.values())
     return frozenset(
         name
@@ -121,9 +123,9 @@ def losses(found: Mapping[str, Tensor]) -> frozenset[str]:
 
 
 def outputs_of(result: Any) -> dict[str, Tensor]:
-    """The answers by name: every tensor but the loss."""
+    """The outputs to export, by name: every tensor except losses."""
     found = all_outputs(result)
-    left_out = losses(found)
+    left_out = loss_names(found)
     kept = {name: one for name, one in found.items() if name not in left_out}
     if not kept:
         what = "nothing but a loss" if found else f"{type(result).__name__} without a tensor in it"
@@ -135,22 +137,23 @@ def outputs_of(result: Any) -> dict[str, Tensor]:
 
 
 def loss_keys(model: nn.Module, forward: Forward, batch: Batch) -> frozenset[str]:
-    """The keys of a batch that only the loss reads: without one, all answers stay and the loss goes."""
+    """Keys of a batch that only the loss reads: without them the loss disappears and all other outputs stay the
+    same."""
     if not isinstance(batch, Mapping):
         return frozenset()
     with torch.no_grad():
         whole = all_outputs(forward(model, batch))
-        wanted = {name: one for name, one in whole.items() if name not in losses(whole)}
+        wanted = {name: one for name, one in whole.items() if name not in loss_names(whole)}
         found: frozenset[str] = frozenset()
         for key, value in batch.items():
             if len(wanted) == len(whole) or not isinstance(value, Tensor):
                 continue
             try:
-                rest = all_outputs(forward(model, without(batch, {key})))
+                rest = all_outputs(forward(model, without_keys(batch, {key})))
             except Exception:  # the job's own code needs it
                 continue
             if (
-                not losses(rest)
+                not loss_names(rest)
                 and rest.keys() == wanted.keys()
                 and all(one.shape == rest[name].shape and torch.equal(one, rest[name]) for name, one in wanted.items())
             ):
@@ -158,7 +161,7 @@ def loss_keys(model: nn.Module, forward: Forward, batch: Batch) -> frozenset[str
     return found
 
 
-def without(batch: Mapping[str, Any], keys: frozenset[str] | set[str]) -> Batch:
+def without_keys(batch: Mapping[str, Any], keys: frozenset[str] | set[str]) -> Batch:
     kept = {key: value for key, value in batch.items() if key not in keys}
     return kept if type(batch) is dict else type(batch)(kept)  # type: ignore[call-arg]
 
@@ -167,8 +170,8 @@ def without(batch: Mapping[str, Any], keys: frozenset[str] | set[str]) -> Batch:
 
 
 def name_axes(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Give open dimensions names that say what they count, instead of the exporter's symbols. Dimensions of several inputs have one name if
-    they had one size."""
+    """Name dynamic axes by their meaning instead of the exporter's symbols. Axes of several inputs share a name if they
+    had the same size."""
     names: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for one in model.graph.input:
@@ -183,7 +186,7 @@ def name_axes(model: Any, tensors: Mapping[str, Tensor]) -> None:
                 size.dim_param = re.sub(r"\w+", lambda word: names.get(word[0], word[0]), size.dim_param)
 
 
-def filled(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
-    """The batch with other tensors in it."""
+def replace_tensors(batch: Batch, tensors: Sequence[Tensor]) -> Batch:
+    """The batch with its tensors replaced, in order."""
     left = iter(tensors)
     return mapped(lambda leaf: next(left) if isinstance(leaf, Tensor) else leaf, batch)

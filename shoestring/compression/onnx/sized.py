@@ -1,4 +1,4 @@
-"""The ONNX file of a compression: within the size that was asked for, and measured itself."""
+"""Write the ONNX file of a compression within the requested size, and measure its fidelity in onnxruntime."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoestring.compression.calibration.answers import Answer, named_tensors
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward
-from shoestring.compression.onnx.export import Exported, exported
+from shoestring.compression.calibration.model_outputs import Outputs, named_tensors
+from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import CompressSession, begun
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
 
-TRIES = 6  # plans, each smaller by what the file of the last one was too large
-MARGIN = 64  # bytes that a plan is made smaller beyond that: shapes and names differ a little
+TRIES = 6  # plans; each is smaller by the excess of the previous file
+MARGIN = 64  # additional bytes by which a plan is made smaller, because shapes and names differ slightly
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """What was written, and the fidelity of this very file in onnxruntime."""
+    """The written file, and its fidelity in onnxruntime."""
 
-    made: Exported
+    made: ExportedFile
     fidelity: Fidelity
 
     def as_json(self, target: Path) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class OnnxFile:
         }
 
     def missed(self, session: CompressSession) -> list[str]:
-        """What was asked for and does not hold of the file. Its size does: else it is not written."""
+        """Requirements that the file does not meet. It always has the requested size, else it is not written."""
         least = session.asked.budget.quality
         if least is None or self.fidelity.mean >= least:
             return []
@@ -53,13 +53,13 @@ class OnnxFile:
 
 
 def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[CompressSession, OnnxFile]:
-    """Write the ONNX file of a plan; where it is larger than the size that was asked for, that of a smaller plan, which is given back too.
-    Raises OverBudget, and leaves no file, if none is small enough."""
+    """Write the ONNX file of a plan. If it is larger than requested, write that of a smaller plan, whose session is
+    returned too. Raises OverBudget, and leaves no file, if none is small enough."""
     now, size = session, session.asked.budget.size
     least, smallest = float("inf"), session
     for _ in range(TRIES):
         model = now.plan.made().model
-        made = exported(
+        made = export_onnx(
             model,
             now.source.job.forward,
             now.given.unseen[0],
@@ -81,7 +81,7 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
             now = begun(
                 session.source, replace(session.asked, budget=budget), session.outcome.plain.cost, session.given
             )
-        except OverBudget:  # the smallest file so far is the nearest
+        except OverBudget:  # keep the smallest file so far
             break
     way = (
         "in int8 it has a byte a number, whatever the plan"
@@ -97,8 +97,8 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
 
 
 def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool:
-    """Whether a file is as small and as close to the original as was asked for. The samples that plans are confirmed with decide: what is
-    reported is measured on others."""
+    """Whether a file meets the requested size and quality. This is decided on the samples that confirm plans; the
+    reported fidelity is measured on others."""
     budget = session.asked.budget
     if budget.size is not None and path.stat().st_size > budget.size:
         return False
@@ -106,9 +106,9 @@ def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool
 
 
 def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
-    """How close the file's answers are to the original's."""
+    """Fidelity of the file's outputs to the original's."""
     study, comparison = session.plan.cost.study, FidelitySums([])
-    for batch, found in zip(batches, file_answers(path, model, session.source.job.forward, batches), strict=True):
+    for batch, found in zip(batches, file_outputs(path, model, session.source.job.forward, batches), strict=True):
         comparison = (
             comparison if comparison.outputs else FidelitySums([one for one in study.measures if one.name in found])
         )
@@ -116,9 +116,9 @@ def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batche
     return comparison.fidelity
 
 
-def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> Iterator[Answer]:
-    """What the file says, by the names that the model's own outputs are compared by."""
-    from shoestring.compression.onnx.check import ran, session
+def file_outputs(path: Path, model: nn.Module, forward: Forward, batches: Sequence[Batch]) -> Iterator[Outputs]:
+    """The file's outputs, by the names under which the model's outputs are compared."""
+    from shoestring.compression.onnx.check import run_session, session
 
     runner, interface = session(path), interface_of(model, forward, batches[0])
     with torch.no_grad():
@@ -128,6 +128,6 @@ def file_answers(path: Path, model: nn.Module, forward: Forward, batches: Sequen
     for batch in batches:
         yield {
             name: torch.from_numpy(one)
-            for name, one in zip(names, ran(runner, interface.feed(batch)), strict=True)
+            for name, one in zip(names, run_session(runner, interface.feed(batch)), strict=True)
             if name
         }

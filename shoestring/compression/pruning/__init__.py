@@ -1,1 +1,1 @@
-"""Structured pruning: heads, neurons, channels and whole layers are removed, and an ordinary smaller model comes out."""
+"""Structured pruning: remove heads, neurons, channels or whole layers, which gives an ordinary smaller model."""

@@ -1,7 +1,7 @@
-"""Numbers that modules keep about their sizes, after a cut: those of torch's own layers follow from the weights, others are tried.
+"""Update size attributes of modules after pruning, such as `out_features` or `num_heads`.
 
-Nobody can know which number a stranger's forward looks at. So several guesses are made, and the caller keeps the first with which
-the cut model computes what it should.
+Sizes of torch's own layers follow from their weights. Which attributes a user's forward reads is not known in general,
+so several guesses are made, and the caller keeps the first one with which the pruned model computes the right outputs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.compression.pruning.cuts import Attribute, Narrow, UnitCut
 from shoestring.compression.pruning.groups import UnitGroup
+from shoestring.compression.pruning.prune_edits import Attribute, Narrow, UnitCut
 from shoestring.core.private import BATCH_NORMS
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -37,8 +37,9 @@ def owner_of(weight: str) -> str:
     return weight.rpartition(".")[0]
 
 
-def narrowed(model: nn.Module, cuts: Sequence[UnitCut]) -> list[Narrow | Attribute]:
-    """The attentions of torch whose heads are cut, and encoders that must not pack rows for their own kernel."""
+def narrow_heads(model: nn.Module, cuts: Sequence[UnitCut]) -> list[Narrow | Attribute]:
+    """Edits for pruned heads of nn.MultiheadAttention, which becomes a NarrowAttention; nn.TransformerEncoder must then
+    not use nested tensors, which need torch's fused kernel."""
     modules = dict(model.named_modules(remove_duplicate=False))
     owners = dict.fromkeys(owner_of(place.weight) for cut in cuts if cut.kind == "heads" for place in cut.places)
     names = [name for name in owners if isinstance(modules[name], nn.MultiheadAttention)]
@@ -54,7 +55,7 @@ def narrowed(model: nn.Module, cuts: Sequence[UnitCut]) -> list[Narrow | Attribu
 def sizes_of_layers(
     whole: nn.Module, cut: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]
 ) -> list[Attribute]:
-    """What torch's own layers (and Conv1D of transformers) say of their sizes, read off the weights that are left."""
+    """Size attributes of torch's layers (and Conv1D of transformers), read from the remaining weights."""
     before = dict(whole.named_modules(remove_duplicate=False))
     shares = {
         weight: (len(one.kept), one.size) for group, one in zip(groups, cuts, strict=True) for weight in group.grouped
@@ -62,14 +63,14 @@ def sizes_of_layers(
     found = []
     for name, module in cut.named_modules(remove_duplicate=False):
         kept, size = next((share for weight, share in shares.items() if owner_of(weight) == name), (1, 1))
-        for attribute, value in sizes(module, kept, size):
+        for attribute, value in layer_sizes(module, kept, size):
             if getattr(before[name], attribute, value) != value:
                 found.append(Attribute(name, attribute, value))
     return found
 
 
-def sizes(module: Any, kept: int, size: int) -> Iterator[tuple[str, int]]:
-    """(attribute, value) of a layer. `kept` of `size` of its groups are left."""
+def layer_sizes(module: Any, kept: int, size: int) -> Iterator[tuple[str, int]]:
+    """(attribute, value) pairs of a layer, of whose groups `kept` of `size` remain."""
     weight = getattr(module, "weight", None)
     if isinstance(module, nn.Linear):
         yield from zip(("out_features", "in_features"), module.weight.shape, strict=True)
@@ -101,17 +102,18 @@ def sizes(module: Any, kept: int, size: int) -> Iterator[tuple[str, int]]:
         yield from zip(("nx", "nf"), weight.shape, strict=True)
 
 
-def guessed(model: nn.Module, cut: UnitCut, guess: str) -> list[Attribute]:
-    """Attributes of the modules around a cut, by one of `GUESSES`: those with telling names, none, or those with the right number."""
+def guess_attributes(model: nn.Module, cut: UnitCut, guess: str) -> list[Attribute]:
+    """Attributes to change in modules around a cut, by one of `GUESSES`: those with telling names, none, or those with
+    the right value."""
     if guess == "none":
         return []
     inner = [place.inner for place in cut.places]
-    counts = {cut.size, cut.size * max(inner) // min(inner)}  # of grouped queries: key heads, and query heads
+    counts = {cut.size, cut.size * max(inner) // min(inner)}  # for grouped-query attention: key heads and query heads
     widths = {cut.size * place.inner for place in cut.places} | {
         place.outer * cut.size * place.inner for place in cut.places
     }
     found = []
-    for name, module in around(model, cut):
+    for name, module in modules_around(model, cut):
         for attribute, value in vars(module).items():
             if type(value) is not int or attribute.startswith("_"):
                 continue
@@ -127,8 +129,9 @@ def guessed(model: nn.Module, cut: UnitCut, guess: str) -> list[Attribute]:
     return found
 
 
-def around(model: nn.Module, cut: UnitCut) -> list[tuple[str, nn.Module]]:
-    """Modules from those that own the weights of a cut up to the one that holds them all, and their children without weights."""
+def modules_around(model: nn.Module, cut: UnitCut) -> list[tuple[str, nn.Module]]:
+    """Modules between the owners of a cut's weights and their common ancestor, and children of these without
+    weights."""
     owners = [owner_of(place.weight).split(".") for place in cut.places]
     shared = 0
     while all(len(one) > shared and one[shared] == owners[0][shared] for one in owners):

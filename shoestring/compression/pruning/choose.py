@@ -1,4 +1,5 @@
-"""Which units go, as edits of a model that were tried: a cut that does not compute what it should is left out, and told."""
+"""Choose the units to prune, and verify each cut on a trial model: cuts that change the outputs wrongly are left out
+and reported."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shoestring.compression.pruning.attributes import GUESSES, guessed, narrowed, sizes_of_layers
-from shoestring.compression.pruning.cuts import Attribute, Edit, UnitCut, edited
+from shoestring.compression.pruning.attributes import GUESSES, guess_attributes, narrow_heads, sizes_of_layers
 from shoestring.compression.pruning.groups import KINDS, Structure, UnitGroup, UnitPlace, structure_of
 from shoestring.compression.pruning.importance import importance
-from shoestring.compression.pruning.layers import Stack, dropped, stacks_of
-from shoestring.compression.pruning.trial import ShakenModel
+from shoestring.compression.pruning.layers import Stack, drop_edits, stacks_of
+from shoestring.compression.pruning.prune_edits import Attribute, PruneEdit, UnitCut, apply_prune_edits
+from shoestring.compression.pruning.trial import TrialModel
 from shoestring.core.errors import Mistake
 
 Example = Callable[[nn.Module], Any]
@@ -23,8 +24,8 @@ Example = Callable[[nn.Module], Any]
 
 @dataclass(frozen=True)
 class Pruning:
-    edits: tuple[Edit, ...]
-    told: tuple[str, ...]  # what was left alone, and why
+    edits: tuple[PruneEdit, ...]
+    told: tuple[str, ...]  # messages: what was left alone, and why
 
 
 def edits_for(
@@ -38,8 +39,8 @@ def edits_for(
     scores: Mapping[str, Tensor] | None = None,
     spread: str = "uniform",
     floor_share: float = 0.1,
-) -> tuple[Edit, ...]:
-    """Edits that remove a share of the units of each kind: see `pruning_for`, which also tells what was left alone."""
+) -> tuple[PruneEdit, ...]:
+    """The edits of `pruning_for`, without its messages."""
     shares = {"heads": heads, "neurons": neurons, "channels": channels, "layers": layers}
     return pruning_for(model, example, shares, scores=scores, spread=spread, floor_share=floor_share).edits
 
@@ -53,10 +54,11 @@ def pruning_for(
     spread: str = "uniform",
     floor_share: float = 0.1,
 ) -> Pruning:
-    """Remove a share of each kind, the least important first.
+    """Choose a share of the units of each kind to prune, the least important first.
 
-    `spread`: "uniform" takes the share of every group, "global" of all groups together (by score a weight saved; `floor_share` of each
-    group stays). A share that is no whole number of units is rounded down. Without scores they are measured on the example.
+    `spread`: "uniform" prunes the share in every group, "global" over all groups together (by score per parameter
+    saved; at least `floor_share` of each group stays). Shares are rounded down to whole units. If no scores are given,
+    they are measured on the example.
     """
     check(shares, spread, floor_share)
     subject = copy.deepcopy(model).eval()
@@ -71,40 +73,34 @@ def pruning_for(
     if scores is None:
         wanted = Structure(tuple(groups), ())
         scores = importance(subject, [None], lambda one, _: example(one), structure=wanted, layers=bool(stacks))
-    trial = ShakenModel(subject, example)
-    cuts, told = chosen(subject, groups, scores, shares, spread, floor_share)
-    if narrowed(subject, cuts) and (padded := trial.without_own_kernels()):
+    trial = TrialModel(subject, example)
+    cuts, told = choose_cuts(subject, groups, scores, shares, spread, floor_share)
+    if narrow_heads(subject, cuts) and (padded := trial.without_own_kernels()):
         told.append(padded)
-    edits, refused = followed_up(trial, subject, groups, cuts)
+    edits, refused = edits_for_cuts(trial, subject, groups, cuts)
     kept_cuts = [edit for edit in edits if isinstance(edit, UnitCut)]
-    dropping, skips, more = without_layers(trial, subject, stacks, scores, shares.get("layers", 0))
+    dropping, skips, more = edits_for_layers(trial, subject, stacks, scores, shares.get("layers", 0))
     every = (*edits, *dropping)
     if not kept_cuts and not skips:
         raise Mistake(
-            f"nothing of the model can be removed: {'; '.join([*told, *refused, *more])[:600]}. Ask for another kind, "
+            f"nothing of the model can be pruned: {'; '.join([*told, *refused, *more])[:600]}. Ask for another kind, "
             "for a larger share, or for quantization"
         )
     if why := trial.problem(trial.masked(kept_cuts, skips), every):
-        raise Mistake(f"cuts that are right alone are wrong together ({why}): ask for one kind at a time")
+        raise Mistake(f"cuts that work alone do not work together ({why}): ask for one kind at a time")
     return Pruning(every, (*told, *refused, *more, *found.left_alone))
 
 
 def check(shares: Mapping[str, float], spread: str, floor_share: float) -> None:
     for kind, share in shares.items():
         if not 0 <= share < 1:
-            raise Mistake(
-                f"{kind}={share} can't be removed: give the share to remove, from 0 to less than 1 (0.5: half of the {kind})"
-            )
+            raise Mistake(f"{kind}={share}: give the share to remove, from 0 to less than 1 (0.5: half of the {kind})")
     if not any(shares.values()):
-        raise Mistake(
-            "nothing is to be removed: give a share of heads, neurons, channels or layers, such as neurons=0.5"
-        )
+        raise Mistake("nothing to prune: give a share of heads, neurons, channels or layers, such as neurons=0.5")
     if spread not in ("uniform", "global"):
-        raise Mistake(
-            f"units can't be spread {spread!r}: uniform (the share of every group) or global (of all together)"
-        )
+        raise Mistake(f"spread={spread!r}: give uniform (the share of every group) or global (of all groups together)")
     if not 0 <= floor_share <= 1:
-        raise Mistake(f"floor_share={floor_share} of a group can't stay: give a share from 0 to 1")
+        raise Mistake(f"floor_share={floor_share}: give the share of each group that stays, from 0 to 1")
 
 
 def nothing_found(kind: str, found: Structure) -> str:
@@ -117,7 +113,7 @@ def nothing_found(kind: str, found: Structure) -> str:
     )
 
 
-def chosen(
+def choose_cuts(
     model: nn.Module,
     groups: Sequence[UnitGroup],
     scores: Mapping[str, Tensor],
@@ -125,7 +121,7 @@ def chosen(
     spread: str,
     floor_share: float,
 ) -> tuple[list[UnitCut], list[str]]:
-    """The cuts of all groups, and which groups are too small for one."""
+    """The cuts of all groups, and messages about groups that are too small for one."""
     weights = {name: one.numel() for name, one in [*model.named_parameters(), *model.named_buffers()]}
     cuts, told = [], []
     for kind in KINDS:
@@ -135,37 +131,39 @@ def chosen(
                 raise Mistake(
                     f"scores of {group.name} are missing or not {group.size}: measure them with importance() on this model"
                 )
-        gone = (uniform if spread == "uniform" else everywhere)(mine, scores, shares.get(kind, 0), floor_share, weights)
+        gone = (uniform_units if spread == "uniform" else global_units)(
+            mine, scores, shares.get(kind, 0), floor_share, weights
+        )
         for group in mine:
             kept = tuple(unit for unit in range(group.size) if unit not in gone[group.name])
             if len(kept) == group.size:
-                told.append(f"{group.name}: {shares[kind]:g} of {group.size} is no whole unit")
+                told.append(f"{group.name}: {shares[kind]:g} of {group.size} is less than one unit")
             cuts.append(UnitCut(group.name, kind, group.size, kept, group.places, group.readers))
     return cuts, told
 
 
-def uniform(
+def uniform_units(
     groups: Sequence[UnitGroup],
     scores: Mapping[str, Tensor],
     share: float,
     floor_share: float,
     weights: Mapping[str, int],
 ) -> dict[str, set[int]]:
-    """The share of every group; one unit always stays."""
+    """Units to prune: the share of every group; at least one unit stays."""
     return {
         group.name: set(scores[group.name].argsort()[: min(group.size - 1, floor(group.size * share + 1e-9))].tolist())
         for group in groups
     }
 
 
-def everywhere(
+def global_units(
     groups: Sequence[UnitGroup],
     scores: Mapping[str, Tensor],
     share: float,
     floor_share: float,
     weights: Mapping[str, int],
 ) -> dict[str, set[int]]:
-    """The share of all weights of the groups, those units first that lose least a weight saved."""
+    """Units to prune: the share of all parameters of the groups, those with the lowest score per parameter first."""
     gone: dict[str, set[int]] = {group.name: set() for group in groups}
     saved = {group.name: sum(weights[place.weight] for place in group.places) / group.size for group in groups}
     ranked = sorted(
@@ -181,15 +179,16 @@ def everywhere(
     return gone
 
 
-def followed_up(
-    trial: ShakenModel, model: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]
-) -> tuple[list[Edit], list[str]]:
-    """The edits of all cuts that work, by the first guess about attributes with which they do."""
+def edits_for_cuts(
+    trial: TrialModel, model: nn.Module, groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]
+) -> tuple[list[PruneEdit], list[str]]:
+    """The edits of all cuts that work, with the first guess about attributes that makes them work; and messages about
+    the others."""
     pairs = [(group, cut) for group, cut in zip(groups_of(groups, cuts), cuts, strict=True) if len(cut.kept) < cut.size]
     if not pairs:
         return [], []
     for guess in GUESSES[:3]:
-        edits = assembled(model, [(group, cut, guess) for group, cut in pairs])
+        edits = assemble_edits(model, [(group, cut, guess) for group, cut in pairs])
         if edits is not None and not trial.problem(trial.masked([cut for _, cut in pairs], {}), edits):
             return edits, []
     right, told = [], []
@@ -197,7 +196,7 @@ def followed_up(
         wanted = trial.masked([cut], {})
         why = ""
         for guess in GUESSES:
-            edits = assembled(model, [(group, cut, guess)])
+            edits = assemble_edits(model, [(group, cut, guess)])
             why = (
                 trial.problem(wanted, edits) if edits is not None else "an attention with add_bias_kv or add_zero_attn"
             )
@@ -206,7 +205,7 @@ def followed_up(
                 break
         if why:
             told.append(f"{cut.name}: {why}")
-    return (assembled(model, right) or [] if right else []), told
+    return (assemble_edits(model, right) or [] if right else []), told
 
 
 def groups_of(groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]) -> list[UnitGroup]:
@@ -214,25 +213,25 @@ def groups_of(groups: Sequence[UnitGroup], cuts: Sequence[UnitCut]) -> list[Unit
     return [by_name[cut.name] for cut in cuts]
 
 
-def assembled(model: nn.Module, parts: Sequence[tuple[UnitGroup, UnitCut, str]]) -> list[Edit] | None:
-    """Cuts, then what follows from them; None if an attention can't be made narrower."""
-    cuts = in_turn([cut for _, cut, _ in parts])
+def assemble_edits(model: nn.Module, parts: Sequence[tuple[UnitGroup, UnitCut, str]]) -> list[PruneEdit] | None:
+    """Cuts and the attribute changes that they need; None if an attention can't be made narrower."""
+    cuts = sequential_cuts([cut for _, cut, _ in parts])
     try:
-        narrow = narrowed(model, cuts)
-        smaller = edited(model, [*cuts, *narrow])
+        narrow = narrow_heads(model, cuts)
+        smaller = apply_prune_edits(model, [*cuts, *narrow])
     except Mistake:
         return None
     attributes: dict[tuple[str, str], Attribute] = {}
     for _, cut, guess in parts:
-        for one in guessed(model, cut, guess):
+        for one in guess_attributes(model, cut, guess):
             attributes.setdefault((one.module, one.name), one)
     for one in sizes_of_layers(model, smaller, [group for group, _, _ in parts], cuts):
         attributes[one.module, one.name] = one
     return [*cuts, *narrow, *attributes.values()]
 
 
-def in_turn(cuts: Sequence[UnitCut]) -> list[UnitCut]:
-    """The same cuts, each with the sizes that it finds: of two in one dimension, the second finds a shorter one."""
+def sequential_cuts(cuts: Sequence[UnitCut]) -> list[UnitCut]:
+    """The same cuts with sizes adjusted to be applied in sequence: the second cut of a dimension finds it shorter."""
     done: list[UnitCut] = []
     for cut in cuts:
         places: list[UnitPlace] = []
@@ -243,7 +242,7 @@ def in_turn(cuts: Sequence[UnitCut]) -> list[UnitCut]:
             ]
             for one, other in before:
                 if (other.weight, other.dim) == (place.weight, place.dim):
-                    original = originals(cuts, one, other)
+                    original = original_place(cuts, one, other)
                     if original.outer < place.outer:
                         outer = outer * len(one.kept) // one.size
                     else:
@@ -253,18 +252,18 @@ def in_turn(cuts: Sequence[UnitCut]) -> list[UnitCut]:
     return done
 
 
-def originals(cuts: Sequence[UnitCut], cut: UnitCut, place: UnitPlace) -> UnitPlace:
-    """A place of a cut as it was before other cuts."""
+def original_place(cuts: Sequence[UnitCut], cut: UnitCut, place: UnitPlace) -> UnitPlace:
+    """A place of a cut before other cuts were applied."""
     whole = next(one for one in cuts if one.name == cut.name)
     at = cut.places.index(place)
     return whole.places[at]
 
 
-def without_layers(
-    trial: ShakenModel, model: nn.Module, stacks: Sequence[Stack], scores: Mapping[str, Tensor], share: float
-) -> tuple[list[Edit], dict[Stack, list[int]], list[str]]:
-    """Edits that drop a share of the blocks of every stack, and which are dropped."""
-    edits: list[Edit] = []
+def edits_for_layers(
+    trial: TrialModel, model: nn.Module, stacks: Sequence[Stack], scores: Mapping[str, Tensor], share: float
+) -> tuple[list[PruneEdit], dict[Stack, list[int]], list[str]]:
+    """Edits that drop a share of every stack's blocks, the dropped blocks, and messages."""
+    edits: list[PruneEdit] = []
     skips: dict[Stack, list[int]] = {}
     told = []
     for stack in stacks:
@@ -275,13 +274,13 @@ def without_layers(
             )
         gone = sorted(stack.members, key=lambda member: float(scores[stack.name][member]))[:count]
         if not gone:
-            told.append(f"{stack.name}: {share:g} of {len(stack.members)} blocks is no whole block")
+            told.append(f"{stack.name}: {share:g} of {len(stack.members)} blocks is less than one block")
             continue
         kept = [member for member in range(stack.length) if member not in gone]
         wanted = trial.masked([], {stack: gone})
         why = ""
         for named in (True, False):
-            tried = dropped(model, stack, kept, named)
+            tried = drop_edits(model, stack, kept, named)
             if not (why := trial.problem(wanted, tried)):
                 edits += tried
                 skips[stack] = gone

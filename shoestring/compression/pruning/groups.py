@@ -1,8 +1,8 @@
-"""Units that can be removed: an axis that some weights make, others read, and nothing else looks at.
+"""Find prunable units: axes that some weights produce, others read, and nothing else depends on.
 
-heads      along them, products of two activations are taken side by side (queries with keys); with grouped queries, whole groups
-channels   dimensions of convolutions, through batch norms, skips and groups
-neurons    all others: hidden units between linear layers, of recurrent layers
+heads      batch axes of products of two activations (queries with keys); with grouped-query attention, whole groups
+channels   channels of convolutions, through batch norms, skip connections and groups
+neurons    all others: hidden units between linear layers or of recurrent layers
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 from torch import nn
 
 from shoestring.compression.pruning.axes import UnitAxis, leaves
-from shoestring.compression.pruning.follow import followed
-from shoestring.compression.pruning.known import TracedForward
+from shoestring.compression.pruning.trace_axes import trace_axes
+from shoestring.compression.pruning.traced_forward import TracedForward
 
 KINDS = ("heads", "neurons", "channels")
 
 
 @dataclass(frozen=True)
 class UnitPlace:
-    """Where units lie: along a dimension of a weight that is outer x units x inner."""
+    """Where units lie in a weight: along a dimension of size outer x units x inner."""
 
     weight: str
     dim: int
@@ -33,25 +33,25 @@ class UnitPlace:
 
 @dataclass(frozen=True)
 class UnitGroup:
-    """Units of one kind that are cut together, in all their places."""
+    """Units of one kind, with all places that are pruned together."""
 
     name: str
     kind: str
     size: int
     places: tuple[UnitPlace, ...]
-    readers: tuple[str, ...]  # weights that sum over the units: with zeros there, a unit has no effect
-    grouped: tuple[str, ...] = ()  # weights of convolutions and norms whose number of groups this is
+    readers: tuple[str, ...]  # weights that sum over the units: if they are zero there, a unit has no effect
+    grouped: tuple[str, ...] = ()  # weights of grouped convolutions and group norms whose groups are these units
 
 
 @dataclass(frozen=True)
 class Structure:
     groups: tuple[UnitGroup, ...]
-    left_alone: tuple[str, ...]  # what can't be cut, and why
+    left_alone: tuple[str, ...]  # messages: what can't be pruned, and why
 
 
 def structure_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> Structure:
-    """The groups of a model, found by running it once (in its present mode: ask for eval)."""
-    found = followed(model, example)
+    """Find the unit groups of a model by running it once. The model should be in eval mode."""
+    found = trace_axes(model, example)
     places = places_of(found)
     heads = {id(axis) for dim in found.heads for axis in leaves(dim)}
     channels = {id(axis) for dim in found.channels for axis in leaves(dim)}
@@ -73,7 +73,7 @@ def structure_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> Struc
             and ((other in heads) == (key in heads))
         ]
         if not why and any(better(places[other], (axis, where)) for other in rivals):
-            why = "it lies within a larger unit, which is cut instead"
+            why = "it lies inside a larger unit, which is pruned instead"
         if why:
             told[f"{where[0].weight} dimension {where[0].dim} ({axis.size}): {why}"] = None
             continue
@@ -83,12 +83,12 @@ def structure_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> Struc
         )
         groups.append(UnitGroup(name, kind, axis.size, tuple(where), readers[key], grouped))
     return Structure(
-        unique(groups), (*told, *(f"{name} is an operation that is not followed" for name in sorted(found.unknown)))
+        unique(groups), (*told, *(f"the operator {name} can't be traced" for name in sorted(found.unknown)))
     )
 
 
 def places_of(found: TracedForward) -> dict[int, tuple[UnitAxis, list[UnitPlace]]]:
-    """Every axis that a weight has, by identity, with its places."""
+    """All axes of weights, by identity, with their places."""
     places: dict[int, tuple[UnitAxis, list[UnitPlace]]] = {}
     for name, known in found.weights.items():
         for dim, axes in enumerate(known.dims):
@@ -110,7 +110,7 @@ def readers_of(found: TracedForward) -> dict[int, tuple[str, ...]]:
 
 
 def neighbours(found: TracedForward) -> dict[int, set[int]]:
-    """For every axis of a weight, the others that share a dimension of a weight with it."""
+    """For every axis of a weight, the other axes in the same dimension of some weight."""
     beside: dict[int, set[int]] = {}
     for known in found.weights.values():
         for axes in known.dims:
@@ -121,13 +121,14 @@ def neighbours(found: TracedForward) -> dict[int, set[int]]:
 
 
 def better(one: tuple[UnitAxis, list[UnitPlace]], other: tuple[UnitAxis, list[UnitPlace]]) -> bool:
-    """Of two axes of one dimension, the one in more places is cut (key and value heads, not queries of one); then the larger."""
+    """Whether `one` should be pruned rather than `other`, in the same dimension: the axis in more places (key and value
+    heads rather than the queries of one), then the larger one."""
     first, second = (len(one[1]), one[0].size), (len(other[1]), other[0].size)
     return first > second or (first == second and one[1][0].outer < other[1][0].outer)
 
 
 def unique(groups: list[UnitGroup]) -> tuple[UnitGroup, ...]:
-    """The same groups, with names that differ."""
+    """The same groups with unique names."""
     seen: dict[str, int] = {}
     result = []
     for group in groups:

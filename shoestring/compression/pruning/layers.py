@@ -1,8 +1,9 @@
-"""Whole layers: blocks of a list that repeat, give what they take in shape, and can be left out.
+"""Layer dropping: repeated blocks of a list whose output has the shape of their input, so that they can be skipped.
 
     h -> h + f(h)   without the block   h -> h
 
-Sajjad, Dalvi, Durrani, Nakov: On the Effect of Dropping Layers of Pre-trained Transformer Models, 2020, arXiv 2004.03844.
+Sajjad, Dalvi, Durrani, Nakov: On the Effect of Dropping Layers of Pre-trained Transformer Models, 2020, arXiv
+2004.03844.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.pruning.cuts import Attribute, Drop
+from shoestring.compression.pruning.prune_edits import Attribute, Drop
 from shoestring.compression.pruning.record import tensors_in
 from shoestring.measure.blocks import blocks
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Blocks of one list that are alike."""
+    """Blocks of one list with the same class and shapes."""
 
     container: str
-    length: int  # members of the list
-    members: tuple[int, ...]  # which of them may go
+    length: int  # of the list
+    members: tuple[int, ...]  # indices of blocks that may be removed
 
     @property
     def name(self) -> str:
@@ -37,7 +38,8 @@ class Stack:
 
 
 def stacks_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[Stack, ...]:
-    """The stacks of a model: blocks of the same class with weights of the same shapes whose output has the shape of their input."""
+    """The stacks of a model: blocks of one class with weights of the same shapes, whose output has the shape of their
+    input."""
     found = {name: block for name, block in blocks(model).items() if any(True for _ in block.children())}
     calls: dict[str, list[bool]] = {name: [] for name in found}
     with ExitStack() as stack, torch.no_grad():
@@ -66,16 +68,16 @@ def stacks_of(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[St
 
 
 @contextmanager
-def skipped(model: nn.Module, stack: Stack, members: Sequence[int]) -> Iterator[None]:
-    """While inside, these blocks give back what they are given."""
+def skip_blocks(model: nn.Module, stack: Stack, members: Sequence[int]) -> Iterator[None]:
+    """Make these blocks return their input inside the context."""
     holder: Any = model.get_submodule(stack.container)
     with ExitStack() as hooks:
         for member in members:
-            hooks.callback(holder[member].register_forward_hook(given_back, with_kwargs=True).remove)
+            hooks.callback(holder[member].register_forward_hook(return_input, with_kwargs=True).remove)
         yield
 
 
-def given_back(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+def return_input(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     given = tensors_in([args, kwargs])[0]
     if isinstance(output, Tensor):
         return given
@@ -84,8 +86,9 @@ def given_back(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
     return output
 
 
-def dropped(model: nn.Module, stack: Stack, kept: Sequence[int], named: bool) -> list[Attribute | Drop]:
-    """The edits that leave only `kept` of a list, with numbers of layers that follow (`named`: also counts, found by their names)."""
+def drop_edits(model: nn.Module, stack: Stack, kept: Sequence[int], named: bool) -> list[Attribute | Drop]:
+    """Edits that keep only the blocks `kept` of a list and adjust their `layer_idx`; with `named`, also attributes that
+    count layers, found by their names."""
     holder: Any = model.get_submodule(stack.container)
     edits: list[Attribute | Drop] = []
     for new, old in enumerate(kept):
@@ -95,12 +98,13 @@ def dropped(model: nn.Module, stack: Stack, kept: Sequence[int], named: bool) ->
     if named:
         parts = stack.container.split(".") if stack.container else []
         for length in range(len(parts)):
-            edits += counts(model, ".".join(parts[:length]), stack.length, kept)
+            edits += layer_counts(model, ".".join(parts[:length]), stack.length, kept)
     return [*edits, Drop(stack.container, stack.length, tuple(kept))]
 
 
-def counts(model: nn.Module, name: str, length: int, kept: Sequence[int]) -> Iterator[Attribute]:
-    """Numbers of layers that a module around a list keeps, and its config: num_hidden_layers, a list with an entry a layer."""
+def layer_counts(model: nn.Module, name: str, length: int, kept: Sequence[int]) -> Iterator[Attribute]:
+    """Attributes of a module around a list, and of its config, that depend on the number of layers: num_hidden_layers,
+    or lists with an entry per layer."""
     module: Any = model.get_submodule(name)
     for owner, config in ((module, False), (getattr(module, "config", None), True)):
         for attribute, value in (vars(owner) if hasattr(owner, "__dict__") else {}).items():

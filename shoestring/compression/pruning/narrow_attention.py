@@ -1,4 +1,5 @@
-"""An attention layer whose heads together are narrower than its input: what nn.MultiheadAttention can't be."""
+"""Multi-head attention whose heads together are narrower than the model, which nn.MultiheadAttention does not
+support."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from shoestring.core.errors import Mistake
 
 
 class NarrowAttention(nn.Module):
-    """nn.MultiheadAttention with the same weights by the same names, whose heads need not fill the width of the model.
+    """nn.MultiheadAttention with pruned heads: the same parameters with the same names, but num_heads * head_dim may be
+    less than embed_dim.
 
         concat_h softmax(Q_h K_h^T / sqrt(d)) V_h  W_out      with any number of heads h of width d
 

@@ -1,6 +1,6 @@
-"""What weights that sum over units are given: the inputs of matrix products, seen operation by operation.
+"""Record the inputs of matrix products with given weights, at the level of operators.
 
-Hooks of modules would miss the products that a module does not call another for (nn.MultiheadAttention and its out_proj).
+Module hooks would miss products that do not go through a submodule's call (nn.MultiheadAttention and its out_proj).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ PRODUCTS = ("aten.mm.default", "aten.addmm.default")
 
 @dataclass(frozen=True)
 class Read:
-    """One matrix product: inputs (rows, n) times a weight, of which dimension `dim` is n."""
+    """One matrix product: inputs (rows, n) times a weight whose dimension `dim` has size n."""
 
     name: str
     dim: int
     inputs: Tensor
-    bias: Tensor | None  # what is added, if it is a row
+    bias: Tensor | None  # the added row, if any
 
 
-class Reading(DispatchMode):
-    """Sees the products with some weights."""
+class ProductRecorder(DispatchMode):
+    """Dispatch mode that reports matrix products with given weights."""
 
     def __init__(self, weights: dict[int, str], see: Callable[[Read], object]) -> None:
         super().__init__()
         self.weights, self.see = weights, see
-        self.turned: dict[int, tuple[str, Tensor]] = {}  # transposed weights, kept while their identity counts
+        self.turned: dict[int, tuple[str, Tensor]] = {}  # transposed weights; kept alive so that their ids stay unique
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -52,10 +52,10 @@ class Reading(DispatchMode):
         return result
 
 
-def reads(model: nn.Module, weights: dict[int, str], run: Callable[[nn.Module], object]) -> list[Read]:
-    """The products of one forward with weights given by identity -> name."""
+def products_with(model: nn.Module, weights: dict[int, str], run: Callable[[nn.Module], object]) -> list[Read]:
+    """The products of one forward pass with weights, which are given as id -> name."""
     found: list[Read] = []
-    with torch.no_grad(), plain_kernels(), Reading(weights, found.append):
+    with torch.no_grad(), plain_kernels(), ProductRecorder(weights, found.append):
         run(model)
     return found
 
@@ -63,11 +63,11 @@ def reads(model: nn.Module, weights: dict[int, str], run: Callable[[nn.Module], 
 def second_moments(
     model: nn.Module, names: Iterable[str], batches: Sequence[Any], forward: Callable[[nn.Module, Any], object]
 ) -> dict[str, tuple[int, Tensor]]:
-    """For every weight that is read by matrix products: (dimension summed over, sum of x x^T over its inputs)."""
+    """For every weight used in matrix products: (dimension that is summed over, sum of x x^T over its inputs)."""
     weights = {id(one): name for name, one in model.named_parameters() if name in set(names)}
     found: dict[str, tuple[int, Tensor]] = {}
     for batch in batches:
-        for read in reads(model, weights, lambda subject, batch=batch: forward(subject, batch)):  # type: ignore[misc]
+        for read in products_with(model, weights, lambda subject, batch=batch: forward(subject, batch)):  # type: ignore[misc]
             added = (read.inputs.mT @ read.inputs).double()
             found[read.name] = (read.dim, found[read.name][1] + added if read.name in found else added)
     return found

@@ -1,4 +1,4 @@
-"""What a model's forward calls, operation by operation, on real tensors: the record that axes are followed through."""
+"""Record the operators that a model's forward pass calls, for axis tracing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RecordedCall:
 
     @property
     def name(self) -> str:
-        """aten.add of aten.add.Tensor"""
+        """The operator without its overload: aten.add for aten.add.Tensor."""
         return ".".join(str(self.func).split(".")[:2])
 
     @property
@@ -41,7 +41,7 @@ class RecordedCall:
 
 
 class CallRecorder(DispatchMode):
-    """Keeps every call. Tensors are kept with it, so that an identity stands for one tensor."""
+    """Dispatch mode that records every call. It keeps tensors alive, so that their ids stay unique."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,23 +55,24 @@ class CallRecorder(DispatchMode):
 
 @contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Attention and recurrent layers are computed from products and sums, not by one kernel that can't be looked into."""
+    """Compute attention and recurrent layers from elementary operators inside the context, not by fused kernels that
+    can't be traced."""
     fast = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of a setting for graphics cards that comes with the next line
+        warnings.simplefilter("ignore")  # the next line warns about a CUDA setting
         stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
         torch.backends.mha.set_fastpath_enabled(False)
         yield
 
 
-def recorded(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[list[RecordedCall], list[Tensor]]:
+def record_forward(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[list[RecordedCall], list[Tensor]]:
     """The calls that the outputs depend on, in order, and the outputs.
 
-    Calls whose results nobody uses (attention weights that are averaged and thrown away) say nothing about the model. What writes in
-    place or gives a plain number is always kept.
+    Calls with unused results are left out (such as averaged attention weights that are discarded). Calls that write in
+    place or return no tensor are always kept.
     """
     recorder = CallRecorder()
     with torch.no_grad(), plain_kernels(), recorder:
@@ -87,7 +88,7 @@ def recorded(model: nn.Module, example: Callable[[nn.Module], Any]) -> tuple[lis
 
 
 def tensors_in(value: object) -> list[Tensor]:
-    """The tensors of an output: of lists, dicts and dataclasses; in other objects (a cache of keys and values) nobody looks.
+    """The tensors in lists, dicts and dataclasses; other objects (such as a key/value cache) are ignored.
 
     >>> [len(one) for one in tensors_in({"a": torch.zeros(2), "b": [torch.zeros(3), None]})]
     [2, 3]

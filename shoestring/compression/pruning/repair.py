@@ -1,23 +1,27 @@
-"""Least-squares repair: what is left of a layer's inputs does the work of what was removed, as well as it can.
+"""Repair a pruned model by least squares: refit the weights that read removed units, so that the remaining units
+compensate.
 
-    W', b' = argmin  sum |W x + b  -  W' x' - b'|^2  +  damping |W' - W_kept|^2        x: inputs of the whole model, x': of the cut one
+    W', b' = argmin  sum |W x + b  -  W' x' - b'|^2  +  damping |W' - W_kept|^2
 
-In closed form by the second moments of x' and its products with W x + b. x' is what is left of x, so one pass over the
-batches does it: W' = W M[:, kept] M[kept, kept]^-1 with M = sum of x x^T, but for the bias and the damping. With `in_order=True` layers
-are refitted one after the other, and x' comes from a model whose earlier layers are repaired: a pass a layer.
+x: inputs in the original model, x': inputs in the pruned one. The solution is closed-form, from the second moment of x'
+and its products with W x + b. By default x' is the kept part of x, so one pass over the batches is enough: W' = W M[:,
+kept] M[kept, kept]^-1 with M = sum of x x^T, apart from bias and damping. With `in_order=True` layers are refitted one
+after the other, with x' from a model whose earlier layers are already repaired; this takes a pass per layer.
 
 He, Zhang, Sun: Channel Pruning for Accelerating Very Deep Neural Networks, 2017, arXiv 1707.06168.
 
-Measured on MiniLM, units chosen by elimination, 640 texts; mean cosine to the whole model of 1,024 other texts, no healing:
+Measured on MiniLM, units chosen by elimination on 640 texts; mean cosine to the original on 1,024 other texts, no
+healing:
 
-    removed                    weights left in layers   cut    repaired
+    removed                    weights left in layers   pruned repaired
     1/2 heads, 1/2 neurons     .50                      .713   .877
     1/3 heads, .58 neurons     .50                      .718   .891
     1/4 heads, .63 neurons     .50                      .697   .891
     .75 neurons                .50                      .674   .868
     3 of 6 layers              .50                      .730   nothing to refit
 
-The damping was chosen on other texts: fitted on 128 with .001, those came to .94 and others to .84. `in_order` gave no more (.8785 both).
+The damping was chosen on other texts: fitted on 128 texts with damping .001, these reached .94 and others .84.
+`in_order` was no better (.8785 both).
 """
 
 from __future__ import annotations
@@ -29,53 +33,51 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.calibration.answers import Answer
-from shoestring.compression.calibration.fidelity import Forward, fidelity, outputs
-from shoestring.compression.pruning.cuts import Edit, UnitCut, edited_with_names, indices
-from shoestring.compression.pruning.readers import Read, reads
+from shoestring.compression.calibration.fidelity import Forward, collect_outputs, fidelity
+from shoestring.compression.calibration.model_outputs import Outputs
+from shoestring.compression.pruning.prune_edits import PruneEdit, UnitCut, apply_prune_edits_with_names, indices
+from shoestring.compression.pruning.readers import Read, products_with
 from shoestring.core.errors import Mistake
 
-DAMPING = (
-    0.1  # of the mean of the diagonal of the second moments; with 0.001 a repair on few texts learns them by heart
-)
+DAMPING = 0.1  # fraction of the mean diagonal of the second moments; with 0.001 a repair on few texts overfits
 
 
 @dataclass(frozen=True)
 class Repair:
     model: nn.Module
-    told: tuple[str, ...]  # weights that stay as they were cut, and why
+    told: tuple[str, ...]  # messages: weights that were not refitted, and why
 
 
-def repaired(
+def repaired_model(
     model: nn.Module,
-    edits: Sequence[Edit],
+    edits: Sequence[PruneEdit],
     batches: Sequence[Any],
     forward: Forward,
     *,
     damping: float = DAMPING,
     in_order: bool = False,
 ) -> nn.Module:
-    """The edited model, with the weights that read cut heads and neurons refitted: see `repair_of`, which also tells what was not."""
+    """The model of `repair_of`, without its messages."""
     return repair_of(model, edits, batches, forward, damping=damping, in_order=in_order).model
 
 
 def repair_of(
     model: nn.Module,
-    edits: Sequence[Edit],
+    edits: Sequence[PruneEdit],
     batches: Sequence[Any],
     forward: Forward,
     *,
     damping: float = DAMPING,
     in_order: bool = False,
 ) -> Repair:
-    """The edited model, with the weights that read cut heads and neurons refitted to what the whole model computes.
+    """Prune the model and refit the weights that read removed heads and neurons to the original's outputs.
 
-    A refit that brings the outputs of the last batch further away is taken back. Weights that are not read by a matrix product (those
-    of convolutions) stay as they are cut.
+    A refit that increases the damage on the last batch is undone. Weights that are not used in matrix products (those
+    of convolutions) are not refitted.
     """
     if not batches:
-        raise Mistake("weights are refitted on batches, and there are none: give some")
-    smaller, modules = edited_with_names(model, edits)
+        raise Mistake("weights are refitted on batches: give at least one")
+    smaller, modules = apply_prune_edits_with_names(model, edits)
     modes = {module: module.training for one in (model, smaller) for module in one.modules()}
     try:
         model.eval()
@@ -91,26 +93,28 @@ def refit(
     model: nn.Module,
     smaller: nn.Module,
     modules: dict[str, nn.Module],
-    edits: Sequence[Edit],
+    edits: Sequence[PruneEdit],
     batches: Sequence[Any],
     forward: Forward,
     damping: float,
     in_order: bool,
 ) -> list[str]:
-    """Refit the cut model's weights in place; tells which were not."""
+    """Refit the pruned model's weights in place; returns messages about those that were not."""
     names = list(dict.fromkeys(name for edit in edits if isinstance(edit, UnitCut) for name in edit.readers))
     whole = {id(one): name for name, one in model.named_parameters() if name in set(names)}
     cut = {id(one): name for name in names if isinstance(one := weight_of(modules, name), Tensor)}
 
     def products(subject: nn.Module, weights: dict[int, str], batch: Any) -> list[Read]:
-        return reads(subject, weights, lambda one: forward(one, batch))
+        return products_with(subject, weights, lambda one: forward(one, batch))
 
     first = products(smaller, cut, batches[0])
     order = [name for name in dict.fromkeys(read.name for read in first) if name in whole.values()]
     told = [f"{name}: no matrix product reads it, so it is not refitted" for name in names if name not in order]
-    # Only outputs are kept over the batches: inputs are several times as wide
+    # Only outputs are kept for all batches: inputs are several times as wide
     targets = [wanted_outputs(products(model, whole, batch), model, edits) for batch in batches]
-    judge = Judge(outputs(model, forward, batches[-1:]), lambda: outputs(smaller, forward, batches[-1:]))
+    judge = Judge(
+        collect_outputs(model, forward, batches[-1:]), lambda: collect_outputs(smaller, forward, batches[-1:])
+    )
     for together in [[name] for name in order] if in_order else [order]:
         fits = {name: Fit() for name in together}
         for batch, target in zip(batches, targets, strict=True):
@@ -133,13 +137,13 @@ def refit(
 
 
 class Judge:
-    """Keeps a refit only if outputs come no further from those of the whole model.
+    """Accepts a refit only if it does not increase the damage to the model's outputs.
 
-    Least squares is about one layer. Where the unit of a very large feature went, others are blown up to stand in for it, and what is
-    a small error for that layer is a large one for the next.
+    Least squares looks at one layer only. If the unit of a very large feature was removed, other weights are blown up
+    to replace it, and what is a small error for this layer may be a large one for the next.
     """
 
-    def __init__(self, wanted: list[Answer], found: Callable[[], list[Answer]]) -> None:
+    def __init__(self, wanted: list[Outputs], found: Callable[[], list[Outputs]]) -> None:
         self.wanted, self.found = wanted, found
         self.least = self.damage()
 
@@ -147,9 +151,9 @@ class Judge:
         return fidelity(self.found(), self.wanted).damage
 
     def kept(self, fit: Fit, weight: Tensor, damping: float) -> str:
-        """Refit a weight; why it is as before, if it is."""
+        """Refit a weight; if the refit is undone, return why."""
         if not fit.moment.dim():
-            return "no two products of both models belong together"
+            return "its products in the two models can't be matched"
         changed = [weight, *([] if fit.bias is None else [fit.bias])]
         before = [one.detach().clone() for one in changed]
         fit.apply(weight, damping)
@@ -160,7 +164,7 @@ class Judge:
         with torch.no_grad():
             for one, old in zip(changed, before, strict=True):
                 one.copy_(old)
-        return f"its refit is taken back, it brings the damage of the outputs from {self.least:.4f} to {now:.4f}"
+        return f"its refit was undone, because it changes the damage of the outputs from {self.least:.4f} to {now:.4f}"
 
 
 def weight_of(modules: dict[str, nn.Module], name: str) -> Any:
@@ -173,7 +177,7 @@ def only(weights: dict[int, str], names: Any) -> dict[int, str]:
 
 
 class Fit:
-    """Sums over inputs that the least-squares problem of one weight needs."""
+    """Normal equations of the least-squares problem of one weight."""
 
     def __init__(self) -> None:
         self.moment = self.product = torch.zeros(())
@@ -181,12 +185,12 @@ class Fit:
         self.bias: Tensor | None = None  # the cut model's own, written in place
 
     def add(self, inputs: Tensor, wanted: Tensor, read: Read) -> None:
-        """(rows, kept) inputs, (rows, out) wanted outputs."""
+        """Add inputs (rows, kept) and wanted outputs (rows, out)."""
         if isinstance(read.bias, nn.Parameter):
             self.bias = read.bias
             inputs = torch.cat([inputs, torch.ones(len(inputs), 1).to(inputs)], 1)
         elif read.bias is not None:
-            wanted = wanted - read.bias  # it is computed, and stays as it is
+            wanted = wanted - read.bias  # a computed bias, which is not refitted
         self.dim = read.dim
         self.moment = self.moment + (inputs.mT @ inputs).double()
         self.product = self.product + (inputs.mT @ wanted).double()
@@ -204,8 +208,9 @@ class Fit:
                 self.bias.copy_(found[-1])
 
 
-def wanted_outputs(before: list[Read], model: nn.Module, edits: Sequence[Edit]) -> dict[str, list[Tensor]]:
-    """What the whole model's products give on one batch, by weight, in the order of the calls; only outputs that are left."""
+def wanted_outputs(before: list[Read], model: nn.Module, edits: Sequence[PruneEdit]) -> dict[str, list[Tensor]]:
+    """Outputs of the original's products on one batch, by weight, in call order; only outputs that the pruned model
+    keeps."""
     weights = dict(model.named_parameters())
     found: dict[str, list[Tensor]] = {}
     for read in before:
@@ -217,8 +222,8 @@ def wanted_outputs(before: list[Read], model: nn.Module, edits: Sequence[Edit]) 
     return found
 
 
-def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[Edit]) -> list[Read]:
-    """What is left of the whole model's inputs, as reads of the cut model."""
+def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[PruneEdit]) -> list[Read]:
+    """The kept part of the original's inputs, as if the pruned model had read them."""
     biases = {read.name: read.bias for read in cut}
     return [
         Read(
@@ -232,8 +237,8 @@ def cut_inputs(before: list[Read], cut: list[Read], edits: Sequence[Edit]) -> li
     ]
 
 
-def kept_of(edits: Sequence[Edit], name: str, dim: int, size: int) -> Tensor:
-    """Which places along a dimension of a weight are left."""
+def kept_of(edits: Sequence[PruneEdit], name: str, dim: int, size: int) -> Tensor:
+    """Indices along a dimension of a weight that the edits keep."""
     left = torch.arange(size)
     for edit in edits:
         for place in edit.places if isinstance(edit, UnitCut) else ():

@@ -1,6 +1,7 @@
-"""Whether a cut model computes what it should: the same as the whole one in which the removed units have no effect.
+"""Verify a pruned model: it must compute the same as the original in which the removed units are masked.
 
-Both are run on the example with weights that are shaken, so that none is zero (a norm that begins at zero hides every mistake).
+Both run on the example with perturbed weights, so that none is zero (a norm initialised with zeros would hide any
+mistake).
 """
 
 from __future__ import annotations
@@ -13,36 +14,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.pruning.cuts import Edit, UnitCut, edited
-from shoestring.compression.pruning.layers import Stack, skipped
+from shoestring.compression.pruning.layers import Stack, skip_blocks
+from shoestring.compression.pruning.prune_edits import PruneEdit, UnitCut, apply_prune_edits
 from shoestring.compression.pruning.record import plain_kernels, tensors_in
 from shoestring.core.errors import Mistake
 
-TOLERANCE = 1e-5  # of the largest number of an output, in float32
+TOLERANCE = 1e-5  # relative to the largest number of an output, in float32
 
 
-class ShakenModel:
-    """A shaken copy of a model, and its example."""
+class TrialModel:
+    """A copy of a model with perturbed weights, and its example input."""
 
     def __init__(self, model: nn.Module, example: Callable[[nn.Module], Any]) -> None:
-        self.model = shaken(model)
+        self.model = perturb_weights(model)
         self.example = example
-        self.plain = False  # both are run without torch's own kernel for attention
+        self.plain = False  # run without torch's fused attention kernel
         outputs = self.run(self.model)
         if not outputs:
             raise Mistake(
-                "the forward gives no tensor (or list, dict or dataclass of such), and nothing else shows whether "
-                "a cut is right: let it give its outputs back"
+                "the forward returns no tensor (or list, dict or dataclass of tensors), so pruning can't be verified: "
+                "let it return its outputs"
             )
         if any(not torch.isfinite(one).all() for one in outputs if one.is_floating_point()):
             raise Mistake(
-                "the model's output has numbers that are not finite, so nothing shows whether a cut is right: "
+                "the model's output has numbers that are not finite, so pruning can't be verified: "
                 "prune a model that works"
             )
         if why := difference(outputs, self.run(self.model)):
             raise Mistake(
-                f"the model gives another output each time ({why}), so nothing shows whether a cut is right: "
-                f"make its eval mode repeatable"
+                f"the model returns other outputs when it is called again ({why}), so pruning can't be verified: "
+                f"make its eval mode deterministic"
             )
 
     def run(self, model: nn.Module) -> list[Tensor]:
@@ -51,33 +52,34 @@ class ShakenModel:
             return tensors_in(self.example(model))
 
     def without_own_kernels(self) -> str:
-        """From now on run without torch's own kernel for attention; tells if that changes the outputs."""
+        """From now on run without torch's fused attention kernel; returns a message if that changes the outputs."""
         before, self.plain = self.run(self.model), True
         return (
-            "torch's own kernel gives zeros at padded positions, and a cut attention does not run in it: what comes out there differs"
+            "torch's fused attention kernel returns zeros at padded positions, and pruned attention does not use it: outputs "
+            "at padded positions differ"
             if difference(before, self.run(self.model))
             else ""
         )
 
     def masked(self, cuts: Sequence[UnitCut], skips: Mapping[Stack, Sequence[int]]) -> list[Tensor]:
-        """The outputs without the effect of what is removed."""
-        model = masked(self.model, cuts)
+        """The outputs of the original with removed units and blocks masked."""
+        model = mask_units(self.model, cuts)
         with ExitStack() as stack:
             for one, members in skips.items():
-                stack.enter_context(skipped(model, one, members))
+                stack.enter_context(skip_blocks(model, one, members))
             return self.run(model)
 
-    def problem(self, wanted: Sequence[Tensor], edits: Sequence[Edit]) -> str:
-        """Why a cut model does not give what is wanted; empty if it does."""
+    def problem(self, wanted: Sequence[Tensor], edits: Sequence[PruneEdit]) -> str:
+        """Why the pruned model does not compute the wanted outputs; empty if it does."""
         try:
-            found = self.run(edited(self.model, edits))
-        except Exception as error:  # a stranger's forward may fail in any way on sizes that it does not expect
+            found = self.run(apply_prune_edits(self.model, edits))
+        except Exception as error:  # a user's forward may fail in any way on unexpected sizes
             return f"the forward fails with {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         return difference(wanted, found)
 
 
-def masked(model: nn.Module, cuts: Sequence[UnitCut]) -> nn.Module:
-    """A copy in which weights that read removed units are zero."""
+def mask_units(model: nn.Module, cuts: Sequence[UnitCut]) -> nn.Module:
+    """A copy in which the weights that read removed units are zero."""
     result = copy.deepcopy(model)
     weights = dict([*result.named_parameters(), *result.named_buffers()])
     with torch.no_grad():
@@ -92,8 +94,8 @@ def masked(model: nn.Module, cuts: Sequence[UnitCut]) -> nn.Module:
     return result
 
 
-def shaken(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy in eval whose weights are a little different and nowhere zero."""
+def perturb_weights(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy in eval mode with slightly perturbed weights, none of which is zero."""
     result = copy.deepcopy(model).eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A rotation after which rows are coded better in parts: optimized product quantization."""
+"""Learn the rotation of optimized product quantization (OPQ): after it, product codes of the rows lose less."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from shoestring.compression.quantization.codebook_training import means
-from shoestring.compression.quantization.vector_codes import encoded
+from shoestring.compression.quantization.codebook_training import kmeans
+from shoestring.compression.quantization.vector_codes import encode
 
-POINTS = 1 << 13  # rows that a rotation is found with
-ROUNDS = 8  # rotation and codebooks in turn
-FIRST, NEXT = 8, 4  # iterations of k-means in the first round, and in the others, which go on from its tables
-MOST_BITS = 8  # of the codebooks meanwhile
+POINTS = 1 << 13  # rows used to learn a rotation
+ROUNDS = 8  # alternations between rotation and codebooks
+FIRST, NEXT = 8, 4  # k-means iterations in the first round, and in later ones, which start from the previous tables
+MOST_BITS = 8  # of the temporary codebooks
 
 
-def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
-    """R of rows (n, width), orthogonal, so that each `length` neighbours of rows R are coded best by a codebook of their own.
+def learn_rotation(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
+    """An orthogonal R (width, width) for rows X (n, width), chosen so that product codes of X R lose least: each run of
+    `length` columns has a codebook of its own.
 
-    Given what the codes stand for, Y, the best rotation is U V^T of X^T Y = U S V^T (Ge, He, Ke, Sun 2013, doi 10.1109/CVPR.2013.379,
-    section 3; orthogonal Procrustes: Schönemann 1966, doi 10.1007/BF02289451).
+    Given the decoded rows Y, the best rotation is U V^T of X^T Y = U S V^T (Ge, He, Ke, Sun 2013,
+    doi 10.1109/CVPR.2013.379, section 3; orthogonal Procrustes: Schönemann 1966, doi 10.1007/BF02289451).
     """
     width, entries = rows.shape[1], 2 ** min(bits, MOST_BITS)
     if len(rows) <= entries:  # too few to learn a rotation from
@@ -35,11 +36,11 @@ def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
         parts = [one.contiguous() for one in turned.split(length, 1)]
         ones = torch.ones_like(parts[0])
         found = [
-            means(part, ones, entries, draw, table, NEXT if number else FIRST)
+            kmeans(part, ones, entries, draw, table, NEXT if number else FIRST)
             for part, table in zip(parts, tables, strict=True)
         ]
         coded = torch.cat(
-            [table[encoded(part, ones, table[None])[:, 0]] for part, table in zip(parts, found, strict=True)], 1
+            [table[encode(part, ones, table[None])[:, 0]] for part, table in zip(parts, found, strict=True)], 1
         )
         error = float((coded - turned).square().sum(dtype=torch.float64))
         if error < least:
@@ -51,8 +52,8 @@ def rotation_of(rows: Tensor, length: int, bits: int, seed: int) -> Tensor:
 
 
 def balanced_axes(rows: Tensor, length: int) -> Tensor:
-    """Where the search begins: the principal axes, dealt out so that the product of variances is about the same in every part, which is the
-    best there is for normally distributed rows (section 4 there)."""
+    """Initial rotation: principal axes, distributed so that every part has about the same product of variances. This is
+    optimal for normally distributed rows (Ge et al., section 4)."""
     variances, axes = torch.linalg.eigh(torch.cov(rows.double().T).view(rows.shape[1], -1))
     parts: list[list[int]] = [[] for _ in range(len(axes) // length)]
     logs = [0.0] * len(parts)

@@ -1,22 +1,24 @@
-"""Rounding to a grid so that what a layer computes changes least.
+"""Round weights to an integer grid with GPTQ, so that the layer's output changes least.
 
-A row w of a weight is multiplied with inputs x, whose second moment M = sum of x x^T is known from a calibration. Its rounding q costs
+A row w of a weight is multiplied with activations x, whose second moment M = sum of x x^T is known from calibration.
+Rounding it to q costs
 
     (w - q) M (w - q)^T
 
-Columns are rounded one by one, those with the largest inputs first, and what each is off is made up for by those that are not rounded yet.
-With M = L L^T, columns in the order of growing inputs and rounded from the last to the first, column j is rounded as
+Columns are rounded one by one, those with the largest activations first, and columns not yet rounded compensate for the
+error made so far. Let M = L L^T, with columns sorted by growing activation and rounded from the last to the first. Then
+column j is rounded from
 
-    w_j + sum over the rounded k of (w_k - q_k) L_kj / L_jj
+    w_j + sum over rounded k of (w_k - q_k) L_kj / L_jj
 
-which is the least that the cost can become if no other column were rounded. This is GPTQ (Frantar, Ashkboos, Hoefler, Alistarh 2023,
-"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, after Hassibi, Stork 1993, "Optimal
-Brain Surgeon") without the inverse of M: Chee et al. 2023, "QuIP", arXiv 2307.13304, theorem 6, shows that both are the same. With r_j what
-rounding left of that sum, the cost is the sum of (L_jj r_j)^2.
+which minimises the cost if no other column had to be rounded. This is GPTQ (Frantar, Ashkboos, Hoefler, Alistarh 2023,
+"GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", arXiv 2210.17323, after Hassibi,
+Stork 1993, "Optimal Brain Surgeon") without inverting M: Chee et al. 2023, "QuIP", arXiv 2307.13304, theorem 6, shows
+that the two are equivalent. If r_j is the rounding error of that sum, the total cost is the sum of (L_jj r_j)^2.
 
-Rows do not depend on each other, so that several grids (of 8, 4, 3 ... bits) are rounded at once, as more rows.
-Measured on MiniLM (22.7 M weights, 1 - cosine of sentence embeddings, all linear layers, groups of 64): 4 bits .010 against .034 by
-rounding to the nearest, 3 bits .041 against .119.
+Rows are independent, so several grids (8, 4, 3 ... bits) are rounded in one pass, as additional rows. Measured on
+MiniLM (22.7 M weights, 1 - cosine of sentence embeddings, all linear layers, groups of 64): 4 bits .010, against .034
+for round-to-nearest; 3 bits .041 against .119.
 """
 
 from __future__ import annotations
@@ -27,19 +29,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shoestring.compression.calibration.moments import Factor, SecondMoment, spans
+from shoestring.compression.calibration.moments import Factor, SecondMoment, panel_bounds
 from shoestring.numerics.block_quantization import in_blocks, per_number
 
-BLOCK = 32  # columns whose effects on later ones are added up before they are applied
-SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # of the range of a group that are tried for its grid
-LEAST_SCALE = 6e-8  # the smallest number that float16 has
-LARGEST = 65504.0  # and the largest
-NUMBERS = 1 << 21  # that are rounded at once, which bounds memory,
-AT_ONCE = (
-    8  # on as many grids; fewer grids are not more rows, because the search for scales takes the more memory for each
-)
+BLOCK = 32  # columns whose compensation is accumulated before it is applied to the rest
+SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # factors by which a group's range is shrunk when its grid is fitted
+LEAST_SCALE = 6e-8  # smallest positive float16
+LARGEST = 65504.0  # largest float16
+NUMBERS = 1 << 21  # rounded at once, which bounds memory,
+AT_ONCE = 8  # on this many grids; with fewer grids memory is the same, as fitting scales needs more for each
 
-Grids = Callable[[Tensor], tuple[Tensor, Tensor]]  # of columns: scales and zeros, (columns, rows) each
+Grids = Callable[[Tensor], tuple[Tensor, Tensor]]  # columns -> scales and zero points, (columns, rows) each
 
 
 class GridSetting(NamedTuple):
@@ -48,29 +48,32 @@ class GridSetting(NamedTuple):
 
 
 class RoundedWeight(NamedTuple):
-    """A weight (rows, columns) on a grid."""
+    """A weight (rows, columns) rounded to a grid: scale * (code - zero point)."""
 
     codes: Tensor  # (rows, columns), uint8
     scales: Tensor  # (rows, groups), float16
-    zeros: Tensor  # (rows, groups), uint8
-    error: float  # (w - q) M (w - q)^T over all rows; without M, |w - q|^2
+    zeros: Tensor  # zero points (rows, groups), uint8
+    error: float  # (w - q) M (w - q)^T summed over rows; |w - q|^2 if M is unknown
 
 
-def rounded(
+def round_to_grid(
     weight: Tensor,
     settings: Sequence[GridSetting],
     moment: SecondMoment | Tensor | None = None,
     mask: Tensor | None = None,
 ) -> list[RoundedWeight]:
-    """A weight (rows, columns) on each of several grids. `moment` (columns, columns): of its inputs; without it, to the nearest.
-    `mask`: numbers that are not zero, others stay zero."""
+    """Round a weight (rows, columns) to each of several grids.
+
+    `moment`: second moment of its inputs, (columns, columns); without it, round to nearest. `mask`: pruning mask;
+    numbers where it is False stay zero.
+    """
     known = SecondMoment.of(moment) if isinstance(moment, Tensor) else moment
     at_once = max(1, NUMBERS // max(weight.shape[1] * max(len(settings), AT_ONCE), 1))
     codes = torch.empty(len(settings), *weight.shape, dtype=torch.uint8)
     parts: list[list[RoundedWeight]] = []
     for first in range(0, len(weight), at_once):
         mine = slice(first, first + at_once)
-        parts.append(rounded_rows(weight[mine], settings, known, None if mask is None else mask[mine]))
+        parts.append(round_rows(weight[mine], settings, known, None if mask is None else mask[mine]))
         for number, one in enumerate(parts[-1]):
             codes[number, mine] = one.codes
             parts[-1][number] = one._replace(codes=one.codes[:0])
@@ -85,15 +88,17 @@ def rounded(
     ]
 
 
-def rounded_rows(
+def round_rows(
     weight: Tensor, settings: Sequence[GridSetting], moment: SecondMoment | None, mask: Tensor | None
 ) -> list[RoundedWeight]:
     weight = weight.detach().float()
-    found = [grid(weight, setting, None if moment is None else moment.diagonal().clamp(min=0)) for setting in settings]
+    found = [
+        fit_grid(weight, setting, None if moment is None else moment.diagonal().clamp(min=0)) for setting in settings
+    ]
     factor = None if moment is None else moment.factor()
     if factor is not None:
         top = torch.cat([torch.full((len(weight),), float(2**setting.bits - 1)) for setting in settings])
-        codes, errors = fed_back(weight, grids_of(found, settings), top, factor, mask)
+        codes, errors = gptq(weight, stack_grids(found, settings), top, factor, mask)
         return [
             RoundedWeight(code, scale, zero.to(torch.uint8), error)
             for code, (scale, zero), error in zip(codes, found, errors, strict=True)
@@ -101,7 +106,7 @@ def rounded_rows(
     made = []
     for (scale, zero), setting in zip(found, settings, strict=True):
         steps, points = (per_number(one.float(), setting.group, weight.shape[1]) for one in (scale, zero))
-        codes = coded(weight, steps, points, torch.tensor(float(2**setting.bits - 1)))
+        codes = nearest_codes(weight, steps, points, torch.tensor(float(2**setting.bits - 1)))
         codes = codes if mask is None else torch.where(mask, codes, points)
         off = (codes - points) * steps - weight
         error = float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
@@ -109,8 +114,8 @@ def rounded_rows(
     return made
 
 
-def grids_of(found: Sequence[tuple[Tensor, Tensor]], settings: Sequence[GridSetting]) -> Grids:
-    """Several grids of the same rows, one after the other."""
+def stack_grids(found: Sequence[tuple[Tensor, Tensor]], settings: Sequence[GridSetting]) -> Grids:
+    """Scales and zero points of several grids for the same rows, concatenated as if they were more rows."""
     columns_first = [(scale.float().T.contiguous(), zero.T.contiguous()) for scale, zero in found]
 
     def of(columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,35 +129,33 @@ def grids_of(found: Sequence[tuple[Tensor, Tensor]], settings: Sequence[GridSett
     return of
 
 
-def coded(values: Tensor, scales: Tensor, zeros: Tensor, top: Tensor) -> Tensor:
-    """The nearest codes."""
+def nearest_codes(values: Tensor, scales: Tensor, zeros: Tensor, top: Tensor) -> Tensor:
+    """Round to nearest, clamped to 0..top."""
     return torch.minimum((values / scales).round_().add_(zeros).clamp_(min=0), top)
 
 
-def compensated(
+def gptq_one_grid(
     weight: Tensor, scales: Tensor, zeros: Tensor, top: Tensor, moment: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Codes of GPTQ's rounding on one grid, whose scales and zeros are given for every number."""
+    """GPTQ codes on one grid, whose scales and zero points are given for every number."""
     factor = SecondMoment.of(moment).factor()
     if factor is None:
-        return coded(weight, scales, zeros, top)
-    return fed_back(weight, lambda columns: (scales.T[columns], zeros.T[columns]), top.view(-1), factor, mask)[0][
-        0
-    ].float()
+        return nearest_codes(weight, scales, zeros, top)
+    return gptq(weight, lambda columns: (scales.T[columns], zeros.T[columns]), top.view(-1), factor, mask)[0][0].float()
 
 
-def fed_back(
+def gptq(
     weight: Tensor, grids: Grids, top: Tensor, factor: Factor, mask: Tensor | None = None
 ) -> tuple[Tensor, list[float]]:
-    """Codes (grids, rows, columns) of GPTQ's rounding, and the error of each. `top` (grids * rows): the largest code."""
+    """GPTQ codes (grids, rows, columns), and the error on each grid. `top` (grids * rows): the largest code."""
     rows, columns = weight.shape
     times = len(top) // rows
-    first = weight.T[factor.order]  # (columns, rows): a column lies together
-    left = first.repeat(1, times)  # what is to be rounded; and then what rounding left of it
+    first = weight.T[factor.order]  # (columns, rows): each column is contiguous
+    left = first.repeat(1, times)  # the compensated values to round; afterwards their rounding errors
     kept = None if mask is None else mask.T[factor.order].repeat(1, times)
     codes = torch.empty(columns, len(top), dtype=torch.uint8)
     costs = torch.zeros(len(top), dtype=torch.float64)
-    for number, (begin, end) in reversed(list(enumerate(spans(columns)))):
+    for number, (begin, end) in reversed(list(enumerate(panel_bounds(columns)))):
         lower = factor.unit_panel(number)
         steps, points = grids(factor.order[begin:end])
         off, block = first[begin:end].repeat(1, times), left[begin:end]
@@ -160,7 +163,7 @@ def fed_back(
             start = max(stop - BLOCK, 0)
             inner = lower[start:stop, begin + start : begin + stop]
             for place in range(stop - 1, start - 1, -1):
-                code = coded(block[place], steps[place], points[place], top)
+                code = nearest_codes(block[place], steps[place], points[place], top)
                 if kept is not None:
                     code = torch.where(kept[begin + place], code, points[place])
                 codes[begin + place] = code
@@ -177,7 +180,7 @@ def fed_back(
     return found.T.reshape(times, rows, columns), costs.view(times, rows).sum(1).clamp(min=0).tolist()
 
 
-def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tuple[Tensor, Tensor]:
+def fit_grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Scale (float16) and zero of every group of every row: the range of its numbers, shrunk by what makes the error least."""
     top = 2**setting.bits - 1
     padded = in_blocks(weight, setting.group, fill=0.0)  # (rows, groups, group)
@@ -191,9 +194,9 @@ def grid(weight: Tensor, setting: GridSetting, importance: Tensor | None) -> tup
     for shrink in SHRINKS if setting.bits < 8 else SHRINKS[:1]:
         scale = ((high - low) * (shrink / top)).clamp(min=LEAST_SCALE).half().float()
         zero = (-low * shrink / scale).round().clamp(0, top)
-        off = (coded(padded, scale[..., None], zero[..., None], torch.tensor(float(top))) - zero[..., None]) * scale[
-            ..., None
-        ] - padded
+        off = (
+            nearest_codes(padded, scale[..., None], zero[..., None], torch.tensor(float(top))) - zero[..., None]
+        ) * scale[..., None] - padded
         error = (off.square() if weights is None else off.square() * weights).sum(-1)
         better = error < best[0]
         best = tuple(torch.where(better, new, old) for new, old in zip((error, scale, zero), best, strict=True))  # type: ignore[assignment]

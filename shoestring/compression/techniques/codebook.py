@@ -1,4 +1,4 @@
-"""Weights as codes into a table of values that were fitted to them."""
+"""Scalar codebook quantization: weights as codes into a table of fitted values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
-from shoestring.compression.quantization.scalar_codes import METHODS, fitted_codebook
+from shoestring.compression.quantization.scalar_codes import METHODS, fit_codebook
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -20,12 +20,13 @@ from shoestring.core.errors import Mistake
 class Codebook(Storage):
     """Codes of 2 to 8 bits into 2^bits values (float16), and a scale for every group of a row; values are the means of
     bins with equally many numbers (percentile), or k-means that weighs each number by the mean square of its input
-    (`codebooks.py`; Lloyd 1982, doi 10.1109/TIT.1982.1056489; Han, Mao, Dally 2016, "Deep Compression", arXiv
+    (`quantization/scalar_codes.py`; Lloyd 1982, doi 10.1109/TIT.1982.1056489; Han, Mao, Dally 2016, "Deep Compression", arXiv
     1510.00149).
 
-    bits     of a code
-    group    numbers of a row that share a scale; 0: none
-    fit      kmeans or percentile
+    bits     per code, 2 to 8
+    group    numbers of a row that share a scale; 0: no scales
+    fit      kmeans: k-means, each number weighted by the mean square of its input; percentile: means of equally populated
+             bins
 
     Measured on MiniLM's linear layers (1 - cosine; a grid with GPTQ's rounding has .011 and .039): 4 bits percentile
     .050, k-means .031, weighted .027; 3 bits .149, .136, .111. Of its embedding, 4 bits: .0023, .0012, .0012, as a
@@ -42,19 +43,19 @@ class Codebook(Storage):
     bits: int = 4
     group: int = 64
     fit: str = "kmeans"
-    why: ClassVar[str] = "values that are where the numbers are"
+    why: ClassVar[str] = "values placed where the weights are"
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8 or self.group < 0:
             raise Mistake(
-                f"Codebook(bits={self.bits}, group={self.group}): give 2 to 8 bits, and a group of 0 (none) or more"
+                f"Codebook(bits={self.bits}, group={self.group}): give 2 to 8 bits, and a group size of 0 (none) or more"
             )
         if self.fit not in METHODS:
             raise Mistake(f"Codebook(fit={self.fit!r}): there are {', '.join(METHODS)}")
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Codebook, ...]:
-        return ()  # grids with compensation damage less at the same bytes (benchmarks/compress): for who asks
+        return ()  # never chosen automatically: GPTQ on grids does less damage at the same bytes (benchmarks/compress)
 
     def only(self, cost: ModelCost) -> bool:
         return True
@@ -62,14 +63,14 @@ class Codebook(Storage):
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         if not weight.is_matrix:
             return ()
-        study, label = cost.study, f"codebook {self.bits}/{self.group} {self.fit}"
-        if weight.name in study.masks:
-            return (study.form(weight, f"{label}, zeros", partial(study.zeroed, weight, self.of_vector)),)
-        importance = study.importance(weight)
-        value = study.values[weight.name]
+        calibration, label = cost.study, f"codebook {self.bits}/{self.group} {self.fit}"
+        if weight.name in calibration.masks:
+            return (calibration.form(weight, f"{label}, zeros", partial(calibration.zeroed, weight, self.of_vector)),)
+        importance = calibration.importance(weight)
+        value = calibration.values[weight.name]
         return (
-            study.form(weight, label, partial(fitted_codebook, value, self.bits, self.group, importance, self.fit)),
+            calibration.form(weight, label, partial(fit_codebook, value, self.bits, self.group, importance, self.fit)),
         )
 
     def of_vector(self, values: Tensor) -> WeightFormat:
-        return fitted_codebook(values, self.bits, self.group, None, self.fit)
+        return fit_codebook(values, self.bits, self.group, None, self.fit)

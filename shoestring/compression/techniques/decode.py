@@ -1,11 +1,11 @@
-"""Packed on disk, ordinary weights in memory."""
+"""Decode packed weights once, when the model is loaded."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from shoestring.compression.formats.place import decoded, placed
+from shoestring.compression.formats.packed_modules import decode_weights, place_formats
 from shoestring.compression.technique import RUNNING, Compressed, CompressTechnique, ModelCost
 
 
@@ -21,7 +21,7 @@ class Decode(CompressTechnique):
     Not for: models that have to be small in memory.
     """
 
-    why: ClassVar[str] = "answers as fast as before, from ordinary weights in memory"
+    why: ClassVar[str] = "as fast as before, with ordinary weights in memory"
     seam: ClassVar[str] = "running"
     order: ClassVar[int] = RUNNING
     exact: ClassVar[bool] = True
@@ -37,7 +37,7 @@ class Decode(CompressTechnique):
         return (cls(),) if cost.wanted.latency is not None else ()
 
 
-def finished(subject: Compressed) -> Compressed:
-    """The model with its forms in place."""
-    model = placed(subject.model, subject.forms)
-    return replace(subject, model=decoded(model) if subject.decoded else model)
+def place_and_decode(subject: Compressed) -> Compressed:
+    """Put the weight formats into the model, and decode them if asked to."""
+    model = place_formats(subject.model, subject.forms)
+    return replace(subject, model=decode_weights(model) if subject.decoded else model)

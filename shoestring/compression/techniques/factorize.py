@@ -1,4 +1,4 @@
-"""Thin matrices in the place of wide ones: low rank, Tucker, tensor train."""
+"""Replace layers by low-rank factors: SVD for linear layers, Tucker for convolutions, tensor trains for embeddings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.factorization.choose import factorization_for
-from shoestring.compression.factorization.edits import as_json, edited, fitted, from_json
+from shoestring.compression.factorization.factor_edits import (
+    apply_factor_edits,
+    factor_edits_from_json,
+    factor_edits_to_json,
+    fit_factors,
+)
 from shoestring.compression.techniques.restructure import Restructure
 from shoestring.core.errors import Mistake
 
@@ -23,7 +28,7 @@ class Factorize(Restructure):
     least |(W - U V) M^(1/2)| (Wang et al. 2024, "SVD-LLM", arXiv 2403.07378); of a convolution Tucker-2 (Kim et al.
     2016, arXiv 1511.06530); of an embedding a tensor train (Hrinchuk et al. 2020, arXiv 1901.10787).
 
-    share    of a layer's numbers that is kept
+    share    fraction of a layer's parameters to keep
     kind     linear, convolution or embedding
 
     Measured on MiniLM, linear layers (1 - cosine, without healing): share .9 .077 (plain SVD .315), .75 .119, .5
@@ -44,22 +49,31 @@ class Factorize(Restructure):
         if self.kind not in KINDS:
             raise Mistake(f"Factorize(kind={self.kind!r}): there are {', '.join(KINDS)}")
         if not 0 < self.share < 1:
-            raise Mistake(f"Factorize(share={self.share}): give a share between 0 and 1 of a layer's numbers")
+            raise Mistake(
+                f"Factorize(share={self.share}): give the share of a layer's parameters to keep, between 0 and 1"
+            )
 
-    def changed(self, study: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
+    def changed(self, calibration: Calibration) -> tuple[nn.Module, Mapping[str, Any], Sequence[str]]:
         found = factorization_for(
-            study.model, lambda model: study.forward(model, study.batches[0]), share=self.share, kinds=(self.kind,)
+            calibration.model,
+            lambda model: calibration.forward(model, calibration.batches[0]),
+            share=self.share,
+            kinds=(self.kind,),
         )
         moments = {
             weight.name: moment.dense()
-            for weight in study.weights
-            if (moment := study.moment(weight)) is not None and not study.inputs_first(weight)
+            for weight in calibration.weights
+            if (moment := calibration.moment(weight)) is not None and not calibration.inputs_first(weight)
         }
-        return fitted(study.model, found.edits, moments), {"kind": "factors", "edits": as_json(found.edits)}, found.told
+        return (
+            fit_factors(calibration.model, found.edits, moments),
+            {"kind": "factors", "edits": factor_edits_to_json(found.edits)},
+            found.told,
+        )
 
 
-def factorized_again(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
-    """The structure, of a fresh model."""
+def apply_factorization(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Give a freshly built model the factorized structure."""
     for edit in edits:
-        model = edited(model, from_json(edit.get("edits")))
+        model = apply_factor_edits(model, factor_edits_from_json(edit.get("edits")))
     return model

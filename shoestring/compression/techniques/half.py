@@ -1,4 +1,4 @@
-"""Weights in float16: half the bytes, and hardly any damage."""
+"""Store weights in float16: half the bytes, and hardly any damage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shoestring.compression.technique import ModelCost, Storage
 
 @dataclass(frozen=True)
 class Half(Storage):
-    """Numbers of 16 bits, with 11 significant ones (IEEE 754-2019 binary16): off by at most 2^-11 of each.
+    """Store weights in float16 (IEEE 754-2019 binary16): the relative error is at most 2^-11.
 
-    Weights whose numbers float16 does not have (above 65,504) are left alone (`Study.too_large`).
+    Weights with numbers beyond float16 (above 65,504) are left alone (`Calibration.too_large`).
 
     Costs: at most 2^-11 of each number; packed weights are decoded in every call.
 

@@ -1,4 +1,4 @@
-"""Neighbouring numbers of a row as one code: vector, product, residual and additive quantization."""
+"""Vector, product, residual and additive quantization: one code for several neighbouring numbers of a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.grid import matrix_shape
 from shoestring.compression.formats.product import ProductFormat
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -26,7 +26,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class ProductQuantize(Storage):
-    """Vectors of `length` neighbouring numbers as codes of `bits` bits into codebooks (`products.py`): one for all
+    """Vectors of `length` neighbouring numbers as codes of `bits` bits into codebooks (`quantization/product_codes.py`): one for all
     (vector: k-means), one for every place of a row (pq: Jégou, Douze, Schmid 2011, doi 10.1109/TPAMI.2010.57), after
     a rotation (opq: Ge et al. 2013, doi 10.1109/CVPR.2013.379), or sums of two entries (residual; aq: additive,
     Babenko, Lempitsky 2014, doi 10.1109/CVPR.2014.124; lsq: additive with local search, Martinez et al. 2016, doi
@@ -47,19 +47,19 @@ class ProductQuantize(Storage):
     kind: str = "vector"
     length: int = 4
     bits: int = 8
-    why: ClassVar[str] = "a code for several numbers: below two bits a number"
+    why: ClassVar[str] = "one code for several numbers: below two bits a weight"
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise Mistake(f"ProductQuantize(kind={self.kind!r}): there are {', '.join(KINDS)}")
         if self.length < 2 or not 2 <= self.bits <= 12:
             raise Mistake(
-                f"ProductQuantize(length={self.length}, bits={self.bits}): give vectors of 2 numbers or more, and 2 to 12 bits"
+                f"ProductQuantize(length={self.length}, bits={self.bits}): give a length of 2 or more, and 2 to 12 bits"
             )
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[ProductQuantize, ...]:
-        return ()  # for who asks: slow to fit, and at three bits or more grids damage less
+        return ()  # never chosen automatically: slow to fit, and grids do less damage at three bits or more
 
     def only(self, cost: ModelCost) -> bool:
         return True
@@ -75,31 +75,32 @@ class ProductQuantize(Storage):
     def labels(self, cost: ModelCost, weight: Weight) -> Sequence[str]:
         if self.left_alone(cost, weight):
             return ()
-        study, shape = cost.study, matrix_shape(weight.shape)
-        importance = study.importance(weight) if self.weighted(cost, weight) else None
+        calibration, shape = cost.study, matrix_shape(weight.shape)
+        importance = calibration.importance(weight) if self.weighted(cost, weight) else None
         make = partial(
-            fitted_product, study.values[weight.name], self.recipe(shape, importance is not None), importance
+            fit_product_codes, calibration.values[weight.name], self.recipe(shape, importance is not None), importance
         )
-        return (study.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
+        return (calibration.form(weight, f"{self.kind} {self.bits}/{self.length}", make),)
 
     def weighted(self, cost: ModelCost, weight: Weight) -> bool:
-        """Whether columns count by their inputs: vectors go along a row, so not where rows belong to inputs."""
+        """Whether columns are weighted by their inputs. Vectors run along rows, so this needs columns that belong to
+        inputs."""
         return cost.study.moment(weight) is not None and not cost.study.inputs_first(weight)
 
     def left_alone(self, cost: ModelCost, weight: Weight) -> str:
         rows, columns = matrix_shape(weight.shape)
         if not weight.is_matrix:
-            return "it has no rows and columns"
+            return "it is not a matrix"
         if weight.name in cost.study.masks:
-            return "it was cut to zeros"
+            return "it is pruned"
         if columns < self.length:
-            return f"its rows of {columns} are shorter than a vector of {self.length}"
+            return f"its rows of {columns} numbers are shorter than a vector of {self.length}"
         if rows * columns < 2**self.bits * self.length:
-            return f"it has fewer vectors than a codebook of {self.bits} bits has entries"
+            return f"it has fewer vectors than a {self.bits}-bit codebook has entries"
         settings = self.recipe((rows, columns), self.weighted(cost, weight)).settings()
         needed = sum(part.bytes for part in ProductFormat.layout(weight.shape, weight.dtype, settings).values())
         own = weight.count * weight.dtype.itemsize
-        return f"codes, tables and rotation would take {needed:,} bytes, and it takes {own:,}" if needed >= own else ""
+        return f"codes, tables and rotation would take {needed:,} bytes, more than its {own:,}" if needed >= own else ""
 
 
 def rotated_together(shape: tuple[int, int], length: int) -> int:

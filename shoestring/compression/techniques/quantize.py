@@ -1,4 +1,4 @@
-"""Weights as whole numbers of 2 to 8 bits, in groups with a scale each."""
+"""Weight-only quantization to integers of 2 to 8 bits, with a scale and a zero point per group."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.grid import GridFormat
-from shoestring.compression.quantization.rounding import GridSetting, RoundedWeight, rounded
+from shoestring.compression.quantization.rounding import GridSetting, RoundedWeight, round_to_grid
 from shoestring.compression.technique import ModelCost, Storage
 from shoestring.core.errors import Mistake
 
@@ -28,19 +28,19 @@ USUAL = (
     GridSetting(2, 32),
 )
 GROUPS = {8: 128, 7: 64, 6: 64, 5: 64, 4: 64, 3: 64, 2: 32}
-SMALLEST = 16  # numbers of a row that are worth a scale
+SMALLEST = 16  # smallest group size
 
 
 @dataclass(frozen=True)
 class Quantize(Storage):
-    """A grid for every group of a row, w = scale (code - zero), rounded so that what the layer computes changes least (`rounding.py`,
-    GPTQ: Frantar et al. 2023, arXiv 2210.17323); embeddings are rounded to the nearest, on the grid whose error is least.
+    """Weight-only quantization to an integer grid per group, w = scale (code - zero point), rounded with GPTQ
+    (`quantization/rounding.py`; Frantar et al. 2023, arXiv 2210.17323). Embeddings are rounded to nearest.
 
-    bits     2 to 8, for every weight that has rows; 0: each weight its own, as the allocator finds best
-    group    numbers of a row that share a scale of 16 bits; 0: 128 for 8 bits, 32 for 2, else 64
+    bits     2 to 8 for every matrix; 0: the allocator chooses the bits of each weight
+    group    group size: numbers of a row that share a float16 scale; 0: 128 for 8 bits, 32 for 2, else 64
 
-    Measured on MiniLM (1 - cosine, linear layers / embeddings): 8 bits .00005 / .00001, 6 .0007 / .0001, 5 .0027 / .0003,
-    4 .0107 / .0013, 3 .040 / .005, 2 (groups of 32) .137 / .019.
+    Measured on MiniLM (1 - cosine, linear layers / embeddings): 8 bits .00005 / .00001, 6 .0007 / .0001, 5 .0027 /
+    .0003, 4 .0107 / .0013, 3 .040 / .005, 2 (groups of 32) .137 / .019.
 
     Costs: damage that grows about fourfold with each bit less; packed weights are decoded in every call.
 
@@ -49,14 +49,14 @@ class Quantize(Storage):
 
     bits: int = 0
     group: int = 0
-    why: ClassVar[str] = "whole numbers of 2 to 8 bits, rounded with the inputs in mind"
+    why: ClassVar[str] = "integers of 2 to 8 bits, rounded with GPTQ"
 
     def __post_init__(self) -> None:
         if self.bits and not 2 <= self.bits <= 8:
-            raise Mistake(f"Quantize(bits={self.bits}): give 2 to 8, or 0 to let each weight have its own")
+            raise Mistake(f"Quantize(bits={self.bits}): give 2 to 8, or 0 to choose bits per weight")
         if self.group < 0 or 0 < self.group < SMALLEST:
             raise Mistake(
-                f"Quantize(group={self.group}): give {SMALLEST} or more, or 0; a scale has 16 bits of its own"
+                f"Quantize(group={self.group}): give {SMALLEST} or more, or 0; each group stores a scale of 16 bits"
             )
 
     @property
@@ -75,7 +75,9 @@ class Quantize(Storage):
         if weight.name in cost.study.masks:
             zeroed = partial(cost.study.zeroed, weight)
             return [
-                cost.study.form(weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(one_row, one)))
+                cost.study.form(
+                    weight, f"grid {one.bits}/{one.group}, zeros", partial(zeroed, partial(round_vector, one))
+                )
                 for one in self.settings
             ]
         return cost.study.grids(
@@ -83,10 +85,10 @@ class Quantize(Storage):
         )
 
 
-def one_row(setting: GridSetting, values: Tensor) -> WeightFormat:
-    """A vector on a grid, rounded to the nearest."""
+def round_vector(setting: GridSetting, values: Tensor) -> WeightFormat:
+    """Quantize a vector on a grid, rounded to nearest."""
     nothing = torch.zeros(1, 0)
-    one = rounded(values[None], [setting])[0] if len(values) else RoundedWeight(nothing, nothing, nothing, 0.0)
+    one = round_to_grid(values[None], [setting])[0] if len(values) else RoundedWeight(nothing, nothing, nothing, 0.0)
     return GridFormat.of(
         one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(values.shape), values.dtype
     )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from shoestring.compression.calibration.calibration import Calibration
-from shoestring.compression.formats.pack import buffers_of
+from shoestring.compression.formats.packed_folder import buffers_of
 from shoestring.compression.technique import STRUCTURE, Compressed, CompressTechnique, ModelCost, StorageOffer
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import text
@@ -52,7 +52,7 @@ class DeriveModel(CompressTechnique, ABC):
 
     @classmethod
     def choices(cls, cost: ModelCost, /) -> tuple[Self, ...]:
-        return ()  # what it damages is mended by healing alone, which the user allows: it is for who asks
+        return ()  # never chosen automatically: only healing, which the user must allow, repairs its damage
 
 
 class Restructure(DeriveModel, ABC):

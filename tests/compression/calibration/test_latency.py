@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoestring.compression.calibration.latency import Latency, timed_in_turns
+from shoestring.compression.calibration.latency import Latency, time_interleaved
 from shoestring.measure.load import Effort
 
 
@@ -30,7 +30,7 @@ class Machine:
         return work
 
     def timed(self, *seconds: float) -> list[Latency]:
-        return timed_in_turns(
+        return time_interleaved(
             [self.call(one) for one in seconds], 0.02, lambda: self.now, lambda: Effort(self.ran, self.waited)
         )
 

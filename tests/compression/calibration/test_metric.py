@@ -13,7 +13,14 @@ from torch.nn import functional
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.calibration.metric import MetricValue, floor, metrics, moved_by, of_rows, wilson
+from shoestring.compression.calibration.metric import (
+    MetricValue,
+    mean_with_interval,
+    metric_after_change,
+    metrics,
+    parse_floor,
+    wilson,
+)
 from shoestring.compression.source import samples_of
 from shoestring.core.errors import OverBudget
 
@@ -97,7 +104,8 @@ def test_intervals_hold_as_often_as_they_say() -> None:
         inside = [
             low <= share <= high
             for low, high in (
-                of_rows([(1.0, float(one)) for one in torch.rand(count) < share], "samples").interval or (0, 0)
+                mean_with_interval([(1.0, float(one)) for one in torch.rand(count) < share], "samples").interval
+                or (0, 0)
                 for _ in range(500)
             )
         ]
@@ -105,7 +113,8 @@ def test_intervals_hold_as_often_as_they_say() -> None:
     normal = [
         low <= 0 <= high
         for low, high in (
-            of_rows([(1.0, float(one)) for one in torch.randn(5)], "batches").interval or (0, 0) for _ in range(500)
+            mean_with_interval([(1.0, float(one)) for one in torch.randn(5)], "batches").interval or (0, 0)
+            for _ in range(500)
         )
     ]
     assert 0.92 <= fmean(normal) <= 0.98
@@ -123,8 +132,8 @@ def test_a_change_is_measured_side_by_side() -> None:
         [(1.0, float(number % 10 > 0)) for number in range(100)],
         [(1.0, float(number % 10 > 1)) for number in range(100)],
     )
-    everywhere = of_rows([(1.0, float(number % 20 > 0)) for number in range(1000)], "samples")
-    found = moved_by(everywhere, of_rows(before, "samples"), of_rows(after, "samples"))
+    everywhere = mean_with_interval([(1.0, float(number % 20 > 0)) for number in range(1000)], "samples")
+    found = metric_after_change(everywhere, mean_with_interval(before, "samples"), mean_with_interval(after, "samples"))
     assert found.value == pytest.approx(0.85) and found.standard_error == pytest.approx(0.0302, abs=1e-3)
 
 
@@ -168,7 +177,9 @@ def test_a_job_that_validates_by_itself_has_no_predicted_metric(tmp_path: Path) 
 def test_floors_know_both_sides() -> None:
     found = MetricValue(0.9, 100, "samples", 0.01, (0.88, 0.92))
     assert (
-        floor("a>=0.91").undecided(found) and floor("a<=0.89").undecided(found) and not floor("a>=0.8").undecided(found)
+        parse_floor("a>=0.91").undecided(found)
+        and parse_floor("a<=0.89").undecided(found)
+        and not parse_floor("a>=0.8").undecided(found)
     )
-    assert floor("a>=0.895").keeps_surely(found, 0.4) and not floor("a>=0.895").keeps_surely(found, 1)
-    assert floor("a<=0.905").keeps_surely(found, 0.4) and not floor("a<=0.905").keeps_surely(found, 1)
+    assert parse_floor("a>=0.895").keeps_surely(found, 0.4) and not parse_floor("a>=0.895").keeps_surely(found, 1)
+    assert parse_floor("a<=0.905").keeps_surely(found, 0.4) and not parse_floor("a<=0.905").keeps_surely(found, 1)

@@ -10,7 +10,7 @@ from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.fidelity import OutputMeasure
 from shoestring.compression.calibration.moments import DAMPING, SecondMoment
 from shoestring.compression.calibration.scratch import Scratch
-from shoestring.compression.calibration.weight_usage import spread_patches
+from shoestring.compression.calibration.weight_usage import sample_patches
 from shoestring.compression.techniques.quantize import USUAL
 
 
@@ -25,7 +25,7 @@ def inputs(count: int, columns: int) -> Tensor:
 
 @pytest.mark.parametrize("columns", [5, 256, 600])
 def test_a_moment_in_panels_is_the_whole_one(columns: int) -> None:
-    moment, x = SecondMoment.none_yet(columns, Scratch()), inputs(900, columns)
+    moment, x = SecondMoment.zero(columns, Scratch()), inputs(900, columns)
     for rows in x.split(300):
         moment.add(rows)
     whole, off = x.T @ x, inputs(7, columns)
@@ -73,4 +73,4 @@ def test_patches_of_many_pictures_are_every_nth_of_all() -> None:
     image = torch.randn(40, 3, 30, 30)
     whole = nn.functional.unfold(image, 3).transpose(1, 2).reshape(-1, 27)
     step = -(-len(whole) // 4096)
-    assert torch.equal(spread_patches(image, lambda some: nn.functional.unfold(some, 3)), whole[::step])
+    assert torch.equal(sample_patches(image, lambda some: nn.functional.unfold(some, 3)), whole[::step])

@@ -15,8 +15,8 @@ from torch.nn import functional
 import shoestring
 from shoestring import Job
 from shoestring.compression.calibration import output_kinds
-from shoestring.compression.calibration.answers import compared_names, named_tensors
 from shoestring.compression.calibration.fidelity import OutputMeasure, fidelity
+from shoestring.compression.calibration.model_outputs import compared_names, named_tensors
 from shoestring.compression.calibration.output_kinds import measures_of
 from shoestring.core.errors import Mistake
 
@@ -268,7 +268,7 @@ def test_names_of_outputs_follow_their_containers_and_states_are_no_outputs() ->
     given = Given(one, (one, one), torch.tensor(1.0))
     assert compared_names(given) == ("logits",) and compared_names({"loss": torch.tensor(1.0)}) == ("loss",)
     assert compared_names(given, ["past_key_values"]) == ("past_key_values.0", "past_key_values.1")
-    with pytest.raises(Mistake, match=r"--output boxes: the model gives logits, past_key_values\.0"):
+    with pytest.raises(Mistake, match=r"--output boxes: the model returns logits, past_key_values\.0"):
         compared_names(given, ["boxes"])
 
 

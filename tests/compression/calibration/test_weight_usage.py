@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import shoestring
 from shoestring import Job
 from shoestring.compression.calibration.scratch import Scratch
-from shoestring.compression.calibration.weight_usage import looking_at, weights_of
+from shoestring.compression.calibration.weight_usage import record_usage, weights_of
 
 
 class Turned(nn.Module):
@@ -81,7 +81,7 @@ def test_every_matrix_has_a_second_moment(name: str) -> None:
     model = make().eval().requires_grad_(False)
     weights = weights_of(model)
     fused = torch.backends.mha.get_fastpath_enabled()
-    with torch.no_grad(), looking_at(model, weights, Scratch()) as usage:
+    with torch.no_grad(), record_usage(model, weights, Scratch()) as usage:
         model(x)
     assert all(usage[one.name].moment is not None and usage[one.name].calls == 1 for one in weights if one.is_matrix)
     assert torch.backends.mha.get_fastpath_enabled() == fused

@@ -13,7 +13,7 @@ import torch
 
 from shoestring.commands import distill, main
 from shoestring.compression.distillation import job as distillation
-from shoestring.compression.distillation.sources import opener, pinned, read, taken_from
+from shoestring.compression.distillation.sources import parse_teacher, pin_teacher, teacher_opener, teacher_weights_file
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.jobfile import flags_of, loaded_job
 from shoestring.processes.launch import run_worker
@@ -67,10 +67,12 @@ def learned(place: Path, folder: Path, flags: dict[str, Any], look: Any = None) 
 
 
 def test_a_run_is_pinned_to_its_best_weights_and_loads_them(big: Path) -> None:
-    written = pinned(f"{big.parent / 'net.py'}@{big}")
-    found = read(written)
-    assert Path(found.weights).name.startswith("best-") and found.digest and read(pinned(written)) == found
-    teacher = opener(written)()
+    written = pin_teacher(f"{big.parent / 'net.py'}@{big}")
+    found = parse_teacher(written)
+    assert (
+        Path(found.weights).name.startswith("best-") and found.digest and parse_teacher(pin_teacher(written)) == found
+    )
+    teacher = teacher_opener(written)()
     right = [
         float((teacher.model.eval()(x).argmax(1) == y).float().mean())
         for x, y in loaded_job(big.parent / "net.py", {}).data()
@@ -84,7 +86,7 @@ def test_killed_and_gone_on_a_student_has_the_same_bits(
 ) -> None:
     flags = asked(
         place,
-        [pinned(f"{place / 'net.py'}@{big}")],
+        [pin_teacher(f"{place / 'net.py'}@{big}")],
         steps=14,
         **{key: str(place / "net.py") if key == "unlabelled" else value for key, value in more.items()},
     )
@@ -107,33 +109,35 @@ def test_killed_and_gone_on_a_student_has_the_same_bits(
 def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -> None:
     from shoestring.runs.initial_weights import fresh_model
 
-    written = pinned(f"{place / 'net.py'}@{big}")
+    written = pin_teacher(f"{place / 'net.py'}@{big}")
     job = loaded_job(FILE, {"student": str(place / "net.py"), "teacher": json.dumps([written]), "layers": "every=2"})
-    student, teacher = fresh_model(job), opener(written)().model
+    student, teacher = fresh_model(job), teacher_opener(written)().model
     assert len(student) == 4 and torch.equal(student[2][0].weight, teacher[3][0].weight)  # type: ignore[arg-type,index,union-attr]
-    assert taken_from(written).endswith("weights.safetensors")
+    assert teacher_weights_file(written).endswith("weights.safetensors")
 
 
 def test_a_distilled_run_is_a_teacher_without_asking_its_own(place: Path, big: Path, tmp_path: Path) -> None:
-    flags = asked(place, [pinned(f"{place / 'net.py'}@{big}")], steps=4, objective="kl + hidden(0=0)")
+    flags = asked(place, [pin_teacher(f"{place / 'net.py'}@{big}")], steps=4, objective="kl + hidden(0=0)")
     Folder(tmp_path).begin(request_for(FILE, flags, None, None, False, None), FILE.read_bytes())
     learned(place, tmp_path, flags)
     from shoestring.compression.distillation.teachers import Teachers
 
     moved = big.rename(big.with_name("elsewhere"))
     try:
-        said = Teachers((opener(pinned(f"{place / 'net.py'}@{tmp_path} --width 12 --blocks 2")),)).say(batches()[0])
+        said = Teachers((teacher_opener(pin_teacher(f"{place / 'net.py'}@{tmp_path} --width 12 --blocks 2")),)).say(
+            batches()[0]
+        )
     finally:
         moved.rename(big)
     assert said.outputs[0].shape == (16, 5)
 
 
 def test_a_teacher_that_changed_or_lost_its_checkpoint_is_refused(place: Path, big: Path) -> None:
-    written = read(pinned(f"{place / 'net.py'}@{big}"))
-    with pytest.raises(Mistake, match="is not the one that this run was begun with"):
-        opener(str(written).replace(written.digest, "0" * 8))()
-    with pytest.raises(Mistake, match="is not there any more"):
-        opener(f"{place / 'net.py'}@{big}/checkpoints/step-00000001")()
+    written = parse_teacher(pin_teacher(f"{place / 'net.py'}@{big}"))
+    with pytest.raises(Mistake, match="is not the one with which this run was started"):
+        teacher_opener(str(written).replace(written.digest, "0" * 8))()
+    with pytest.raises(Mistake, match="does not exist any more"):
+        teacher_opener(f"{place / 'net.py'}@{big}/checkpoints/step-00000001")()
     with pytest.raises(Mistake, match="is not the job file"):
         loaded_job(
             FILE, {"student": f"{place / 'net.py'}#00000000", "teacher": json.dumps([f"{place / 'net.py'}@{big}"])}
@@ -154,7 +158,7 @@ def test_what_is_no_teacher_is_refused(place: Path, tmp_path: Path) -> None:
         ("", "give a job file"),
     ):
         with pytest.raises(Mistake, match=said):
-            pinned(str(teacher))
+            pin_teacher(str(teacher))
     assert not saved(Folder(tmp_path / "begun").checkpoints)
 
 

@@ -18,8 +18,8 @@ from torch.nn import functional
 
 from shoestring import Job
 from shoestring.compression.distillation.heal import healing_job
-from shoestring.compression.distillation.method import PROJECTION, distilled, gaussian
-from shoestring.compression.distillation.peers import Peers, codistilled, first_peer
+from shoestring.compression.distillation.method import PROJECTION, distillation_job, gaussian_noise
+from shoestring.compression.distillation.peers import Peers, codistillation_job, first_peer
 from shoestring.compression.distillation.unlabelled import Unlabelled
 from shoestring.core.batch import samples
 from shoestring.core.errors import Mistake
@@ -40,13 +40,13 @@ def test_the_loss_is_the_students_own_and_the_teachers_by_alpha() -> None:
     own = functional.cross_entropy(z, BATCH[1])
     kl = 4.0 * functional.kl_div((z / 2).log_softmax(-1), (taught / 2).softmax(-1), reduction="batchmean")
     for alpha in (0.3, 1.0):
-        found = distilled(small_job(), taught_by(teacher), temperature=2.0, alpha=alpha).loss(z, BATCH)
+        found = distillation_job(small_job(), taught_by(teacher), temperature=2.0, alpha=alpha).loss(z, BATCH)
         assert torch.allclose(found, (1 - alpha) * own + alpha * kl, atol=1e-6)
 
 
 def test_a_taught_student_says_what_its_teacher_says() -> None:
     teacher = mlp(32)
-    job = distilled(small_job(), taught_by(teacher), alpha=1.0)
+    job = distillation_job(small_job(), taught_by(teacher), alpha=1.0)
     student, losses = trained(job, 80)
     untrained = fresh_model(job)
     agree = [
@@ -60,19 +60,21 @@ def test_without_labels_the_own_loss_is_never_asked() -> None:
     def refuse(output: Any, batch: Any) -> Tensor:
         raise AssertionError("labels are not there")
 
-    trained(distilled(small_job(loss=refuse), taught_by(mlp()), alpha=1.0), 2)
+    trained(distillation_job(small_job(loss=refuse), taught_by(mlp()), alpha=1.0), 2)
 
 
 JOBS: dict[str, Callable[[], Job]] = {
-    "one teacher": lambda: distilled(small_job(), taught_by(mlp())),
-    "an ensemble": lambda: distilled(small_job(), taught_by(mlp(), mlp(seed=1))),
-    "dropout ensemble": lambda: distilled(small_job(), taught_by(mlp(drop=0.3), passes=3)),
-    "hidden states": lambda: distilled(small_job(), taught_by(mlp(16)), objective="kl + 0.5*hidden(1=1) + hidden(3=4)"),
-    "peers": lambda: codistilled(small_job(), 3),
-    "unlabelled": lambda: distilled(
-        small_job(), taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2, noise=gaussian(0.1)
+    "one teacher": lambda: distillation_job(small_job(), taught_by(mlp())),
+    "an ensemble": lambda: distillation_job(small_job(), taught_by(mlp(), mlp(seed=1))),
+    "dropout ensemble": lambda: distillation_job(small_job(), taught_by(mlp(drop=0.3), passes=3)),
+    "hidden states": lambda: distillation_job(
+        small_job(), taught_by(mlp(16)), objective="kl + 0.5*hidden(1=1) + hidden(3=4)"
     ),
-    "held out": lambda: distilled(
+    "peers": lambda: codistillation_job(small_job(), 3),
+    "unlabelled": lambda: distillation_job(
+        small_job(), taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2, noise=gaussian_noise(0.1)
+    ),
+    "held out": lambda: distillation_job(
         small_job(held_out=lambda: batches(2), metrics=lambda out, batch: {"n": out.mean()}), taught_by(mlp())
     ),
     "healing": lambda: healing_job(small_job(), mlp, mlp_factory, steps=5),
@@ -91,7 +93,7 @@ def test_the_teachers_weights_are_in_the_predicted_peak() -> None:
     sizes, peaks = [], []
     for width in (16, 512):
         teacher = mlp(width)
-        peaks.append(peak(rehearse(distilled(small_job(), taught_by(teacher)), ())).bytes)
+        peaks.append(peak(rehearse(distillation_job(small_job(), taught_by(teacher)), ())).bytes)
         sizes.append(sum(one.nbytes for one in teacher.parameters()))
     assert peaks[1] - peaks[0] >= sizes[1] - sizes[0] > 1_000_000
 
@@ -121,12 +123,12 @@ def test_hidden_states_of_another_width_are_projected_and_the_projection_learns(
 
 
 def test_hidden_states_of_the_same_width_need_no_projection() -> None:
-    job = distilled(small_job(), taught_by(mlp(8)), objective="hidden(1=1)")
+    job = distillation_job(small_job(), taught_by(mlp(8)), objective="hidden(1=1)")
     assert not [name for name, _ in job.model().named_parameters() if name.startswith(PROJECTION)]
 
 
 def test_hidden_states_without_a_gradient_are_refused() -> None:
-    job = distilled(small_job(), taught_by(mlp(8)), objective="hidden(1=1)")
+    job = distillation_job(small_job(), taught_by(mlp(8)), objective="hidden(1=1)")
     model = job.model()
     model[0].requires_grad_(False)  # type: ignore[index]
     with pytest.raises(Mistake, match="no gradient"):
@@ -137,7 +139,7 @@ def test_the_teacher_sees_what_the_student_sees_without_noise() -> None:
     seen: list[Tensor] = []
     teacher = mlp()
     teacher.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
-    job = distilled(small_job(), taught_by(teacher), noise=gaussian(0.5))
+    job = distillation_job(small_job(), taught_by(teacher), noise=gaussian_noise(0.5))
     model = job.model()
     noisy = job.forward(model.train(), BATCH)
     job.loss(noisy, BATCH)
@@ -146,7 +148,7 @@ def test_the_teacher_sees_what_the_student_sees_without_noise() -> None:
 
 
 def test_peers_learn_from_each_other_and_the_first_is_taken_out() -> None:
-    job = codistilled(small_job(metrics=None), 3, alpha=0.6, temperature=2.0)
+    job = codistillation_job(small_job(metrics=None), 3, alpha=0.6, temperature=2.0)
     model = fresh_model(job)
     assert isinstance(model, Peers)
     each = [peer(BATCH[0]) for peer in model.peers]
@@ -174,7 +176,7 @@ def test_peers_learn_from_each_other_and_the_first_is_taken_out() -> None:
 def test_peers_are_an_ensemble_of_teachers() -> None:
     from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 
-    job = codistilled(small_job(), 3)
+    job = codistillation_job(small_job(), 3)
     model = fresh_model(job)
     said = Teachers((lambda: LoadedTeacher(model, job.forward),)).say(BATCH)
     assert len(said.outputs) == 3 and torch.equal(said.outputs[1], model.peers[1](BATCH[0]))  # type: ignore[index,union-attr]
@@ -183,7 +185,7 @@ def test_peers_are_an_ensemble_of_teachers() -> None:
 def test_unlabelled_batches_take_turns_and_go_on_where_they_were() -> None:
     dataset = torch.utils.data.TensorDataset(torch.randn(10, 12), torch.randint(5, (10,)))
     own = small_job(data=lambda: dataset, batch=4, held_out=lambda: dataset)
-    job = distilled(own, taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2)
+    job = distillation_job(own, taught_by(mlp()), unlabelled=small_job(data=lambda: batches(3)), ratio=2)
     whole = list(islice(Feed(job), 20))
     assert [isinstance(batch, Unlabelled) for batch in whole[:6]] == [False, True, True] * 2
     per_epoch = Feed(own).per_epoch * 3
@@ -201,7 +203,7 @@ def test_unlabelled_batches_take_turns_and_go_on_where_they_were() -> None:
 
 
 def test_an_unlabelled_batch_has_no_own_loss() -> None:
-    job = distilled(
+    job = distillation_job(
         small_job(loss=lambda out, batch: out.sum() * float("nan")), taught_by(mlp()), alpha=0.5, unlabelled=small_job()
     )
     out = mlp_factory()(BATCH[0])
@@ -243,7 +245,7 @@ def test_healing_brings_a_damaged_model_back_without_labels() -> None:
 )
 def test_a_lesson_that_can_not_be_is_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        distilled(small_job(), taught_by(mlp()), **changes)
+        distillation_job(small_job(), taught_by(mlp()), **changes)
 
 
 def test_peers_and_healing_that_can_not_be_are_refused() -> None:
@@ -253,16 +255,16 @@ def test_peers_and_healing_that_can_not_be_are_refused() -> None:
         ({"peers": 2, "alpha": 1.0}, "labels"),
     ):
         with pytest.raises(Mistake, match=said):
-            codistilled(small_job(), **changes)  # type: ignore[arg-type]
+            codistillation_job(small_job(), **changes)  # type: ignore[arg-type]
     with pytest.raises(Mistake, match="same model"):
-        codistilled(replace(small_job(), weights="a.safetensors"), 2)
+        codistillation_job(replace(small_job(), weights="a.safetensors"), 2)
     for how in ({}, {"steps": 3, "seconds": 2.0}, {"steps": 3, "lr": 0.0}):
         with pytest.raises(Mistake, match="healing with"):
             healing_job(small_job(), mlp, mlp_factory, **how)  # type: ignore[arg-type]
 
 
 def test_a_student_with_other_classes_is_refused_with_both_shapes() -> None:
-    job = distilled(small_job(), taught_by(mlp(classes=4)))
+    job = distillation_job(small_job(), taught_by(mlp(classes=4)))
     with pytest.raises(Mistake, match=r"\(16, 5\) and \(16, 4\)"):
         trained(job, 1)
 
@@ -274,7 +276,7 @@ def test_the_defaults_are_those_that_the_benchmark_chose_and_help_on_digits() ->
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     tasks = json.loads((folder / "distillation_defaults.json").read_text())["tasks"]
-    knobs = inspect.signature(distilled).parameters
+    knobs = inspect.signature(distillation_job).parameters
     chosen = script.best_setting(tasks)
     assert (knobs["temperature"].default, knobs["alpha"].default) == chosen
     students = tasks["digits, 600 steps"]["students"]

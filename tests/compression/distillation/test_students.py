@@ -15,7 +15,7 @@ from shoestring.compression.distillation.students import (
     fewer_layers,
     layers_of,
     narrower,
-    parsed_layers,
+    parse_layers,
     repeated_blocks,
 )
 from shoestring.core.errors import Mistake
@@ -100,7 +100,7 @@ def test_a_narrower_mlp_keeps_the_neurons_that_matter() -> None:
 
 
 def test_what_can_not_be_made_smaller_is_refused() -> None:
-    with pytest.raises(Mistake, match="blocks of one kind"):
+    with pytest.raises(Mistake, match="repeated blocks"):
         every_second(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     with pytest.raises(Mistake, match="of 5, counted from 0"):
         fewer_layers(deep(), KeptBlocks(numbers=(0, 5)))
@@ -108,4 +108,4 @@ def test_what_can_not_be_made_smaller_is_refused() -> None:
         narrower(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), 0.5)
     for written in ("every=1", "all", "1;2"):
         with pytest.raises(Mistake, match="--layers"):
-            parsed_layers(written)
+            parse_layers(written)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.compression.distillation.losses import probabilities
-from shoestring.compression.distillation.method import distilled
+from shoestring.compression.distillation.losses import mean_log_probabilities
+from shoestring.compression.distillation.method import distillation_job
 from shoestring.compression.distillation.teachers import LoadedTeacher, Teachers
 from shoestring.core.errors import Mistake
 from tests.compression.distillation.toys import batches, mlp, small_job, taught_by, trained
@@ -18,7 +18,7 @@ BATCH = batches()[0]
 def test_a_teachers_weights_buffers_and_mode_stay_as_they_are() -> None:
     teacher = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 5))
     before = {name: value.clone() for name, value in teacher.state_dict().items()}
-    trained(distilled(small_job(), taught_by(teacher)), 5)
+    trained(distillation_job(small_job(), taught_by(teacher)), 5)
     assert all(torch.equal(value, before[name]) for name, value in teacher.state_dict().items())
     assert not teacher.training and not any(one.requires_grad or one.grad is not None for one in teacher.parameters())
 
@@ -27,7 +27,7 @@ def test_several_are_the_mean_of_their_probabilities() -> None:
     models = [mlp(seed=seed) for seed in range(3)]
     said = taught_by(*models).say(BATCH)
     expected = torch.stack([(model(BATCH[0]) / 2).softmax(-1) for model in models]).mean(0)
-    assert torch.allclose(probabilities(said.outputs, 2.0).exp(), expected, atol=1e-6)
+    assert torch.allclose(mean_log_probabilities(said.outputs, 2.0).exp(), expected, atol=1e-6)
 
 
 def test_passes_of_a_dropout_ensemble_differ_by_dropout_alone() -> None:

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 
 from shoestring.compression.factorization.chains import LowRankLinear, TrainEmbedding
 from shoestring.compression.factorization.choose import edits_for, factorization_for
-from shoestring.compression.factorization.edits import (
+from shoestring.compression.factorization.factor_edits import (
     LowRankEdit,
     TensorTrainEdit,
     TuckerEdit,
-    as_json,
-    edited,
-    fitted,
-    from_json,
+    apply_factor_edits,
+    factor_edits_from_json,
+    factor_edits_to_json,
+    fit_factors,
 )
 from shoestring.compression.factorization.ranks import (
-    three_covering,
     three_factors,
+    three_factors_at_least,
     train_numbers,
     train_ranks,
     tucker_numbers,
@@ -96,7 +96,7 @@ def test_full_ranks_of_tucker_give_the_weight_back_and_low_ones_what_has_them(mo
 
 def test_full_ranks_of_a_train_give_the_table_back() -> None:
     table = drawn(23, 12)
-    rows, columns = three_covering(23), three_factors(12)
+    rows, columns = three_factors_at_least(23), three_factors(12)
     ranks = train_ranks(rows, columns, 10**9)
     layer = TrainEmbedding(23, rows, columns, ranks)
     for core, value in zip(layer.cores, tensor_train(table, rows, columns, ranks), strict=True):
@@ -112,7 +112,7 @@ def test_full_ranks_of_a_train_give_the_table_back() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 30, 100, 997, 30522, 50257])
 def test_factors_cover_a_number_closely(count: int) -> None:
-    rows, columns = three_covering(count), three_factors(count)
+    rows, columns = three_factors_at_least(count), three_factors(count)
     assert count <= rows[0] * rows[1] * rows[2] <= 1.5 * count + 1 and columns[0] * columns[1] * columns[2] == count
 
 
@@ -147,13 +147,15 @@ def test_full_ranks_compute_the_same_and_a_share_is_never_exceeded(case: str) ->
     before, inputs = copy.deepcopy(model), drawn(*shape)
     for share in (0.3, 0.6, 0.9):
         edits = edits_for(model, lambda one: one(inputs), share=share)
-        smaller = fitted(model, edits)
+        smaller = fit_factors(model, edits)
         for edit in edits:
             old, new = model.get_submodule(edit.module), smaller.get_submodule(edit.module)
             bias = 0 if old.bias is None else old.bias.numel()
             assert numbers(new) - bias <= share * old.weight.numel(), edit
             assert new.weight.shape == old.weight.shape and (new.bias is None) == (old.bias is None)
-        fresh = edited(copy.deepcopy(model).to("meta"), from_json(json.loads(json.dumps(as_json(edits)))))
+        fresh = apply_factor_edits(
+            copy.deepcopy(model).to("meta"), factor_edits_from_json(json.loads(json.dumps(factor_edits_to_json(edits))))
+        )
         assert shapes(fresh) == shapes(smaller)
         assert smaller(inputs).shape == model(inputs).shape
     full = [
@@ -162,7 +164,7 @@ def test_full_ranks_compute_the_same_and_a_share_is_never_exceeded(case: str) ->
         else TuckerEdit(edit.module, tuple(model.get_submodule(edit.module).weight.shape[:2]))
         for edit in edits
     ]  # type: ignore[arg-type]
-    assert torch.allclose(fitted(model, full)(inputs), model(inputs), atol=1e-4)
+    assert torch.allclose(fit_factors(model, full)(inputs), model(inputs), atol=1e-4)
     assert all(
         torch.equal(one, two)
         for one, two in zip(model.state_dict().values(), before.state_dict().values(), strict=True)
@@ -171,7 +173,7 @@ def test_full_ranks_compute_the_same_and_a_share_is_never_exceeded(case: str) ->
 
 def test_whoever_reads_the_weight_gets_the_product() -> None:
     layer = nn.Linear(8, 6)
-    smaller: Any = fitted(layer, [LowRankEdit("", 2)])
+    smaller: Any = fit_factors(layer, [LowRankEdit("", 2)])
     inputs = drawn(3, 8)
     assert isinstance(smaller, LowRankLinear) and (smaller.in_features, smaller.out_features) == (8, 6)
     assert torch.allclose(smaller(inputs), nn.functional.linear(inputs, smaller.weight, smaller.bias), atol=1e-6)
@@ -187,12 +189,12 @@ def test_attention_goes_on_to_work_and_its_inner_weight_is_told(batch_first: boo
     found = factorization_for(model, lambda one: one(inputs), share=0.6)
     assert {edit.module for edit in found.edits} == {"self_attn.out_proj", "linear1", "linear2"}
     assert any("in_proj" in text for text in found.told)
-    smaller = fitted(model, found.edits)
+    smaller = fit_factors(model, found.edits)
     with torch.no_grad():
         fast = smaller(inputs)
     smaller.train()  # without torch's fast path
     assert torch.allclose(fast, smaller(inputs), atol=1e-5)
-    full = fitted(model, [LowRankEdit(edit.module, 16) for edit in found.edits])
+    full = fit_factors(model, [LowRankEdit(edit.module, 16) for edit in found.edits])
     assert torch.allclose(full(inputs), model(inputs), atol=1e-4)
 
 
@@ -232,22 +234,22 @@ def gpt2() -> Any:
 def test_transformers_go_on_to_work(make: Any) -> None:
     model, tokens = make(), torch.randint(60, (2, 7), generator=torch.Generator().manual_seed(0))
     found = factorization_for(model, lambda one: one(tokens), share=0.7, kinds=("linear", "embedding"))
-    smaller = fitted(model, found.edits)
+    smaller = fit_factors(model, found.edits)
     assert numbers(smaller) < numbers(model) and len(found.edits) > 4
-    tied = [text for text in found.told if "shared" in text]
+    tied = [text for text in found.told if "tied" in text]
     assert bool(tied) == (make is not bert)
     assert smaller(tokens)[0].shape == model(tokens)[0].shape
     full = [LowRankEdit(edit.module, 16) for edit in found.edits if isinstance(edit, LowRankEdit)]
-    assert torch.allclose(fitted(model, full)(tokens)[0], model(tokens)[0], atol=1e-4)
+    assert torch.allclose(fit_factors(model, full)(tokens)[0], model(tokens)[0], atol=1e-4)
     with torch.device("meta"):
         fresh = make()
-    assert shapes(edited(fresh, found.edits)) == shapes(smaller)
+    assert shapes(apply_factor_edits(fresh, found.edits)) == shapes(smaller)
 
 
 def test_a_layer_that_is_there_twice_stays_one() -> None:
     layer = nn.Linear(16, 16)
     model = nn.Sequential(layer, nn.ReLU(), layer)
-    smaller: Any = fitted(model, edits_for(model, share=0.5))
+    smaller: Any = fit_factors(model, edits_for(model, share=0.5))
     assert smaller[0] is smaller[2] and smaller(drawn(2, 16)).shape == (2, 16)
 
 
@@ -272,7 +274,7 @@ def test_what_is_left_alone_is_told() -> None:
     tied = nn.ModuleDict({"words": nn.Embedding(50, 16), "out": nn.Linear(16, 50, bias=False), "fc": nn.Linear(16, 16)})
     tied["out"].weight = tied["words"].weight
     found = factorization_for(tied, share=0.5, kinds=("linear", "embedding"))
-    assert [edit.module for edit in found.edits] == ["fc"] and sum("shared" in text for text in found.told) == 2
+    assert [edit.module for edit in found.edits] == ["fc"] and sum("tied" in text for text in found.told) == 2
     many = nn.ModuleDict(
         {
             "odd": Odd(16, 16),
@@ -286,7 +288,7 @@ def test_what_is_left_alone_is_told() -> None:
     )
     found = factorization_for(many, share=0.5, kinds=("linear", "convolution", "embedding"))
     assert [edit.module for edit in found.edits] == ["fc"]
-    for word in ("way of its own", "groups", "not enough for rank 1", "parametrized", "norms"):
+    for word in ("forward of its own", "groups", "not enough for rank 1", "parametrized", "max_norm"):
         assert any(word in text for text in found.told), word
     found = factorization_for(nn.ModuleDict({"fc": nn.Linear(16, 16), "wide": nn.Linear(64, 64)}), rank=8)
     assert [edit.module for edit in found.edits] == ["wide"] and "saves nothing" in found.told[0]
@@ -321,13 +323,13 @@ def test_edits_of_another_model_are_refused() -> None:
         TensorTrainEdit("1", (2, 2, 2), (2, 2, 2), (2, 2)),
     ):
         with pytest.raises(Mistake, match="another model"):
-            edited(model, [edit])
-    with pytest.raises(Mistake, match="no numbers"):
-        fitted(nn.Linear(8, 8, device="meta"), [LowRankEdit("", 2)])
-    good = as_json([LowRankEdit("0", 2)])
+            apply_factor_edits(model, [edit])
+    with pytest.raises(Mistake, match="meta device"):
+        fit_factors(nn.Linear(8, 8, device="meta"), [LowRankEdit("", 2)])
+    good = factor_edits_to_json([LowRankEdit("0", 2)])
     for bad in ({}, [{"edit": "Guess"}], [{**good[0], "rank": 0}], [{"edit": "LowRank"}], [{**good[0], "rank": "two"}]):
-        with pytest.raises(Mistake, match="not changed"):
-            from_json(bad)
+        with pytest.raises(Mistake, match="manifest was changed"):
+            factor_edits_from_json(bad)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
@@ -336,14 +338,14 @@ def test_ranks_fill_a_share_and_do_not_exceed_it(share: float) -> None:
         count, ranks = inputs * outputs * pixels, tucker_ranks(inputs, outputs, pixels, share)
         assert tucker_numbers(inputs, outputs, pixels, ranks) <= share * count
         assert tucker_numbers(inputs, outputs, pixels, (ranks[0] + 1, ranks[1] + 1)) > share * count
-    rows, columns = three_covering(30522), three_factors(384)
+    rows, columns = three_factors_at_least(30522), three_factors(384)
     most = int(share * 30522 * 384)
     assert 0.97 * most < train_numbers(rows, columns, train_ranks(rows, columns, most)) <= most
 
 
 def test_chains_can_be_exported() -> None:
     model = nn.Sequential(nn.Embedding(50, 12), nn.Linear(12, 12)).eval()
-    smaller = fitted(model, edits_for(model, share=0.6, kinds=("linear", "embedding")))
+    smaller = fit_factors(model, edits_for(model, share=0.6, kinds=("linear", "embedding")))
     index = torch.tensor([[1, 2, 49]])
     assert {type(one) for one in smaller} == {TrainEmbedding, LowRankLinear}
     assert torch.allclose(torch.export.export(smaller, (index,)).module()(index), smaller(index), atol=1e-6)
@@ -351,6 +353,6 @@ def test_chains_can_be_exported() -> None:
 
 def test_types_modes_and_gradients_are_kept() -> None:
     layer = nn.Linear(16, 16, dtype=torch.bfloat16).eval().requires_grad_(False)
-    smaller = fitted(layer, [LowRankEdit("", 3)])
+    smaller = fit_factors(layer, [LowRankEdit("", 3)])
     assert {one.dtype for one in smaller.parameters()} == {torch.bfloat16} and not smaller.training
     assert not any(one.requires_grad for one in smaller.parameters())

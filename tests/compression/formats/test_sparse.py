@@ -16,12 +16,12 @@ from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat
 from shoestring.compression.formats.kinds import KINDS
-from shoestring.compression.formats.place import placed
+from shoestring.compression.formats.packed_modules import place_formats
 from shoestring.compression.formats.product import ProductFormat
 from shoestring.compression.formats.sparse import SparseFormat, seeded_mask
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
-from shoestring.compression.quantization.rounding import GridSetting, rounded
-from shoestring.compression.quantization.scalar_codes import fitted_codebook
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
+from shoestring.compression.quantization.scalar_codes import fit_codebook
 from shoestring.core.errors import Mistake
 from shoestring.core.masks import seed_mask
 
@@ -29,7 +29,7 @@ Inner = Callable[[Tensor], WeightFormat]
 
 
 def gridded(values: Tensor) -> WeightFormat:
-    (one,) = rounded(values[None], [GridSetting(4, 16)])
+    (one,) = round_to_grid(values[None], [GridSetting(4, 16)])
     return GridFormat.of(one.codes, one.scales, one.zeros, 4, 16, tuple(values.shape), values.dtype)
 
 
@@ -37,8 +37,8 @@ INNERS: dict[str, Inner] = {
     "plain": PlainFormat.of,
     "half": lambda values: PlainFormat.of(values, "float16"),
     "grid": gridded,
-    "codebook": lambda values: fitted_codebook(values, 4, 8),
-    "product": lambda values: fitted_product(values, VectorCoding(2, 3, rounds=0)),
+    "codebook": lambda values: fit_codebook(values, 4, 8),
+    "product": lambda values: fit_product_codes(values, VectorCoding(2, 3, rounds=0)),
 }
 SHAPES = [(17,), (8, 12), (1, 9), (9, 1), (6, 3, 3, 3)]
 
@@ -114,7 +114,7 @@ def test_a_seed_that_lies_is_refused() -> None:
     weight = torch.randn(20, 20) * seeded_mask((20, 20), 40, 1)
     form = SparseFormat.of_seed(weight, PlainFormat.of, 40, 1)
     other = SparseFormat((20, 20), torch.float32, {**form.settings, "seed": 2}, form.tensors())
-    with pytest.raises(Mistake, match="not the one"):
+    with pytest.raises(Mistake, match="now gives another mask"):
         other.dense()
     with pytest.raises(Mistake, match="would be lost"):
         SparseFormat.of_seed(weight, PlainFormat.of, 40, 2)
@@ -148,7 +148,7 @@ def test_a_model_computes_from_it_and_can_be_copied() -> None:
     layer = nn.Linear(12, 8)
     layer.weight.data.copy_(cut(8, 12))
     expected = layer(torch.ones(2, 12))
-    model = placed(nn.Sequential(layer), {"0.weight": SparseFormat.of(layer.weight, PlainFormat.of)})
+    model = place_formats(nn.Sequential(layer), {"0.weight": SparseFormat.of(layer.weight, PlainFormat.of)})
     for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(one(torch.ones(2, 12)), expected)
 

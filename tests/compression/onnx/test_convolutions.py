@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 from shoestring.commands.main import run  # noqa: E402
 from shoestring.compression.onnx.check import session  # noqa: E402
 from shoestring.compression.onnx.convolutions import Convolutions  # noqa: E402
-from shoestring.compression.onnx.export import Exported, exported  # noqa: E402
+from shoestring.compression.onnx.export import ExportedFile, export_onnx  # noqa: E402
 
 
 class SkippingBytes(nn.Module):
@@ -58,9 +58,9 @@ def lively(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def int8_file(model: nn.Module, batch: Tensor, folder: Path, **more: Any) -> tuple[Exported, list[str]]:
+def int8_file(model: nn.Module, batch: Tensor, folder: Path, **more: Any) -> tuple[ExportedFile, list[str]]:
     calibration = [torch.randn(batch.shape, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    found = exported(
+    found = export_onnx(
         model,
         lambda model, batch: model(batch),
         batch,

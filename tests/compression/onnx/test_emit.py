@@ -18,7 +18,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper  # noqa: E402
 
 from shoestring.compression.onnx.check import session  # noqa: E402
-from shoestring.compression.onnx.emit import emit  # noqa: E402
+from shoestring.compression.onnx.emit import write_weight  # noqa: E402
 from shoestring.compression.onnx.graph import Graph  # noqa: E402
 
 FORMS: dict[str, Callable[[Tensor], WeightFormat]] = {
@@ -53,7 +53,7 @@ def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tens
     gemm = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=1)]
     for nodes, more, wanted in ((turned, [], x @ stored.dense().T), (gemm, ["b"], x @ stored.dense().T + bias)):
         graph = graph_of(nodes, [("x", TensorProto.FLOAT), *((name, TensorProto.FLOAT) for name in more)], (3, 20))
-        emit(graph, "w", stored)
+        write_weight(graph, "w", stored)
         found = session(graph.proto().SerializeToString()).run(
             None, {"x": x.numpy(), **({"b": bias.numpy()} if more else {})}
         )[0]
@@ -64,7 +64,7 @@ def test_a_linear_layer_and_a_gemm_multiply_with_the_weight(form: Callable[[Tens
 def test_an_embedding_looks_rows_up(form: Callable[[Tensor], WeightFormat]) -> None:
     stored, index = form(weight(30, 64)), torch.tensor([[0, 29, 7], [7, 1, 0]])
     graph = graph_of([helper.make_node("Gather", ["w", "i"], ["y"], axis=0)], [("i", TensorProto.INT64)], (2, 3, 64))
-    emit(graph, "w", stored)
+    write_weight(graph, "w", stored)
     model = graph.proto()
     found = session(model.SerializeToString()).run(None, {"i": index.numpy()})[0]
     assert np.allclose(found, stored.rows(index).numpy(), atol=1e-6)
@@ -78,7 +78,7 @@ def test_an_embedding_looks_rows_up(form: Callable[[Tensor], WeightFormat]) -> N
 def test_a_convolution_with_an_odd_shape(form: Callable[[Tensor], WeightFormat]) -> None:
     stored, x = form(weight(5, 3, 3, 3)), weight(2, 3, 6, 6)
     graph = graph_of([helper.make_node("Conv", ["x", "w"], ["y"])], [("x", TensorProto.FLOAT)], (2, 5, 4, 4))
-    emit(graph, "w", stored)
+    write_weight(graph, "w", stored)
     found = session(graph.proto().SerializeToString()).run(None, {"x": x.numpy()})[0]
     wanted = torch.nn.functional.conv2d(x, stored.dense())
     assert np.allclose(found, wanted.numpy(), atol=1e-4 * float(wanted.abs().max()))
@@ -86,5 +86,5 @@ def test_a_convolution_with_an_odd_shape(form: Callable[[Tensor], WeightFormat])
 
 def test_what_takes_more_bytes_is_told() -> None:
     graph = graph_of([helper.make_node("Gather", ["w", "i"], ["y"], axis=0)], [("i", TensorProto.INT64)], (2, 64))
-    told = emit(graph, "w", gridded(weight(300, 64), 3, 16))
+    told = write_weight(graph, "w", gridded(weight(300, 64), 3, 16))
     assert len(told) == 1 and "bytes instead of" in told[0]

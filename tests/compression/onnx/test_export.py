@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
-from shoestring.compression.formats.place import placed
-from shoestring.compression.onnx.export import Exported, exported
+from shoestring.compression.formats.packed_modules import place_formats
+from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.core.errors import Mistake
 
 pytest.importorskip("onnxruntime")
@@ -47,7 +47,7 @@ def booked(weight: Tensor, bits: int, group: int) -> WeightFormat:
 
 
 def packed(model: nn.Module, form: Callable[[Tensor], WeightFormat]) -> nn.Module:
-    return placed(model, {name: form(value) for name, value in model.named_parameters() if value.ndim > 1})
+    return place_formats(model, {name: form(value) for name, value in model.named_parameters() if value.ndim > 1})
 
 
 def called(model: nn.Module, batch: Any) -> Any:
@@ -56,8 +56,8 @@ def called(model: nn.Module, batch: Any) -> Any:
 
 def written(
     model: nn.Module, batch: Any, folder: Path, forward: Callable[..., Any] = called, **more: Any
-) -> tuple[Exported, onnx.ModelProto]:
-    found = exported(model, forward, batch, folder / "model.onnx", **more)
+) -> tuple[ExportedFile, onnx.ModelProto]:
+    found = export_onnx(model, forward, batch, folder / "model.onnx", **more)
     return found, onnx.load(found.path)
 
 
@@ -120,7 +120,7 @@ class Tied(nn.Module):
     ],
 )
 def test_tied_embeddings_and_nested_batches(tmp_path: Path, form: Callable[[Tensor], WeightFormat]) -> None:
-    model = placed(
+    model = place_formats(
         Tied(),
         {
             "table.weight": form(torch.zeros(40, 32))
@@ -185,9 +185,9 @@ class Deciding(nn.Module):
 
 def test_what_torch_cannot_export_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"can't export .*data-dependent"):
-        exported(Deciding(), called, torch.ones(2, 3), tmp_path / "model.onnx")
+        export_onnx(Deciding(), called, torch.ones(2, 3), tmp_path / "model.onnx")
     with pytest.raises(Mistake, match="no tensor"):
-        exported(mlp(), called, ["text"], tmp_path / "model.onnx")
+        export_onnx(mlp(), called, ["text"], tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,11 +197,11 @@ def test_a_file_that_computes_something_else_is_not_left_behind(
     model = packed(mlp(), lambda weight: gridded(weight, 4, 16))
     stored = gridded(torch.zeros(64, 32), 4, 16)
     monkeypatch.setattr(
-        "shoestring.compression.onnx.export.forms_of",
+        "shoestring.compression.onnx.export.formats_of",
         lambda _: {"0.weight": stored, "2.weight": gridded(torch.zeros(24, 64), 3, 16)},
     )
     with pytest.raises(Mistake, match="differs from the model's"):
-        exported(model, called, torch.randn(3, 32), tmp_path / "model.onnx")
+        export_onnx(model, called, torch.randn(3, 32), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from shoestring.compression.onnx.check import session  # noqa: E402
-from shoestring.compression.onnx.fast import accelerated, rounded_rows  # noqa: E402
+from shoestring.compression.onnx.fast import quantize_to_int8, round_rows_to_int8  # noqa: E402
 
 
 def normed(outlier: float, bias: bool = True) -> onnx.ModelProto:
@@ -57,23 +57,23 @@ def relative(model: onnx.ModelProto, other: onnx.ModelProto) -> float:
 
 
 def test_int8_is_close_and_the_residual_stays_out_of_the_fused_norm() -> None:
-    model, (fast, notes) = normed(1.0), accelerated(normed(1.0), [feed(0)])
+    model, (fast, notes) = normed(1.0), quantize_to_int8(normed(1.0), [feed(0)])
     kinds = [node.op_type for node in fast.graph.node]
     assert kinds.count("MatMulIntegerToFloat") == 2 and "MatMul" not in kinds and "Sum" in kinds and "Add" not in kinds
     assert relative(model, fast) < 0.02 and "2 linear layers" in notes[0]
 
 
 def test_an_outlier_is_smoothed_away_by_a_second_norm() -> None:
-    model, (fast, _) = normed(60.0), accelerated(normed(60.0), [feed(0)])
+    model, (fast, _) = normed(60.0), quantize_to_int8(normed(60.0), [feed(0)])
     assert [node.op_type for node in fast.graph.node].count("LayerNormalization") == 1, "the first had no other user"
-    harsh, _ = accelerated(
+    harsh, _ = quantize_to_int8(
         normed(60.0), [{name: value * 0 for name, value in feed(0).items()}]
     )  # calibration that shows nothing
     assert relative(model, fast) < 0.5 * relative(model, harsh)
 
 
 def test_processors_that_overflow_get_seven_bits() -> None:
-    model, (fast, _) = normed(1.0), accelerated(normed(1.0), [feed(0)], wide=False)
+    model, (fast, _) = normed(1.0), quantize_to_int8(normed(1.0), [feed(0)], wide=False)
     codes = [
         numpy_helper.to_array(one)
         for one in fast.graph.initializer
@@ -90,7 +90,7 @@ def test_rounding_with_the_moment_of_the_inputs_is_better_than_to_the_nearest() 
     x = torch.randn(500, 8, generator=draw) @ mixed.T + 0.01 * torch.randn(500, 64, generator=draw)
     error = {}
     for name, moment in (("nearest", None), ("moment", x.T @ x / 500)):
-        codes, scales = rounded_rows(weight, 7, moment)
+        codes, scales = round_rows_to_int8(weight, 7, moment)
         error[name] = float((x @ (codes * scales[:, None] - weight).T).square().mean())
     assert error["moment"] < 0.5 * error["nearest"]
 
@@ -103,4 +103,4 @@ def test_a_model_without_large_layers_is_told() -> None:
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    assert "nothing computes in int8" in accelerated(model, [])[1][0]
+    assert "nothing computes in int8" in quantize_to_int8(model, [])[1][0]

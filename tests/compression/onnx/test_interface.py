@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shoestring.compression.onnx.export import exported
+from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.core.errors import Mistake
 from shoestring.core.job import default_forward
@@ -67,7 +67,7 @@ def checked(
     model: nn.Module, batch: Any, folder: Path, feed: dict[str, Tensor], forward: Callable[..., Any] = default_forward
 ) -> Any:
     """Export, and run in plain onnxruntime with nothing but this."""
-    exported(model, forward, batch, folder / "model.onnx")
+    export_onnx(model, forward, batch, folder / "model.onnx")
     runner = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     found = runner.run(None, {name: value.numpy() for name, value in feed.items()})
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_labels_that_the_forward_insists_on_are_left_out_of_the_file_too(tmp_pat
         return found
 
     batch = {"values": torch.randn(4, 6), "target": torch.randint(0, 3, (4,))}
-    exported(Classifier(), forward, batch, tmp_path / "model.onnx")
+    export_onnx(Classifier(), forward, batch, tmp_path / "model.onnx")
     assert sides(tmp_path / "model.onnx") == ({"values": ["batch", 6]}, {"logits": ["batch", 3]})
 
 
@@ -176,5 +176,5 @@ def test_a_forward_that_gives_only_a_loss_is_refused() -> None:
 
 
 def test_a_small_file_has_no_stack_traces_and_no_texts(tmp_path: Path) -> None:
-    made = exported(Net(nn.Linear(6, 3)), default_forward, torch.randn(4, 6), tmp_path / "model.onnx")
+    made = export_onnx(Net(nn.Linear(6, 3)), default_forward, torch.randn(4, 6), tmp_path / "model.onnx")
     assert made.bytes < 21 * 4 + 400

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.pruning.choose import Pruning, pruning_for
-from shoestring.compression.pruning.cuts import Drop, Edit, UnitCut, as_json, edited, from_json
+from shoestring.compression.pruning.prune_edits import (
+    Drop,
+    PruneEdit,
+    UnitCut,
+    apply_prune_edits,
+    prune_edits_from_json,
+    prune_edits_to_json,
+)
 
 from .models import CASES
 
@@ -25,7 +32,7 @@ def pruned(name: str) -> Pruning:
     return pruning_for(made(name), lambda one: CASES[name].run(one, 2), CASES[name].shares)
 
 
-def masked_output(model: nn.Module, edits: tuple[Edit, ...], name: str, batch: int) -> Tensor:
+def masked_output(model: nn.Module, edits: tuple[PruneEdit, ...], name: str, batch: int) -> Tensor:
     """Of a copy in which every weight that reads a removed unit is zero, and every dropped block gives back what it is given."""
     whole = copy.deepcopy(model)
     weights = dict(whole.named_parameters())
@@ -56,7 +63,7 @@ def test_a_cut_model_computes_what_the_masked_one_does(name: str) -> None:
     case, model = CASES[name], made(name)
     kept = {key: value.clone() for key, value in model.state_dict().items()}
     pruning = pruned(name)
-    smaller = edited(model, from_json(as_json(pruning.edits)))
+    smaller = apply_prune_edits(model, prune_edits_from_json(prune_edits_to_json(pruning.edits)))
     kinds = {
         "layers" if isinstance(edit, Drop) else edit.kind for edit in pruning.edits if isinstance(edit, (UnitCut, Drop))
     }
@@ -77,13 +84,13 @@ def test_a_cut_model_computes_what_the_masked_one_does(name: str) -> None:
 def test_a_model_just_made_gets_the_same_shapes_and_can_be_filled(name: str) -> None:
     case, model = CASES[name], made(name)
     edits = pruned(name).edits
-    smaller = edited(model, edits)
+    smaller = apply_prune_edits(model, edits)
     with torch.device("meta"):
-        empty = edited(case.make(), edits).eval()
+        empty = apply_prune_edits(case.make(), edits).eval()
     shapes, wanted = ({key: value.shape for key, value in one.state_dict().items()} for one in (empty, smaller))
     assert shapes == wanted
     torch.manual_seed(7)
-    filled = edited(case.make(), edits).eval()
+    filled = apply_prune_edits(case.make(), edits).eval()
     filled.load_state_dict(smaller.state_dict())
     with torch.no_grad():
         assert torch.equal(case.run(filled, 3), case.run(smaller, 3))
@@ -91,20 +98,20 @@ def test_a_model_just_made_gets_the_same_shapes_and_can_be_filled(name: str) -> 
 
 def test_a_cut_model_trains_with_dropout_and_steps() -> None:
     case, model = CASES["encoder"], made("encoder")
-    smaller = edited(model, pruned("encoder").edits).train()
+    smaller = apply_prune_edits(model, pruned("encoder").edits).train()
     case.run(smaller, 2).square().mean().backward()
     assert all(weight.grad is not None and weight.grad.shape == weight.shape for weight in smaller.parameters())
 
 
 def test_tied_weights_stay_tied() -> None:
     model = made("llama")
-    smaller = edited(model, pruned("llama").edits)
+    smaller = apply_prune_edits(model, pruned("llama").edits)
     assert smaller.lm_head.weight is smaller.model.embed_tokens.weight  # type: ignore[union-attr]
 
 
 def test_a_cut_llama_still_generates_with_its_cache() -> None:
     model = made("llama")
-    smaller = edited(model, pruned("llama").edits)
+    smaller = apply_prune_edits(model, pruned("llama").edits)
     start = torch.tensor([[3, 1, 4]])
     cached, plain = (smaller.generate(start, max_new_tokens=5, do_sample=False, use_cache=use) for use in (True, False))  # type: ignore[operator]
     assert torch.equal(cached, plain)
@@ -123,7 +130,7 @@ def test_padded_rows_of_an_encoder_are_cut_and_told() -> None:
             whole.get_parameter(cut.readers[0]).data[:, gone] = 0
     with torch.no_grad():
         found, wanted = (
-            edited(model, pruning.edits)(x, src_key_padding_mask=padding),
+            apply_prune_edits(model, pruning.edits)(x, src_key_padding_mask=padding),
             whole(x, src_key_padding_mask=padding),
         )
     torch.testing.assert_close(found[~padding], wanted[~padding], atol=1e-5, rtol=1e-5)

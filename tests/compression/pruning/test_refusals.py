@@ -9,8 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.pruning.choose import edits_for, pruning_for
-from shoestring.compression.pruning.cuts import UnitCut, as_json, edited, from_json
 from shoestring.compression.pruning.groups import structure_of
+from shoestring.compression.pruning.prune_edits import (
+    UnitCut,
+    apply_prune_edits,
+    prune_edits_from_json,
+    prune_edits_to_json,
+)
 from shoestring.core.errors import Mistake
 
 
@@ -34,7 +39,7 @@ def test_nothing_asked_and_nothing_found_are_refused_with_the_reason() -> None:
         edits_for(mlp(4, 8, 2), run)
     with pytest.raises(Mistake, match=r"no heads that can be removed.*it has neurons"):
         edits_for(mlp(4, 8, 2), run, heads=0.5)
-    with pytest.raises(Mistake, match="no whole unit"):
+    with pytest.raises(Mistake, match="less than one unit"):
         edits_for(mlp(4, 8, 2), run, neurons=0.01)
 
 
@@ -121,16 +126,16 @@ def test_a_model_that_draws_random_numbers_is_refused_only_if_they_change() -> N
             Noisy.count += 1
             return self.inside(x) + Noisy.count  # type: ignore[no-any-return]
 
-    with pytest.raises(Mistake, match="another output each time"):
+    with pytest.raises(Mistake, match="other outputs when it is called again"):
         edits_for(Noisy(), run, neurons=0.5)
 
 
 def test_edits_of_another_model_are_refused() -> None:
     edits = edits_for(mlp(4, 8, 2), run, neurons=0.5)
     with pytest.raises(Mistake, match="another model"):
-        edited(mlp(4, 6, 2), edits)
+        apply_prune_edits(mlp(4, 6, 2), edits)
     with pytest.raises(Mistake, match="another model"):
-        edited(nn.Linear(4, 2), edits)
+        apply_prune_edits(nn.Linear(4, 2), edits)
 
 
 @pytest.mark.parametrize(
@@ -147,9 +152,9 @@ def test_edits_of_another_model_are_refused() -> None:
     ],
 )
 def test_a_manifest_that_lies_is_refused(change: dict[str, object]) -> None:
-    data = as_json(edits_for(mlp(4, 8, 2), run, neurons=0.5))
+    data = prune_edits_to_json(edits_for(mlp(4, 8, 2), run, neurons=0.5))
     with pytest.raises(Mistake):
-        from_json([{**data[0], **change}, *data[1:]])
+        prune_edits_from_json([{**data[0], **change}, *data[1:]])
 
 
 def test_scores_decide_which_units_go_and_must_fit() -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shoestring.compression.calibration.moments import DAMPING
 from shoestring.compression.formats.grid import GridFormat
-from shoestring.compression.quantization.rounding import GridSetting, grid, rounded
+from shoestring.compression.quantization.rounding import GridSetting, fit_grid, round_to_grid
 
 
 def dense(weight: Tensor, setting: GridSetting, moment: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
-    one = rounded(weight, [setting], moment, mask)[0]
+    one = round_to_grid(weight, [setting], moment, mask)[0]
     return GridFormat.of(
         one.codes, one.scales, one.zeros, setting.bits, setting.group, tuple(weight.shape), weight.dtype
     ).dense()
@@ -32,7 +32,7 @@ def test_it_is_gptq() -> None:
     """Column by column, in the order of the largest inputs; what is off is made up for by the inverse of what is left of the moment."""
     weight, x, setting = torch.randn(6, 20, generator=torch.Generator().manual_seed(1)), inputs(20), GridSetting(3, 8)
     moment = x.T @ x
-    scale, zero = grid(weight, setting, moment.diagonal())
+    scale, zero = fit_grid(weight, setting, moment.diagonal())
     wide = [one.float().repeat_interleave(8, 1)[:, :20] for one in (scale, zero)]
     left, found = weight.double().clone(), torch.zeros(6, 20, dtype=torch.float64)
     damped = moment.double() + DAMPING * moment.diagonal().mean().double() * torch.eye(20, dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_what_the_layer_computes_changes_less_than_to_the_nearest(bits: int) -> 
 def test_every_number_is_within_its_grid(rows: int, columns: int, bits: int, group: int, size: float) -> None:
     weight = size * torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows * columns))
     found = dense(weight, GridSetting(bits, group))
-    step = rounded(weight, [GridSetting(bits, group)])[0].scales.float().max()
+    step = round_to_grid(weight, [GridSetting(bits, group)])[0].scales.float().max()
     assert found.shape == weight.shape and bool(torch.isfinite(found).all())
     assert bool(((found - weight).abs() <= weight.abs().max() + step).all())
 
@@ -88,8 +88,8 @@ def test_what_was_cut_stays_cut() -> None:
 def test_several_grids_at_once_are_each_alone() -> None:
     weight, x = torch.randn(8, 32, generator=torch.Generator().manual_seed(5)), inputs(32)
     several = [GridSetting(8, 32), GridSetting(4, 16), GridSetting(2, 8)]
-    for one, setting in zip(rounded(weight, several, x.T @ x), several, strict=True):
-        alone = rounded(weight, [setting], x.T @ x)[0]
+    for one, setting in zip(round_to_grid(weight, several, x.T @ x), several, strict=True):
+        alone = round_to_grid(weight, [setting], x.T @ x)[0]
         assert torch.equal(one.codes, alone.codes) and torch.equal(one.scales, alone.scales)
 
 

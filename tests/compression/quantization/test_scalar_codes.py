@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from shoestring.compression.formats.codebook import CodebookFormat
-from shoestring.compression.quantization.scalar_codes import PrefixSums, fitted_codebook, lloyd, nearest
+from shoestring.compression.quantization.scalar_codes import PrefixSums, fit_codebook, lloyd, nearest_codes
 from shoestring.core.errors import Mistake
 
 SHAPES = [(7,), (64,), (5, 24), (1, 30), (30, 1), (8, 3, 3, 3), (13, 7), (1,), (40, 130)]
@@ -32,7 +32,7 @@ def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(
     shape: tuple[int, ...], bits: int, group: int
 ) -> None:
     weight = drawn(*shape)
-    form = fitted_codebook(weight, bits, group)
+    form = fit_codebook(weight, bits, group)
     tensors = load(save({name: one.contiguous() for name, one in form.tensors().items()}))
     assert form.stored_bytes == sum(one.numel() * one.element_size() for one in tensors.values())
     again = CodebookFormat(shape, weight.dtype, form.settings, tensors)
@@ -47,13 +47,13 @@ def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(
 @pytest.mark.parametrize("shape", [(20, 16), (20, 13), (6, 4, 2, 1), (20, 3)])
 @pytest.mark.parametrize("group", [0, 8])
 def test_rows_are_those_of_the_dense_weight(shape: tuple[int, ...], group: int) -> None:
-    form = fitted_codebook(drawn(*shape), 3, group)
+    form = fit_codebook(drawn(*shape), 3, group)
     for index in (torch.tensor([[0, 5], [3, 3]]), torch.tensor(2), torch.zeros(0, dtype=torch.int64)):
         assert torch.equal(form.rows(index), form.dense()[index])
 
 
 def test_rows_of_a_vector_are_its_numbers() -> None:
-    form = fitted_codebook(drawn(16), 4)
+    form = fit_codebook(drawn(16), 4)
     assert torch.equal(form.rows(torch.tensor([3, 1])), form.dense()[[3, 1]])
 
 
@@ -73,7 +73,7 @@ def brute_force(numbers: Tensor, weights: Tensor, entries: int) -> float:
 @pytest.mark.parametrize("seed", range(12))
 def test_weighted_k_means_finds_the_least_error_of_few_numbers(seed: int) -> None:
     weight, importance = drawn(1, 12, seed=seed).half().float(), drawn(12, seed=seed + 100).square() + 1e-3
-    assert error(fitted_codebook(weight, 2, importance=importance), weight, importance) == pytest.approx(
+    assert error(fit_codebook(weight, 2, importance=importance), weight, importance) == pytest.approx(
         brute_force(weight[0], importance, 4), rel=2e-2, abs=1e-6
     )  # values are float16
 
@@ -87,32 +87,30 @@ def test_k_means_is_never_worse_than_percentiles(bits: int, group: int) -> None:
         drawn(40, 48).sign() + 0.01 * drawn(40, 48, seed=1),
         torch.zeros(4, 16),
     ):
-        means, percentiles = (
-            fitted_codebook(weight, bits, group, method=method) for method in ("kmeans", "percentile")
-        )
+        means, percentiles = (fit_codebook(weight, bits, group, method=method) for method in ("kmeans", "percentile"))
         assert error(means, weight) <= error(percentiles, weight) + 1e-9
 
 
 def test_k_means_of_normal_numbers_is_that_of_lloyd_and_max(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.compression.quantization.scalar_codes.SAMPLE", 1 << 16)
     weight = drawn(200, 1000)  # more than the sample
-    assert error(fitted_codebook(weight, 2), weight) / weight.numel() == pytest.approx(
+    assert error(fit_codebook(weight, 2), weight) / weight.numel() == pytest.approx(
         0.1175, rel=0.01
     )  # Max 1960, table I
-    assert error(fitted_codebook(weight, 4), weight) / weight.numel() == pytest.approx(0.009497, rel=0.02)
+    assert error(fit_codebook(weight, 4), weight) / weight.numel() == pytest.approx(0.009497, rel=0.02)
 
 
 def test_a_few_large_numbers_among_many_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.compression.quantization.scalar_codes.SAMPLE", 1 << 12)
     weight = drawn(200, 1000)
     weight[7, ::250] = torch.tensor([40.0, -40.0, 41.0, -41.0])
-    assert float((fitted_codebook(weight, 8).dense() - weight).abs().max()) < 2
+    assert float((fit_codebook(weight, 8).dense() - weight).abs().max()) < 2
 
 
 def test_importance_lowers_the_error_that_it_weighs() -> None:
     weight, importance = drawn(64, 64) * (1 + torch.arange(64) % 3), torch.logspace(-3, 1, 64)
     for group in (0, 32):
-        plain, weighted = fitted_codebook(weight, 3, group), fitted_codebook(weight, 3, group, importance)
+        plain, weighted = fit_codebook(weight, 3, group), fit_codebook(weight, 3, group, importance)
         assert error(weighted, weight, importance) < error(plain, weight, importance)
         assert error(weighted, weight) > error(plain, weight), "it is not for nothing"
 
@@ -122,7 +120,7 @@ def test_an_iteration_never_makes_the_error_larger() -> None:
     begun = numbers[:16].sort().values
     after = lloyd(PrefixSums.of(numbers, weights), begun).float()
     errors = [
-        float((weights * (numbers - values[nearest(numbers, values).long()]).square()).sum())
+        float((weights * (numbers - values[nearest_codes(numbers, values).long()]).square()).sum())
         for values in (begun, after)
     ]
     assert errors[1] < errors[0]
@@ -132,7 +130,7 @@ def test_an_iteration_never_makes_the_error_larger() -> None:
 @pytest.mark.parametrize("group", [0, 8])
 def test_a_constant_weight_comes_back(value: float, group: int) -> None:
     for method in ("percentile", "kmeans"):
-        dense = fitted_codebook(torch.full((4, 16), value), 4, group, method=method).dense()
+        dense = fit_codebook(torch.full((4, 16), value), 4, group, method=method).dense()
         assert torch.allclose(dense, torch.full((4, 16), value), rtol=1e-3, atol=3e-8)
 
 
@@ -140,19 +138,19 @@ def test_few_different_numbers_come_back_exactly() -> None:
     weight = torch.tensor([-1.0, 0.0, 0.25, 7.0])[
         torch.randint(4, (30, 30), generator=torch.Generator().manual_seed(0))
     ]
-    assert torch.equal(fitted_codebook(weight, 2).dense(), weight)
+    assert torch.equal(fit_codebook(weight, 2).dense(), weight)
 
 
 def test_the_same_input_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.compression.quantization.scalar_codes.SAMPLE", 1 << 14)
     weight = drawn(60, 1000)
-    one, two = (fitted_codebook(weight, 4, 64).tensors() for _ in range(2))
+    one, two = (fit_codebook(weight, 4, 64).tensors() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_a_weight_keeps_its_type(dtype: torch.dtype) -> None:
-    form = fitted_codebook(drawn(8, 8).to(dtype), 4, 8)
+    form = fit_codebook(drawn(8, 8).to(dtype), 4, 8)
     assert form.dense().dtype == dtype and form.rows(torch.tensor([1])).dtype == dtype
 
 
@@ -162,25 +160,25 @@ def test_a_weight_keeps_its_type(dtype: torch.dtype) -> None:
         (torch.tensor([[1.0, torch.nan]]), None, "not finite"),
         (torch.tensor([[1.0, torch.inf]]), None, "not finite"),
         (torch.tensor([[1.0, 1e6]]), None, "float16"),
-        (torch.zeros(0, 4), None, "no numbers"),
-        (torch.ones(2, 3), torch.ones(2), "for every column"),
+        (torch.zeros(0, 4), None, "is empty"),
+        (torch.ones(2, 3), torch.ones(2), "one per column"),
         (torch.ones(2, 3), torch.tensor([1.0, -1.0, 1.0]), "not negative"),
         (torch.ones(2, 3), torch.tensor([1.0, torch.nan, 1.0]), "finite"),
     ],
 )
 def test_what_no_value_is_near_to_is_refused(weight: Tensor, importance: Tensor | None, said: str) -> None:
     with pytest.raises(Mistake, match=said):
-        fitted_codebook(weight, 4, importance=importance)
+        fit_codebook(weight, 4, importance=importance)
 
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(Mistake, match="percentile, kmeans"):
-        fitted_codebook(drawn(4, 4), 4, method="median")
+        fit_codebook(drawn(4, 4), 4, method="median")
 
 
 def test_importances_of_nothing_are_those_of_all() -> None:
     weight = drawn(8, 8)
-    assert error(fitted_codebook(weight, 4, importance=torch.zeros(8)), weight) < 0.5 * float(weight.square().sum())
+    assert error(fit_codebook(weight, 4, importance=torch.zeros(8)), weight) < 0.5 * float(weight.square().sum())
 
 
 @pytest.mark.parametrize("settings", [{"bits": 1, "group": 0}, {"bits": 9, "group": 0}, {"bits": 4, "group": -1}])

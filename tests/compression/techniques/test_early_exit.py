@@ -16,7 +16,7 @@ from shoestring import Job, Mistake
 from shoestring.commands.main import run as command
 from shoestring.compression.exits.early_exit import EarlyExitModel
 from shoestring.compression.exits.evidence import PartSeconds
-from shoestring.compression.onnx.export import exported
+from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.techniques.early_exit import EarlyExit, exits_again
 from shoestring.core.job import default_forward
 
@@ -133,5 +133,5 @@ def test_an_edit_that_no_one_wrote_is_refused(file: Path) -> None:
 def test_an_onnx_file_is_refused(file: Path, tmp_path: Path) -> None:
     small = shoestring.compress(file, tmp_path / "small", use=["EarlyExit(every=3, loss=0.5, steps=5)"])
     with pytest.raises(Mistake, match="each takes its own way"):
-        exported(small.model, default_forward, data(file)["batch"](0), tmp_path / "a.onnx")
+        export_onnx(small.model, default_forward, data(file)["batch"](0), tmp_path / "a.onnx")
     assert not (tmp_path / "a.onnx").exists()

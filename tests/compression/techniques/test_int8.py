@@ -17,11 +17,11 @@ from shoestring import Job
 from shoestring.compression.calibration.latency import Latency, LatencyTimer
 from shoestring.compression.formats import int8
 from shoestring.compression.formats.int8 import Int8Format
-from shoestring.compression.formats.place import forms_of, inside, placed
-from shoestring.compression.onnx.export import exported
-from shoestring.compression.quantization.rounding import GridSetting, rounded
+from shoestring.compression.formats.packed_modules import formats_of, place_formats, temporary_formats
+from shoestring.compression.onnx.export import export_onnx
+from shoestring.compression.quantization.rounding import GridSetting, round_to_grid
 from shoestring.compression.session import CompressOptions, begun
-from shoestring.compression.source import ModelSource, prepared
+from shoestring.compression.source import ModelSource, prepare_model
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.measure.instructions import VARIABLE
@@ -29,7 +29,7 @@ from tests.compression.models import batches, called, job_of, loss, words
 
 
 def form_of(weight: Tensor, largest: float | None = None) -> Int8Format:
-    one = rounded(weight, [GridSetting(8, weight.shape[1])])[0]
+    one = round_to_grid(weight, [GridSetting(8, weight.shape[1])])[0]
     return Int8Format.of(one.codes, one.scales, one.zeros, largest)
 
 
@@ -54,10 +54,10 @@ def test_it_is_close_to_the_product_and_to_the_bit_the_same_without_the_fast_one
 
 SATURATED = """
 import torch
-from shoestring.compression.formats.int8 import product, sums_are_exact
+from shoestring.compression.formats.int8 import int8_matmul, sums_are_exact
 left, right = (torch.full((5, 33), byte, dtype=torch.int8) for byte in (127, -128))
 for one, other in ((left, left), (left, right), (right, right)):
-    assert torch.equal(product(one, other), (one.double() @ other.double().t()).int()), (one[0, 0], other[0, 0])
+    assert torch.equal(int8_matmul(one, other), (one.double() @ other.double().t()).int()), (one[0, 0], other[0, 0])
 print(sums_are_exact())
 """
 
@@ -100,8 +100,8 @@ def test_a_model_is_as_it_was_after_a_try() -> None:
     model = job_of("mlp").model()
     before, x = [(name, id(one)) for name, one in model.named_parameters()], torch.randn(3, 16)
     wanted = model(x)
-    with inside(model, {"0.weight": form_of(model.get_parameter("0.weight").detach())}):
-        assert not torch.equal(model(x), wanted) and list(forms_of(model)) == ["0.weight"]
+    with temporary_formats(model, {"0.weight": form_of(model.get_parameter("0.weight").detach())}):
+        assert not torch.equal(model(x), wanted) and list(formats_of(model)) == ["0.weight"]
     assert [(name, id(one)) for name, one in model.named_parameters()] == before and torch.equal(model(x), wanted)
     assert type(model.get_submodule("0")) is nn.Linear
 
@@ -115,7 +115,7 @@ def test_damage_counts_the_rounded_inputs_and_other_layers_are_left_alone(inputs
     assert kinds["embeddings.word_embeddings.weight"] == "plain"
     damage = {key: 1 - told["fidelity"]["mean"][key] for key in ("predicted", "measured")}
     assert 0 < damage["measured"] < 0.01 and 0.4 < damage["measured"] / damage["predicted"] < 2.5
-    file = exported(small.model, called, batches(1, words)[0], tmp_path / "model.onnx")
+    file = export_onnx(small.model, called, batches(1, words)[0], tmp_path / "model.onnx")
     assert file.largest_difference < file.tolerance and "does not round the inputs" in file.notes[0]
 
 
@@ -143,12 +143,12 @@ def test_a_latency_below_the_originals_is_kept_by_products_of_bytes(monkeypatch:
     monkeypatch.setattr(
         "shoestring.compression.room.latencies",
         lambda models, *given: [
-            Latency(0.010 - 0.001 * sum(form.kind == "int8" for form in forms_of(model).values()), 0.010, 20)
+            Latency(0.010 - 0.001 * sum(form.kind == "int8" for form in formats_of(model).values()), 0.010, 20)
             for model in models
         ],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="8.5ms"), unseen=16)).plan
     assert "Int8()" in str(plan) and plan.known["latency_seconds"] <= 0.0085
     assert {one["form"] for one in plan.layers()} >= {"int8", "plain"}, "no more layers than it takes"
@@ -162,10 +162,10 @@ def test_an_answer_that_is_later_than_reckoned_is_reckoned_with(monkeypatch: pyt
     monkeypatch.setattr("shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 20))
     monkeypatch.setattr(
         "shoestring.compression.room.latencies",
-        lambda models, *given: [Latency(0.012 if forms_of(model) else 0.010, 0.012, 20) for model in models],
+        lambda models, *given: [Latency(0.012 if formats_of(model) else 0.010, 0.012, 20) for model in models],
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     plan = begun(source, CompressOptions(Budget.parsed(latency="11ms", size="5KB"), unseen=16)).plan
     assert "Decode()" in str(plan) and plan.known["latency_seconds"] == pytest.approx(0.010)
 
@@ -175,7 +175,7 @@ def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest
         "shoestring.compression.calibration.latency.latency", lambda *given: Latency(0.010, 0.010, 4, busy=0.9)
     )
     job = job_of("mlp")
-    source = ModelSource(job, prepared(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
+    source = ModelSource(job, prepare_model(job.model()), {"job": None, "edits": [], "decoded": False}, (), "mlp")
     with pytest.raises(OverBudget, match=r"machine was busy.*ask again when it is quieter"):
         begun(source, CompressOptions(Budget.parsed(latency="1us"), unseen=16))
 
@@ -183,5 +183,5 @@ def test_a_latency_that_is_refused_on_a_busy_machine_says_so(monkeypatch: pytest
 def test_a_form_that_says_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match="int8"):
         Int8Format((2, 3, 4), torch.float32, {"inputs": "token"}, {})
-    model = placed(nn.Sequential(nn.Linear(16, 4)), {"0.weight": form_of(torch.randn(4, 16))})
+    model = place_formats(nn.Sequential(nn.Linear(16, 4)), {"0.weight": form_of(torch.randn(4, 16))})
     assert model(torch.ones(1, 16)).shape == (1, 4)

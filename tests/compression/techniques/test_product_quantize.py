@@ -11,8 +11,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from shoestring.compression.formats.product import ProductFormat
-from shoestring.compression.quantization.product_codes import VectorCoding, fitted_product
-from shoestring.compression.quantization.vector_codes import encoded, error_of, refined, refitted
+from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
+from shoestring.compression.quantization.vector_codes import alternate_codes_and_tables, encode, error_of, refit_tables
 from shoestring.compression.room import planned
 from shoestring.compression.techniques.product_quantize import KINDS
 from shoestring.core.errors import Mistake
@@ -49,7 +49,7 @@ def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(
     recipe: VectorCoding, shape: tuple[int, ...]
 ) -> None:
     weight = drawn(*shape)
-    form = fitted_product(weight, recipe)
+    form = fit_product_codes(weight, recipe)
     tensors = load(save({name: one.contiguous() for name, one in form.tensors().items()}))
     assert form.stored_bytes == sum(one.numel() * one.element_size() for one in tensors.values())
     again = ProductFormat(shape, weight.dtype, form.settings, tensors)
@@ -60,14 +60,14 @@ def test_bytes_are_those_of_the_layout_and_what_is_saved_comes_back(
 @pytest.mark.parametrize("recipe", RECIPES, ids=range(len(RECIPES)))
 @pytest.mark.parametrize("columns", [16, 13])
 def test_rows_are_those_of_the_dense_weight(recipe: VectorCoding, columns: int) -> None:
-    form = fitted_product(drawn(20, columns), recipe)
+    form = fit_product_codes(drawn(20, columns), recipe)
     for index in (torch.tensor([[0, 5], [3, 3]]), torch.tensor(2)):
         assert torch.allclose(form.rows(index), form.dense()[index], atol=1e-6)
 
 
 def test_codes_of_more_than_eight_bits_reach_all_entries() -> None:
     weight = drawn(200, 8)
-    form = fitted_product(
+    form = fit_product_codes(
         weight, VectorCoding(length=2, bits=10, rounds=0)
     )  # 800 vectors, 1024 entries: each is its own
     assert torch.allclose(form.dense(), weight, atol=2e-3)
@@ -81,7 +81,7 @@ def test_the_same_input_gives_the_same_bits() -> None:
         replace(SMALL, stages=2, method="local search"),
         replace(SMALL, rotation=8),
     ):
-        one, two = (fitted_product(weight, recipe).tensors() for _ in range(2))
+        one, two = (fit_product_codes(weight, recipe).tensors() for _ in range(2))
         assert all(torch.equal(one[name], two[name]) for name in one)
 
 
@@ -91,43 +91,43 @@ def test_the_weighted_error_falls_and_the_plain_one_pays() -> None:
         torch.logspace(-2, 1, 32)[torch.randperm(32, generator=torch.Generator().manual_seed(1))],
     )
     for recipe in (VectorCoding(2, 6), VectorCoding(4, 6, stages=2)):
-        plain, weighted = fitted_product(weight, recipe), fitted_product(weight, recipe, importance)
+        plain, weighted = fit_product_codes(weight, recipe), fit_product_codes(weight, recipe, importance)
         assert error(weighted, weight, importance) < 0.95 * error(plain, weight, importance)
         assert error(weighted, weight) > error(plain, weight)
 
 
 def test_two_stages_are_better_than_one_and_vectors_than_numbers_apart() -> None:
     weight = drawn(256, 32)
-    assert error(fitted_product(weight, VectorCoding(4, 5, stages=2)), weight) < error(
-        fitted_product(weight, VectorCoding(4, 5)), weight
+    assert error(fit_product_codes(weight, VectorCoding(4, 5, stages=2)), weight) < error(
+        fit_product_codes(weight, VectorCoding(4, 5)), weight
     )
     corners = drawn(256, 16).sign().repeat_interleave(2, 1) + 0.01 * drawn(256, 32)  # neighbours are alike
-    assert error(fitted_product(corners, VectorCoding(2, 2)), corners) < 0.01 * corners.numel()
+    assert error(fit_product_codes(corners, VectorCoding(2, 2)), corners) < 0.01 * corners.numel()
 
 
 def test_a_rotation_helps_where_numbers_go_together() -> None:
     mixed = drawn(600, 8) * torch.tensor([4.0, 4.0, 4.0, 4.0, 0.1, 0.1, 0.1, 0.1])
     turn = torch.linalg.qr(drawn(8, 8, seed=5)).Q
     plain, turned = (
-        fitted_product(mixed @ turn, VectorCoding(2, 4, books=0, rotation=rotation)) for rotation in (0, 8)
+        fit_product_codes(mixed @ turn, VectorCoding(2, 4, books=0, rotation=rotation)) for rotation in (0, 8)
     )
     assert error(turned, mixed @ turn) < error(plain, mixed @ turn)
 
 
 def test_the_beam_finds_the_best_code_and_tables_are_means() -> None:
     vectors, weights, tables = drawn(50, 3), drawn(50, 3, seed=1).square(), drawn(1, 8, 3, seed=2)
-    codes = encoded(vectors, weights, tables)
+    codes = encode(vectors, weights, tables)
     every = (weights[:, None] * (vectors[:, None] - tables[0]).square()).sum(-1)
     assert torch.equal(codes[:, 0], every.argmin(1))
-    better = refitted(vectors, weights, codes, tables)
+    better = refit_tables(vectors, weights, codes, tables)
     assert error_of(vectors, weights, codes, better) < error_of(vectors, weights, codes, tables)
     two = drawn(2, 8, 3, seed=3)
     assert error_of(
         vectors,
         weights,
-        encoded(vectors, weights, refined(vectors, weights, two, 5)),
-        refined(vectors, weights, two, 5),
-    ) <= error_of(vectors, weights, encoded(vectors, weights, two.half().float()), two.half().float())
+        encode(vectors, weights, alternate_codes_and_tables(vectors, weights, two, 5)),
+        alternate_codes_and_tables(vectors, weights, two, 5),
+    ) <= error_of(vectors, weights, encode(vectors, weights, two.half().float()), two.half().float())
 
 
 def test_a_few_long_vectors_among_many_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +135,14 @@ def test_a_few_long_vectors_among_many_are_not_missed(monkeypatch: pytest.Monkey
     weight = drawn(100, 400)
     weight[7, :8] = torch.tensor([40.0, 40.0, -40.0, 40.0, -40.0, -40.0, 41.0, 0.0])
     assert (
-        float((fitted_product(weight, VectorCoding(2, 6)).dense() - weight).abs().max()) < 25
+        float((fit_product_codes(weight, VectorCoding(2, 6)).dense() - weight).abs().max()) < 25
     )  # one that is missed is off by 35
 
 
 def test_a_constant_weight_comes_back() -> None:
     for recipe in RECIPES[:6]:
         assert torch.allclose(
-            fitted_product(torch.full((16, 12), 0.5), recipe).dense(), torch.full((16, 12), 0.5), atol=2e-3
+            fit_product_codes(torch.full((16, 12), 0.5), recipe).dense(), torch.full((16, 12), 0.5), atol=2e-3
         )
 
 
@@ -162,7 +162,7 @@ def test_what_can_not_be_coded_is_refused(
     recipe: VectorCoding, weight: Tensor, importance: Tensor | None, said: str
 ) -> None:
     with pytest.raises(Mistake, match=said):
-        fitted_product(weight, recipe, importance)
+        fit_product_codes(weight, recipe, importance)
 
 
 def test_codebooks_are_as_good_as_those_of_faiss() -> None:
@@ -181,7 +181,7 @@ def test_codebooks_are_as_good_as_those_of_faiss() -> None:
         (VectorCoding(4, 6, stages=2, method="local search"), of_faiss(faiss.ResidualQuantizer(4, 2, 6), vectors)),
         (VectorCoding(4, 4, books=0), of_faiss(faiss.ProductQuantizer(32, 8, 4), weight.numpy())),
     ):
-        assert error(fitted_product(weight, recipe), weight) < 1.05 * wanted, recipe
+        assert error(fit_product_codes(weight, recipe), weight) < 1.05 * wanted, recipe
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -197,7 +197,7 @@ def test_every_kind_stores_a_weight_whose_inputs_are_known_and_one_whose_inputs_
 def test_a_technique_that_can_store_nothing_is_refused_and_what_it_leaves_is_told() -> None:
     source, given, cost = studied("mlp")
     with pytest.raises(
-        Mistake, match=r"can store no weight of this model: .*fewer vectors than a codebook of 12 bits has entries"
+        Mistake, match=r"can store no weight of this model: .*fewer vectors than a 12-bit codebook has entries"
     ):
         planned(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
     outcome = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))

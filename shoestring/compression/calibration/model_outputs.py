@@ -1,7 +1,7 @@
-"""What a model's forward gives: its floating-point tensors by name, and which of them are compared.
+"""Name the floating-point tensors that a model's forward returns, and select those to compare.
 
-Every one counts, unless it is a loss or a state inside of the model (a cache of keys and values, hidden states, attention maps), which
-transformers returns beside the answer. `--output` names others, or fewer.
+All of them are compared, except losses and internal states that transformers returns as well (key/value cache, hidden
+states, attention maps). `--output` selects others, or fewer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 
-ONLY = "output"  # the name of an output that is one tensor
+ONLY = "output"  # name of a model's only output tensor
 LOSS = "loss"
-STATES = frozenset(
+INTERNAL_STATES = frozenset(
     {
         "past_key_values",
         "cache",
@@ -32,11 +32,12 @@ STATES = frozenset(
         "rnn_state",
     }
 )
-Answer = dict[str, Tensor]  # of one batch, by the names of outputs
+Outputs = dict[str, Tensor]  # of one batch, by name
 
 
 def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """
+    """All floating-point tensors in nested containers, with dotted names.
+
     >>> import torch
     >>> [name for name, _ in named_tensors({"boxes": (torch.zeros(1), torch.zeros(1)), "count": torch.tensor(3)})]
     ['boxes.0', 'boxes.1']
@@ -45,12 +46,12 @@ def named_tensors(output: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         if output.is_floating_point():
             yield name or ONLY, output
     else:
-        for key, value in parts(output):
+        for key, value in container_items(output):
             yield from named_tensors(value, f"{name}.{key}" if name else key)
 
 
-def parts(output: Any) -> Iterator[tuple[str, Any]]:
-    """What a container holds, by name."""
+def container_items(output: Any) -> Iterator[tuple[str, Any]]:
+    """The items of a mapping, dataclass, named tuple, tuple or list, by name."""
     if isinstance(output, Mapping):
         yield from ((str(key), value) for key, value in output.items())
     elif is_dataclass(output) and not isinstance(output, type):
@@ -62,7 +63,7 @@ def parts(output: Any) -> Iterator[tuple[str, Any]]:
 
 
 def compared_names(output: Any, wanted: Sequence[str] = ()) -> tuple[str, ...]:
-    """The names of the outputs that count: those that the user wants, or all that are answers."""
+    """Names of the outputs to compare: those that the user wants, or all except losses and internal states."""
     there = dict(named_tensors(output))
     if not there:
         raise Mistake(
@@ -70,36 +71,38 @@ def compared_names(output: Any, wanted: Sequence[str] = ()) -> tuple[str, ...]:
             f"forward=lambda model, batch: ... that returns one"
         )
     if wanted:
-        return tuple(dict.fromkeys(name for one in wanted for name in chosen_by(one, there)))
-    answers = tuple(name for name, one in there.items() if one.dim() and not set(name.split(".")) & {LOSS, *STATES})
+        return tuple(dict.fromkeys(name for one in wanted for name in names_matching(one, there)))
+    answers = tuple(
+        name for name, one in there.items() if one.dim() and not set(name.split(".")) & {LOSS, *INTERNAL_STATES}
+    )
     return answers or tuple(name for name, one in there.items() if one.dim()) or tuple(there)
 
 
-def left_out(output: Any, names: Iterable[str]) -> tuple[str, ...]:
-    """Outputs with a dimension that are not compared, by the first part of their names."""
+def uncompared_names(output: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Outputs (other than scalars) that are not compared, by the first part of their names."""
     compared = set(names)
     return tuple(
         dict.fromkeys(name.split(".")[0] for name, one in named_tensors(output) if one.dim() and name not in compared)
     )
 
 
-def chosen_by(wanted: str, there: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """The outputs of this name: itself, all that it contains, or the ones whose name ends so."""
+def names_matching(wanted: str, there: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Outputs that a name selects: the output itself, all inside it, or those whose name ends with it."""
     found = [name for name in there if name == wanted or name.startswith(f"{wanted}.")] or [
         name for name in there if name.endswith(f".{wanted}")
     ]
     if not found:
-        raise Mistake(f"--output {wanted}: the model gives {', '.join(there)}; name one of them")
+        raise Mistake(f"--output {wanted}: the model returns {', '.join(there)}; name one of them")
     return tuple(found)
 
 
-def answer(output: Any, names: Sequence[str]) -> Answer:
-    """These outputs of one batch."""
+def select_outputs(output: Any, names: Sequence[str]) -> Outputs:
+    """The outputs with these names, of one batch."""
     there = dict(named_tensors(output))
     missing = [name for name in names if name not in there]
     if missing:
         raise Mistake(
-            f"the model gave no output {missing[0]!r} for a batch, and did for another: name outputs that are always there with "
-            f"--output (it gave {', '.join(there) or 'none'})"
+            f"the model returned no output {missing[0]!r} for one batch, but did for another: use --output to name outputs that "
+            f"are always there (it returned {', '.join(there) or 'none'})"
         )
     return {name: there[name].detach() for name in names}

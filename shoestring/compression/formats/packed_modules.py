@@ -1,10 +1,11 @@
-"""A form in the place of a weight: the module computes from what is stored, whenever it is called.
+"""Modules that compute from packed weights: each parameter is replaced by a weight format and decoded when it is used.
 
-    Linear.weight (a parameter)   ->   Linear.weight (a property: form.dense()), Linear.weight_form (the form, whose buffers are the weight)
+    Linear.weight (a parameter)   ->   Linear.weight_form (the weight format, a module whose buffers are the packed weight)
+                                       Linear.weight (a property: weight_form.dense())
 
-The module keeps its class (a subclass is made of it), so that code that asks `isinstance(layer, nn.Linear)` goes on to work, and whoever
-reads `layer.weight` gets the numbers. An embedding looks rows up without making the others. What torch keeps references to (the weights
-of an LSTM) is given to it for the time of a call.
+The module becomes an instance of a subclass of its own class, so `isinstance(layer, nn.Linear)` still holds and
+`layer.weight` still gives the weight. An embedding decodes only the rows that it looks up. The weights of an LSTM,
+which torch references elsewhere, are decoded for the duration of each call.
 """
 
 from __future__ import annotations
@@ -21,24 +22,25 @@ from torch import Tensor, nn
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.core.private import collect_recurrent, own_parameters, recurrent_weights
 
-SUFFIX = "_form"  # of the name of the module that holds a weight's form
+SUFFIX = "_form"  # a parameter's name plus this is the name of the submodule with its weight format
 
 
-def placed(model: nn.Module, forms: Mapping[str, WeightFormat]) -> nn.Module:
-    """The model with forms in the place of its weights, by name. It is changed. A weight with several names (a tied one) is one form in all
-    places: give it under any one of them, or under all."""
+def place_formats(model: nn.Module, forms: Mapping[str, WeightFormat]) -> nn.Module:
+    """Replace weights of the model by weight formats, in place; `forms`: by parameter name. Tied weights share one
+    format: give it under one of their names, or under all."""
     names = dict(model.named_parameters(remove_duplicate=False))
     by_weight = {id(names[name]): form for name, form in forms.items()}
     for module in list(model.modules()):
         mine = {name: by_weight[id(value)] for name, value in own_parameters(module).items() if id(value) in by_weight}
         if mine:
-            put(module, mine)
+            pack_module(module, mine)
     return model
 
 
 @contextmanager
-def inside(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None]:
-    """While inside, the model has forms in the place of these weights. Not for recurrent layers, which keep references to theirs."""
+def temporary_formats(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None]:
+    """Replace these weights by weight formats inside the context. Not for recurrent layers, which keep references to
+    their weights."""
     names = dict(model.named_parameters(remove_duplicate=False))
     weights = {id(names[name]) for name in forms}
     before = [
@@ -46,7 +48,7 @@ def inside(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None
         for module in model.modules()
         if weights & {id(one) for one in own_parameters(module).values()}
     ]
-    placed(model, forms)
+    place_formats(model, forms)
     try:
         yield
     finally:
@@ -58,8 +60,8 @@ def inside(model: nn.Module, forms: Mapping[str, WeightFormat]) -> Iterator[None
             own_parameters(module).update(mine)
 
 
-def put(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
-    """Replace weights of one module."""
+def pack_module(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
+    """Replace weights of one module by weight formats."""
     there = tuple(
         name.removesuffix(SUFFIX) for name, child in module.named_children() if isinstance(child, WeightFormat)
     )
@@ -74,7 +76,7 @@ def put(module: nn.Module, forms: Mapping[str, WeightFormat]) -> None:
 
 @cache
 def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
-    """A subclass whose weights of these names are computed from their forms."""
+    """A subclass that decodes the weights of these names from their weight formats."""
 
     def dense(name: str) -> property:
         return property(lambda module: getattr(module, name + SUFFIX).dense())
@@ -83,51 +85,52 @@ def packed_class(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     body |= {
         "original_class": kind,
         "packed_names": names,
-        "__doc__": f"{kind.__name__} that computes {', '.join(names)} from packed numbers.",
+        "__doc__": f"{kind.__name__} that decodes {', '.join(names)} from packed weights.",
     }
     if issubclass(kind, nn.Embedding) and kind.forward is nn.Embedding.forward and names == ("weight",):
-        body["forward"] = looked_up
+        body["forward"] = packed_embedding_forward
     elif issubclass(kind, nn.Linear) and kind.forward is nn.Linear.forward and "weight" in names:
-        body["forward"] = multiplied
+        body["forward"] = packed_linear_forward
     elif issubclass(kind, nn.RNNBase):
-        body["forward"] = with_weights
+        body["forward"] = packed_recurrent_forward
     made = type(f"Packed{kind.__name__}", (kind,), body)
-    copyreg.pickle(made, reduced)
+    copyreg.pickle(made, reduce_packed_module)
     return made
 
 
-def looked_up(self: nn.Embedding, index: Tensor) -> Tensor:
-    """Rows of an embedding, without making the others; a table whose rows are cut to a norm is made whole, as torch cuts them in place."""
+def packed_embedding_forward(self: nn.Embedding, index: Tensor) -> Tensor:
+    """Embedding lookup that decodes only the rows it needs. With `max_norm` the whole table is decoded, because torch
+    renormalises rows in place."""
     form: WeightFormat = getattr(self, "weight" + SUFFIX)
     return form.rows(index) if self.max_norm is None else nn.Embedding.forward(self, index)
 
 
-def multiplied(self: nn.Linear, x: Tensor) -> Tensor:
-    """A linear layer, as the form of its weight computes it."""
+def packed_linear_forward(self: nn.Linear, x: Tensor) -> Tensor:
+    """Forward of a linear layer, as its weight format computes it."""
     form: WeightFormat = getattr(self, "weight" + SUFFIX)
     return form.linear(x, self.bias)
 
 
-def with_weights(self: nn.RNNBase, *inputs: Any, **named: Any) -> Any:
-    """A recurrent layer, with its weights made for the time of the call."""
+def packed_recurrent_forward(self: nn.RNNBase, *inputs: Any, **named: Any) -> Any:
+    """Forward of a recurrent layer, with its weights decoded for the duration of the call."""
     kind: Any = vars(type(self))["original_class"]
     with recurrent_weights(self):
         return kind.forward(self, *inputs, **named)
 
 
-def reduced(module: nn.Module) -> tuple[Any, ...]:
-    """How such a module is pickled: its class is made again."""
+def reduce_packed_module(module: nn.Module) -> tuple[Any, ...]:
+    """`copyreg` reducer of packed modules: their class is created again when they are loaded."""
     mine = vars(type(module))
-    return restored, (mine["original_class"], mine["packed_names"]), dict(module.__dict__)
+    return rebuild_packed_module, (mine["original_class"], mine["packed_names"]), dict(module.__dict__)
 
 
-def restored(kind: Any, names: tuple[str, ...]) -> nn.Module:
+def rebuild_packed_module(kind: Any, names: tuple[str, ...]) -> nn.Module:
     made = packed_class(kind, names)
     return made.__new__(made)
 
 
-def forms_of(model: nn.Module) -> dict[str, WeightFormat]:
-    """The forms of a model by the first name of their weight."""
+def formats_of(model: nn.Module) -> dict[str, WeightFormat]:
+    """The weight formats of a model, by the first name of their weight."""
     found: dict[str, WeightFormat] = {}
     seen: set[int] = set()
     for name, module in model.named_modules(remove_duplicate=False):
@@ -137,8 +140,9 @@ def forms_of(model: nn.Module) -> dict[str, WeightFormat]:
     return found
 
 
-def decoded(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
-    """The model with ordinary weights again: as fast as it was, and as large in memory. It is changed."""
+def decode_weights(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
+    """Replace packed weights by ordinary parameters, in place: the model is as fast and as large in memory as
+    before."""
     wanted = None if names is None else set(names)
     weights: dict[int, nn.Parameter] = {}
     for prefix, module in list(model.named_modules()):
@@ -169,7 +173,7 @@ def decoded(model: nn.Module, names: Iterable[str] | None = None) -> nn.Module:
 
 
 def memory_of(model: nn.Module) -> int:
-    """Bytes of all parameters and buffers, each once."""
+    """Bytes of all parameters and buffers; shared ones count once."""
     return sum(
         value.untyped_storage().nbytes()
         for value in {id(one): one for one in (*model.parameters(), *model.buffers())}.values()

@@ -1,4 +1,4 @@
-"""A compressed model as a folder: its tensors, a sealed manifest, and beside them a report. It is there whole or not at all."""
+"""Write and read the folder of a compressed model: tensors, a sealed manifest and a report. Writing is atomic."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from shoestring.compression.formats.manifest import (
     VERSION,
     Stored,
     manifest,
-    parts_of,
-    stored_in,
+    read_entry,
+    tensor_layout,
 )
-from shoestring.compression.formats.place import decoded, placed
+from shoestring.compression.formats.packed_modules import decode_weights, place_formats
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, remove, sync
 from shoestring.core.regular import read_regular
@@ -35,30 +35,30 @@ from shoestring.measure.process import memory_all
 from shoestring.processes.named_job import Claim
 from shoestring.runs.tensors import NAMES, TensorFile, UnreadableTensors, write_tensors
 
-PIECE = 1 << 22  # bytes that are hashed at once
+PIECE = 1 << 22  # bytes hashed at once
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """What the model keeps beside its weights and saves, by name: the statistics of batch norms, parameters that are whole numbers. What
-    can't be kept is refused."""
+    """The model's saved state other than weights, by name: batch norm statistics, integer parameters. Raises Mistake
+    for state that the folder can't hold."""
     saved = model.state_dict()
     if extra := [name for name in saved if name.rpartition(".")[2] == "_extra_state"]:
         raise Mistake(
-            f"{extra[0].rpartition('.')[0] or 'the model'} saves state of its own (get_extra_state), which is not a tensor and "
+            f"{extra[0].rpartition('.')[0] or 'the model'} saves extra state (get_extra_state), which is not a tensor and "
             f"would be lost: keep it in buffers"
         )
-    found = {name: value for name, value in beside(model).items() if name in saved}
+    found = {name: value for name, value in buffers_and_integers(model).items() if name in saved}
     for name, value in found.items():
         if value.layout is not torch.strided or value.dtype not in NAMES:
             raise Mistake(
-                f"{name} is {value.layout} of {value.dtype}, which a folder can't hold: keep it as a dense tensor of an ordinary "
-                f"type, or don't save it (persistent=False)"
+                f"{name} is a {value.layout} tensor of {value.dtype}, which a compressed folder can't hold: make it a dense "
+                f"tensor of an ordinary dtype, or don't save it (persistent=False)"
             )
     return found
 
 
-def beside(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers, and parameters that are no floating-point numbers."""
+def buffers_and_integers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers, and parameters that are not floating point."""
     return dict(model.named_buffers()) | {
         name: one for name, one in model.named_parameters() if not one.is_floating_point()
     }
@@ -72,7 +72,8 @@ def write_folder(
     buffers: Mapping[str, Tensor],
     files: Mapping[str, bytes] | None = None,
 ) -> int:
-    """Write tensors and manifest, and other `files` beside them; gives the bytes of the two. One that is there is not overwritten."""
+    """Write tensors, manifest and other `files`; returns the bytes of tensors and manifest. An existing folder is never
+    overwritten."""
     check_free(target)
     tensors = {
         f"{name}:{part}": tensor for name in stored for part, tensor in forms[name].tensors().items()
@@ -86,7 +87,7 @@ def write_folder(
             for name, content in (files or {}).items():
                 (draft / name).write_bytes(content)
     except OSError:
-        check_free(target)  # somebody else may have been faster
+        check_free(target)  # another process may have created it meanwhile
         raise
     return size + len(text)
 
@@ -129,25 +130,27 @@ def file_digest(path: Path) -> str:
 
 
 class PackedModel:
-    """A folder that was read and checked: what is in it is what was written."""
+    """The folder of a compressed model, read and verified against its manifest."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         if not folder.is_dir():
-            raise Mistake(f"{folder} is no folder: give one that `shoestring compress` wrote")
+            raise Mistake(f"{folder} is not a folder: give one that `shoestring compress` wrote")
         self.about = self.read_manifest()
         try:
             self.file = TensorFile(folder / TENSORS)
         except (OSError, UnreadableTensors) as error:
             raise Mistake(
-                f"{folder / TENSORS} can't be read ({error}): the folder is not whole; compress the model again"
+                f"{folder / TENSORS} can't be read ({error}): the folder is incomplete; compress the model again"
             ) from error
         if file_digest(folder / TENSORS) != self.about.get("tensors"):
             raise Mistake(
                 f"{folder / TENSORS} is damaged: its SHA-256 is not the one in the manifest; copy the folder again, or compress "
                 f"the model again"
             )
-        self.stored = {str(name): self.stored_as(str(name), entry) for name, entry in self.entries("weights").items()}
+        self.stored = {
+            str(name): self.read_weight_entry(str(name), entry) for name, entry in self.entries("weights").items()
+        }
         self.check_names()
         self.check_tensors()
 
@@ -156,20 +159,20 @@ class PackedModel:
         try:
             about, ours = unsealed(read_regular(path))
         except FileNotFoundError as error:
-            raise Mistake(f"{self.folder} has no {MANIFEST}: it is not a compressed model, or not whole") from error
+            raise Mistake(f"{self.folder} has no {MANIFEST}: it is not a compressed model, or incomplete") from error
         except Damaged as error:
             raise Mistake(f"{path} is damaged: {error}; copy the folder again, or compress the model again") from error
         if about.get("format") != FORMAT or not ours:
             raise Mistake(f"{path} is not the manifest of a compressed model")
         if about.get("version") != VERSION:
             raise Mistake(
-                f"{path} is of version {about.get('version')}, and this shoestring reads version {VERSION}: update it"
+                f"{path} has version {about.get('version')}, but this shoestring reads version {VERSION}: update shoestring"
             )
         return about
 
     @property
     def claim(self) -> Claim | None:
-        """Which job it says that it was made by; None: it does not say."""
+        """The job that it claims to come from; None: it names none."""
         named = self.about.get("job")
         if named is None:
             return None
@@ -179,67 +182,63 @@ class PackedModel:
             or not isinstance(named.get("flags"), dict)
         ):
             raise Mistake(
-                f"{self.folder / MANIFEST} says of its job what can't be ({str(named)[:80]}): compress the model again"
+                f"{self.folder / MANIFEST} has an invalid job entry ({str(named)[:80]}): compress the model again"
             )
         return Claim(self.folder, named["file"], named["sha256"], named["flags"])
 
     @property
     def edits(self) -> list[dict[str, Any]]:
-        """How the model's structure was changed, each with its kind."""
+        """Changes to the model's structure, each with its kind."""
         found = self.about.get("edits", [])
         if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-            raise Mistake(
-                f"{self.folder / MANIFEST} has edits that can't be ({str(found)[:80]}): compress the model again"
-            )
+            raise Mistake(f"{self.folder / MANIFEST} has invalid edits ({str(found)[:80]}): compress the model again")
         return found
 
     def entries(self, name: str) -> Mapping[str, Any]:
         found = self.about.get(name)
         if not isinstance(found, Mapping):
-            raise Mistake(f"{self.folder / MANIFEST} has no {name}: it is not whole")
+            raise Mistake(f"{self.folder / MANIFEST} has no {name}: it is incomplete")
         return found
 
-    def stored_as(self, name: str, entry: Any) -> Stored:
-        """What a weight is said to be stored as; whatever can't be is refused."""
+    def read_weight_entry(self, name: str, entry: Any) -> Stored:
+        """Parse the manifest's entry of one weight. Raises Mistake if it is invalid."""
         try:
-            found = stored_in(name, entry)
+            found = read_entry(name, entry)
             found.parts()
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
             raise Mistake(
-                f"{self.folder / MANIFEST} says of {name[:80]!r} what can't be ({type(error).__name__}: {str(error)[:200]}): "
-                f"compress the model again"
+                f"{self.folder / MANIFEST} has an invalid entry for {name[:80]!r} ({type(error).__name__}: "
+                f"{str(error)[:200]}): compress the model again"
             ) from error
         return found
 
     def check_names(self) -> None:
-        """Refuse a weight that is said to be two things, and weights that no memory could hold."""
+        """Refuse a weight with two entries, and weights larger than this machine's memory."""
         names = Counter(alias for one in self.stored.values() for alias in one.names)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
-            raise Mistake(f"{self.folder / MANIFEST} says twice how {twice!r} is stored: compress the model again")
+            raise Mistake(f"{self.folder / MANIFEST} has two entries for {twice!r}: compress the model again")
         size = sum(prod(one.shape) * one.dtype.itemsize for one in self.stored.values())
         if size > memory_all():
             raise Mistake(
-                f"{self.folder / MANIFEST} says that the weights take {bytes_text(size)} of memory, and this machine has "
+                f"the weights in {self.folder / MANIFEST} take {bytes_text(size)} of memory, and this machine has "
                 f"{bytes_text(memory_all())}"
             )
 
     @property
     def buffers(self) -> list[str]:
-        """What is kept beside the weights, by name."""
+        """Names of the saved tensors that are not weights."""
         found = self.about.get("buffers", [])
         if (
             not isinstance(found, list)
             or not all(isinstance(one, str) for one in found)
             or len(set(found)) < len(found)
         ):
-            raise Mistake(
-                f"{self.folder / MANIFEST} has buffers that can't be ({str(found)[:80]}): compress the model again"
-            )
+            raise Mistake(f"{self.folder / MANIFEST} has invalid buffers ({str(found)[:80]}): compress the model again")
         return found
 
     def check_tensors(self) -> None:
-        wanted = {name: (part.dtype, part.shape) for name, part in parts_of(self.stored, {}).items()}
+        wanted = {name: (part.dtype, part.shape) for name, part in tensor_layout(self.stored, {}).items()}
         buffers = {f"{name}:buffer" for name in self.buffers}
         there = {name: (entry.dtype, entry.shape) for name, entry in self.file.entries.items() if name not in buffers}
         if there != wanted or not buffers <= set(self.file.entries):
@@ -256,7 +255,7 @@ class PackedModel:
                 found[name] = KINDS[one.kind](one.shape, one.dtype, one.settings, tensors)
             except (KeyError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
                 raise Mistake(
-                    f"{self.folder} holds a weight {name!r} that can't be ({error}): compress the model again"
+                    f"{self.folder} has an invalid weight {name!r} ({error}): compress the model again"
                 ) from error
         return found
 
@@ -268,25 +267,25 @@ class PackedModel:
         if floating != set(theirs):
             missing, extra = sorted(floating - set(theirs)), sorted(set(theirs) - floating)
             what = f"{missing[0]} is not in the folder" if missing else f"it has no {extra[0]}"
-            raise Mistake(f"the model is not the one that was compressed: {what}")
+            raise Mistake(f"this is not the model that was compressed: {what}")
         for name, one in theirs.items():
             if tuple(own[name].shape) != one.shape:
                 raise Mistake(
-                    f"the model is not the one that was compressed: {name} has the shape {list(own[name].shape)} there, "
+                    f"this is not the model that was compressed: {name} has the shape {list(own[name].shape)} in the model "
                     f"and {list(one.shape)} in the folder"
                 )
 
     def fill(self, model: nn.Module) -> nn.Module:
-        """The model, made anew and cut as the manifest says, with what is stored in the place of its weights."""
+        """Put the packed weights and buffers into a freshly built model, to which the manifest's edits were applied."""
         self.check_shapes(model)
         own = dict(model.named_parameters(remove_duplicate=False))
         forms = self.forms()
-        for name, one in self.stored.items():  # a model that does not tie what was tied
+        for name, one in self.stored.items():  # the new model may not tie weights that were tied
             for alias in one.names:
                 if own[alias] is not own[name]:
                     forms[alias] = forms[name]
-        placed(model, forms)
-        buffers = beside(model)
+        place_formats(model, forms)
+        buffers = buffers_and_integers(model)
         for name in self.buffers:
             value = self.file[f"{name}:buffer"]
             if (
@@ -295,8 +294,8 @@ class PackedModel:
                 or buffers[name].is_floating_point() != value.is_floating_point()
             ):
                 raise Mistake(
-                    f"the model is not the one that was compressed: its buffer {name} is missing or has another shape"
+                    f"this is not the model that was compressed: its buffer {name} is missing or has another shape"
                 )
             buffers[name].data = value
         model.eval().requires_grad_(False)
-        return decoded(model) if self.about.get("decoded") else model
+        return decode_weights(model) if self.about.get("decoded") else model

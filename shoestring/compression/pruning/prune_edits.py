@@ -1,7 +1,7 @@
-"""Edits of a model as data: what is kept of which dimension, which attributes follow, which blocks go. Applied, they make a new model.
+"""Pruning edits as data: which units of which weights are kept, which attributes change, and which blocks are dropped.
 
-Names are those of the whole model. A model that was just made, on any device (meta too), gets the same shapes as the one that the
-edits were chosen for.
+Names are those of the original model. Applied to a freshly built model on any device (meta included), the edits give
+the same shapes as for the model that they were chosen for.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shoestring.core.errors import Mistake
 
 @dataclass(frozen=True)
 class UnitCut:
-    """What is kept of the units of one group, in every place where they lie."""
+    """The kept units of one group, with all their places."""
 
     name: str
     kind: str  # heads, neurons or channels
-    size: int  # units there were
+    size: int  # number of units before
     kept: tuple[int, ...]
     places: tuple[UnitPlace, ...]
     readers: tuple[str, ...]  # weights that sum over the units
@@ -35,51 +35,53 @@ class UnitCut:
 
 @dataclass(frozen=True)
 class Narrow:
-    """An nn.MultiheadAttention becomes one whose heads need not fill the width of the model."""
+    """Replace an nn.MultiheadAttention by a NarrowAttention, whose heads may be narrower than the model."""
 
     module: str
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """A number (or a list with an entry a layer) that a module keeps, or the `config` of one, follows the cut."""
+    """Set an attribute of a module or its `config`: a size, a count, or a list with an entry per layer."""
 
     module: str
     name: str
     value: int | float | str | bool | list[int | float | str | bool]
-    config: bool = False  # it is an attribute of the module's config
+    config: bool = False  # set it on the module's config
 
 
 @dataclass(frozen=True)
 class Drop:
-    """What is kept of the blocks in a list or sequence; names after this are those of a shorter list."""
+    """Drop blocks of a ModuleList or Sequential; the remaining blocks are renumbered."""
 
     container: str
     size: int
     kept: tuple[int, ...]
 
 
-LONGEST = 1 << 16  # hexadecimal digits of a bitmap of units
-Edit = UnitCut | Narrow | Attribute | Drop
+LONGEST = 1 << 16  # hexadecimal digits of the longest bitmap of units
+PruneEdit = UnitCut | Narrow | Attribute | Drop
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (UnitCut, Narrow, Attribute, Drop)}
 
 
-def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
-    """A new model with the edits made; the given one is not changed. Weights that are shared stay shared.
+def apply_prune_edits(model: nn.Module, edits: Sequence[PruneEdit]) -> nn.Module:
+    """Apply edits to a copy of the model. Shared weights stay shared.
 
     >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> places = UnitPlace("0.weight", 0, 1, 1), UnitPlace("0.bias", 0, 1, 1), UnitPlace("2.weight", 1, 1, 1)
     >>> cut = UnitCut("neurons 0.weight:0", "neurons", 8, (1, 5), places, ("2.weight",))
-    >>> [tuple(weight.shape) for weight in edited(model, [cut]).parameters()]
+    >>> [tuple(weight.shape) for weight in apply_prune_edits(model, [cut]).parameters()]
     [(2, 3), (2,), (2, 2), (2,)]
     """
-    return edited_with_names(model, edits)[0]
+    return apply_prune_edits_with_names(model, edits)[0]
 
 
-def edited_with_names(model: nn.Module, edits: Sequence[Edit]) -> tuple[nn.Module, dict[str, nn.Module]]:
-    """The new model, and its modules by the names that they had in the whole one."""
+def apply_prune_edits_with_names(
+    model: nn.Module, edits: Sequence[PruneEdit]
+) -> tuple[nn.Module, dict[str, nn.Module]]:
+    """The pruned copy, and its modules by their names in the original."""
     result = copy.deepcopy(model)
-    modules = dict(result.named_modules(remove_duplicate=False))  # names are those before a list gets shorter
+    modules = dict(result.named_modules(remove_duplicate=False))  # names before blocks are renumbered
     for edit in edits:
         match edit:
             case UnitCut():
@@ -88,7 +90,7 @@ def edited_with_names(model: nn.Module, edits: Sequence[Edit]) -> tuple[nn.Modul
             case Narrow(name):
                 narrow(result, modules, name)
             case Attribute():
-                owner: Any = holder(modules, edit.module)
+                owner: Any = module_named(modules, edit.module)
                 owner = getattr(owner, "config", None) if edit.config else owner
                 check_attribute(owner, edit)
                 setattr(owner, edit.name, edit.value)
@@ -98,8 +100,8 @@ def edited_with_names(model: nn.Module, edits: Sequence[Edit]) -> tuple[nn.Modul
 
 
 def check_attribute(owner: Any, edit: Attribute) -> None:
-    """Refuse to set anything but a number, a switch or a list that is there, to one of its kind. Text stays what it was: another could name
-    something."""
+    """Refuse edits of attributes that don't exist or would change their type. Strings may only be reordered, never
+    replaced, because a new string could name a file or a function."""
     if edit.name.startswith("_") or not hasattr(owner, edit.name):
         raise Mistake(
             f"the model's {edit.module or 'root'} has no attribute {edit.name!r}: these edits are of another model"
@@ -131,7 +133,7 @@ def check_attribute(owner: Any, edit: Attribute) -> None:
         )
 
 
-def holder(modules: dict[str, nn.Module], name: str) -> nn.Module:
+def module_named(modules: dict[str, nn.Module], name: str) -> nn.Module:
     if name not in modules:
         raise Mistake(f"the model has no module {name!r}: these edits are of another model")
     return modules[name]
@@ -139,12 +141,12 @@ def holder(modules: dict[str, nn.Module], name: str) -> nn.Module:
 
 def cut_weight(model: nn.Module, modules: dict[str, nn.Module], cut: UnitCut, place: UnitPlace) -> None:
     path, _, name = place.weight.rpartition(".")
-    weight = getattr(holder(modules, path), name, None)
+    weight = getattr(module_named(modules, path), name, None)
     wanted = place.outer * cut.size * place.inner
     if not isinstance(weight, Tensor) or weight.dim() <= place.dim or weight.shape[place.dim] != wanted:
-        seen = f"is of shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else "is not there"
+        seen = f"has the shape {tuple(weight.shape)}" if isinstance(weight, Tensor) else "does not exist"
         raise Mistake(
-            f"{place.weight} {seen}, the cut is of one with {wanted} in dimension {place.dim}: these edits are of another model"
+            f"{place.weight} {seen}, but the cut needs {wanted} in dimension {place.dim}: these edits are of another model"
         )
     index = indices(cut.kept, cut.size, place).to(weight.device)
     new: Tensor = weight.detach().index_select(place.dim, index)
@@ -160,7 +162,7 @@ def cut_weight(model: nn.Module, modules: dict[str, nn.Module], cut: UnitCut, pl
 
 
 def indices(kept: Iterable[int], size: int, place: UnitPlace) -> Tensor:
-    """The indices that stay of a dimension outer x size x inner.
+    """The kept indices of a dimension of size outer x size x inner.
 
     >>> indices((0, 2), 3, UnitPlace("w", 0, 2, 2)).tolist()
     [0, 1, 4, 5, 6, 7, 10, 11]
@@ -170,7 +172,7 @@ def indices(kept: Iterable[int], size: int, place: UnitPlace) -> Tensor:
 
 
 def narrow(model: nn.Module, modules: dict[str, nn.Module], name: str) -> None:
-    whole = holder(modules, name)
+    whole = module_named(modules, name)
     if not isinstance(whole, nn.MultiheadAttention):
         raise Mistake(
             f"{name} is a {type(whole).__name__}, not an nn.MultiheadAttention: these edits are of another model"
@@ -183,18 +185,18 @@ def narrow(model: nn.Module, modules: dict[str, nn.Module], name: str) -> None:
 
 
 def drop(modules: dict[str, nn.Module], edit: Drop) -> None:
-    container: Any = holder(modules, edit.container)
+    container: Any = module_named(modules, edit.container)
     if not isinstance(container, (nn.ModuleList, nn.Sequential)) or len(container) != edit.size:
         raise Mistake(
-            f"{edit.container or 'the model'} is no list of {edit.size} blocks: these edits are of another model"
+            f"{edit.container or 'the model'} is not a list of {edit.size} blocks: these edits are of another model"
         )
     for place in reversed(range(edit.size)):
         if place not in edit.kept:
             del container[place]
 
 
-def as_json(edits: Iterable[Edit]) -> Json:
-    """The edits as JSON; which units are kept is a bitmap in hexadecimal digits."""
+def prune_edits_to_json(edits: Iterable[PruneEdit]) -> Json:
+    """The edits as JSON; kept units are a bitmap in hexadecimal digits."""
     return [
         {"edit": type(edit).__name__}
         | to_json(edit)
@@ -203,48 +205,50 @@ def as_json(edits: Iterable[Edit]) -> Json:
     ]
 
 
-def from_json(data: Json) -> tuple[Edit, ...]:
+def prune_edits_from_json(data: Json) -> tuple[PruneEdit, ...]:
     """
     >>> edits = (Drop("layers", 6, (0, 2, 5)), Attribute("", "num_layers", 3))
-    >>> from_json(as_json(edits)) == edits
+    >>> prune_edits_from_json(prune_edits_to_json(edits)) == edits
     True
     """
     if not isinstance(data, list) or any(not isinstance(one, dict) or one.get("edit") not in EDITS for one in data):
         raise Mistake(
-            f"the edits of a model are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed"
+            f"pruning edits must be a list of {', '.join(EDITS)}: the manifest was changed, use an intact folder"
         )
-    return tuple(one_from_json(dict(one)) for one in data)
+    return tuple(prune_edit_from_json(dict(one)) for one in data)
 
 
-def one_from_json(data: dict[str, Json]) -> Edit:
+def prune_edit_from_json(data: dict[str, Json]) -> PruneEdit:
     kind = EDITS[data.pop("edit")]
     try:
         if kind in (UnitCut, Drop):
-            data["kept"] = list(units(data["kept"]))
-        edit: Edit = value_from_json(kind, data)
+            data["kept"] = list(units_of_bitmap(data["kept"]))
+        edit: PruneEdit = value_from_json(kind, data)
     except (Unreadable, KeyError, TypeError, ValueError) as error:
-        raise Mistake(f"an edit of the model can't be read ({error}): take a folder that was not changed") from None
+        raise Mistake(
+            f"a pruning edit can't be read ({error}): the manifest was changed, use an intact folder"
+        ) from None
     if isinstance(edit, (UnitCut, Drop)) and (not edit.kept or edit.kept[-1] >= edit.size):
         raise Mistake(
-            f"an edit keeps unit {max(edit.kept, default=None)} of {edit.size}: take a folder that was not changed"
+            f"an edit keeps unit {max(edit.kept, default=None)} of {edit.size}: the manifest was changed, use an intact folder"
         )
     if isinstance(edit, UnitCut) and (
         edit.kind not in KINDS or any(min(p.dim, p.outer - 1, p.inner - 1) < 0 for p in edit.places)
     ):
-        raise Mistake(f"the cut {edit.name} lies about its places: take a folder that was not changed")
+        raise Mistake(f"the cut {edit.name} has invalid places: the manifest was changed, use an intact folder")
     return edit
 
 
 def bitmap(kept: Iterable[int]) -> str:
     """
-    >>> bitmap((0, 1, 4)), units("13")
+    >>> bitmap((0, 1, 4)), units_of_bitmap("13")
     ('13', (0, 1, 4))
     """
     return f"{sum(1 << unit for unit in kept):x}"
 
 
-def units(text: str) -> tuple[int, ...]:
+def units_of_bitmap(text: str) -> tuple[int, ...]:
     if not isinstance(text, str) or len(text) > LONGEST:
-        raise ValueError("a bitmap of units that is none")
+        raise ValueError("an invalid bitmap of units")
     number = int(text, 16)
     return tuple(unit for unit in range(number.bit_length()) if number >> unit & 1)

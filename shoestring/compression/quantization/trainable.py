@@ -1,13 +1,16 @@
-"""Packed weights that can be trained: what is packed again afterwards is what the training saw.
+"""Quantization-aware training of packed weights: the model is trained with exactly the weights that are packed
+afterwards.
 
-A latent number w stands behind every code; the model computes with the rounded one, and the gradient goes past the rounding as if it were
-not there (straight-through estimator: Bengio, Léonard, Courville 2013, arXiv 1308.3432). The scale of a group learns too (Esser et al.
-2020, "Learned Step Size Quantization", arXiv 1902.08153):
+Every code has a latent float weight w. The forward pass uses the rounded value, and the gradient passes through the
+rounding unchanged (straight-through estimator: Bengio, Léonard, Courville 2013, arXiv 1308.3432). The scale of each
+group is learned too (Esser et al. 2020, "Learned Step Size Quantization", arXiv 1902.08153):
 
-    q(w) = s (clamp(round(w / s) + z, 0, 2^b - 1) - z),    dq/dw = 1 inside the grid, 0 outside;   dq/ds = round(w / s) - w / s inside
+    q(w) = s (clamp(round(w / s) + z, 0, 2^b - 1) - z)
+    dq/dw = 1 inside the grid, 0 outside;   dq/ds = round(w / s) - w / s inside
 
-Latent numbers begin in the middle of their codes. Nearer to the original weight, many begin at the edge, and the first steps move thousands
-of codes at once, which undoes what rounding made up for (MiniLM at 9 MB: damage .039 -> .22 after seven steps).
+Latent weights start in the middle of their codes. If they started from the original weights, many would start near a
+rounding boundary, and the first steps would flip thousands of codes at once and undo GPTQ's compensation (MiniLM at 9
+MB: damage .039 -> .22 after seven steps).
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from shoestring.compression.quantization.rounding import LEAST_SCALE
 from shoestring.numerics.block_quantization import per_number
 
 
-class Latent(WeightFormat):
-    """A form while it is trained. It is never stored."""
+class TrainableFormat(WeightFormat):
+    """A packed weight while it is trained. It is never stored."""
 
     kind = "latent"
     zeros: Tensor
@@ -36,15 +39,17 @@ class Latent(WeightFormat):
         if isinstance(form, GridFormat):
             self.scales = nn.Parameter(form.scales.float())
             self.register_buffer("zeros", form.zero_points().float())
-            self.values = nn.Parameter(self.turned(dense.float().reshape(matrix_shape(form.shape))).contiguous())
+            self.values = nn.Parameter(
+                self.transpose_if_stored_so(dense.float().reshape(matrix_shape(form.shape))).contiguous()
+            )
         else:
             self.values = nn.Parameter(dense.clone())
 
     @classmethod
     def layout(cls, shape: Shape, dtype: torch.dtype, settings: Settings) -> dict[str, FormatTensor]:
-        raise AssertionError("what is trained is not stored")
+        raise AssertionError("a trainable format is packed before it is stored")
 
-    def wide(self, values: Tensor) -> Tensor:
+    def expand_groups(self, values: Tensor) -> Tensor:
         return per_number(values, int(self.settings["group"]), grid_shape(self.shape, self.settings)[1])
 
     @property
@@ -54,10 +59,10 @@ class Latent(WeightFormat):
     def dense(self) -> Tensor:
         if self.packed_kind != GridFormat.kind:
             return self.values
-        found = self.on_grid(self.values, self.wide(self.stored_scales), self.wide(self.zeros))
-        return self.turned(found).reshape(self.shape).to(self.dtype)
+        found = self.fake_quantize(self.values, self.expand_groups(self.stored_scales), self.expand_groups(self.zeros))
+        return self.transpose_if_stored_so(found).reshape(self.shape).to(self.dtype)
 
-    def turned(self, matrix: Tensor) -> Tensor:
+    def transpose_if_stored_so(self, matrix: Tensor) -> Tensor:
         return matrix.T if self.settings.get("transposed") else matrix
 
     def rows(self, index: Tensor) -> Tensor:
@@ -66,27 +71,28 @@ class Latent(WeightFormat):
         if self.settings.get("transposed"):
             return self.dense()[index]
         wanted, back = index.reshape(-1).unique(return_inverse=True)
-        scales, zeros = self.wide(self.stored_scales[wanted]), self.wide(self.zeros[wanted])
-        found = self.on_grid(self.values[wanted], scales, zeros)
+        scales, zeros = self.expand_groups(self.stored_scales[wanted]), self.expand_groups(self.zeros[wanted])
+        found = self.fake_quantize(self.values[wanted], scales, zeros)
         return found[back].view(*index.shape, *self.shape[1:]).to(self.dtype)
 
     @property
     def stored_scales(self) -> Tensor:
-        """As they will be stored, in float16; the gradient goes past that."""
+        """Scales rounded to float16, as they will be stored, with a straight-through gradient."""
         kept = self.scales.detach().clamp(min=LEAST_SCALE).half().float()
         return self.scales + (kept - self.scales.detach())
 
-    def on_grid(self, values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    def fake_quantize(self, values: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        """Round to the grid, with the straight-through gradient."""
         share = values / scales
         inside = torch.minimum(torch.maximum(share, -zeros), self.top - zeros)
         return (inside + (inside.detach().round() - inside.detach())) * scales
 
-    def packed(self) -> WeightFormat:
-        """The form again, with what was learned."""
+    def pack(self) -> WeightFormat:
+        """The packed weight with the trained values."""
         if self.packed_kind != GridFormat.kind:
             return PlainFormat.of(self.values.detach().to(self.dtype), str(self.settings.get("stored", "")))
         scales = self.stored_scales.detach()
-        wide, zeros = self.wide(scales), self.wide(self.zeros)
+        wide, zeros = self.expand_groups(scales), self.expand_groups(self.zeros)
         inside = torch.minimum(torch.maximum(self.values.detach() / wide, -zeros), self.top - zeros)
         bits, group = int(self.settings["bits"]), int(self.settings["group"])
         return GridFormat.of(
@@ -100,8 +106,8 @@ class Latent(WeightFormat):
             bool(self.settings.get("transposed")),
         )
 
-    def rate(self) -> dict[str, float]:
-        """By how much one step of Adam should move its numbers: a small part of a step of the grid, or of their usual size."""
+    def learning_rates(self) -> dict[str, float]:
+        """Adam learning rates of its parameters: a small fraction of the grid's step, or of the weights' RMS."""
         if self.packed_kind == GridFormat.kind:
             step = float(self.scales.detach().mean())
             return {"values": STEP * step, "scales": 0.05 * STEP * step}
@@ -109,10 +115,10 @@ class Latent(WeightFormat):
         return {"values": PLAIN * size}
 
 
-STEP = 0.015  # of a grid's step, that a latent number moves in a step of training at the first rate
-PLAIN = 0.0005  # of the usual size of numbers that are not on a grid
+STEP = 0.015  # fraction of a grid step that a latent weight moves in one training step at the initial learning rate
+PLAIN = 0.0005  # fraction of the RMS, for weights that are not on a grid
 
 
-def latent_forms(forms: Mapping[str, WeightFormat]) -> dict[str, Latent]:
-    """Trainable forms of those that can be trained: grids and plain numbers."""
-    return {name: Latent(form) for name, form in forms.items() if isinstance(form, (GridFormat, PlainFormat))}
+def trainable_formats(forms: Mapping[str, WeightFormat]) -> dict[str, TrainableFormat]:
+    """Trainable versions of the weights that can be trained: those on grids, and plain ones."""
+    return {name: TrainableFormat(form) for name, form in forms.items() if isinstance(form, (GridFormat, PlainFormat))}

@@ -1,4 +1,5 @@
-"""Factorizations as data: which layer becomes which chain. Applied, they make a new model; names of its weights follow from them alone."""
+"""Factorization edits as data: which layer is replaced by which chain of smaller layers. The new weights' names follow
+from the edits alone."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from shoestring.core.errors import Mistake
 
 @dataclass(frozen=True)
 class LowRankEdit:
-    """A linear layer, a Conv1D of transformers or a convolution of 1 x 1 pixels becomes two."""
+    """Replace a linear layer, a Conv1D of transformers or a 1 x 1 convolution by two layers."""
 
     module: str
     rank: int
@@ -28,7 +29,7 @@ class LowRankEdit:
 
 @dataclass(frozen=True)
 class TuckerEdit:
-    """A convolution becomes three."""
+    """Replace a convolution by three."""
 
     module: str
     ranks: tuple[int, int]  # channels of the core: outputs, inputs
@@ -36,7 +37,7 @@ class TuckerEdit:
 
 @dataclass(frozen=True)
 class TensorTrainEdit:
-    """An embedding becomes a tensor train."""
+    """Replace an embedding by a tensor train."""
 
     module: str
     rows: tuple[int, int, int]
@@ -44,16 +45,17 @@ class TensorTrainEdit:
     ranks: tuple[int, int]
 
 
-Edit = LowRankEdit | TuckerEdit | TensorTrainEdit
+FactorEdit = LowRankEdit | TuckerEdit | TensorTrainEdit
 EDITS: dict[str, Any] = {kind.__name__: kind for kind in (LowRankEdit, TuckerEdit, TensorTrainEdit)}
-MOST_NUMBERS = 1 << 16  # that a small layer may have after an edit
-Moments = Mapping[str, Tensor]  # of the inputs of weights, by their names: sums of x x^T
+MOST_NUMBERS = 1 << 16  # parameters that a small layer may have after an edit
+Moments = Mapping[str, Tensor]  # second moments of inputs, sums of x x^T, by the weight's name
 
 
-def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
-    """A new model with chains in the place of layers, whose weights are not fitted yet; the given one is not changed.
+def apply_factor_edits(model: nn.Module, edits: Sequence[FactorEdit]) -> nn.Module:
+    """A copy of the model with layers replaced by chains, whose weights are not fitted yet.
 
-    >>> [(name, tuple(one.shape)) for name, one in edited(nn.Sequential(nn.Linear(8, 6)), [LowRankEdit("0", 2)]).named_parameters()]
+    >>> changed = apply_factor_edits(nn.Sequential(nn.Linear(8, 6)), [LowRankEdit("0", 2)])
+    >>> [(name, tuple(one.shape)) for name, one in changed.named_parameters()]
     [('0.0.weight', (2, 8)), ('0.1.weight', (6, 2)), ('0.1.bias', (6,))]
     """
     result = copy.deepcopy(model)
@@ -72,26 +74,25 @@ def edited(model: nn.Module, edits: Sequence[Edit]) -> nn.Module:
 
 
 @torch.no_grad()
-def fitted(model: nn.Module, edits: Sequence[Edit], moments: Moments | None = None) -> nn.Module:
-    """A new model with chains in the place of layers, that computes as nearly the same as their ranks allow."""
-    result = edited(model, edits)
+def fit_factors(model: nn.Module, edits: Sequence[FactorEdit], moments: Moments | None = None) -> nn.Module:
+    """A copy of the model with layers replaced by chains, fitted to approximate the original as well as their ranks
+    allow."""
+    result = apply_factor_edits(model, edits)
     for edit in edits:
         before: Any = module_of(model, edit)
         if before.weight.is_meta:
-            raise Mistake(
-                f"{edit.module} has no numbers (it is on the meta device): fit the model that has been trained"
-            )
+            raise Mistake(f"{edit.module} is on the meta device, without values: give the trained model")
         moment = (moments or {}).get(f"{edit.module}.weight")
         chain: Any = result.get_submodule(edit.module)
-        for target, value in zip(targets(chain), factors(before, edit, moment), strict=True):
+        for target, value in zip(chain_weights(chain), factors(before, edit, moment), strict=True):
             target.copy_(value.view(target.shape))
         if getattr(before, "bias", None) is not None:
             chain.bias.copy_(before.bias)
     return result
 
 
-def factors(layer: Any, edit: Edit, moment: Tensor | None) -> tuple[Tensor, ...]:
-    """The values of a chain's weights, in its order."""
+def factors(layer: Any, edit: FactorEdit, moment: Tensor | None) -> tuple[Tensor, ...]:
+    """Values for the weights of a chain, in its order."""
     match edit:
         case LowRankEdit():
             weight = layer.weight.T if is_transposed(layer) else layer.weight.flatten(1)
@@ -104,7 +105,7 @@ def factors(layer: Any, edit: Edit, moment: Tensor | None) -> tuple[Tensor, ...]
             return tensor_train(layer.weight, edit.rows, edit.columns, edit.ranks)
 
 
-def targets(chain: Any) -> tuple[Tensor, ...]:
+def chain_weights(chain: Any) -> tuple[Tensor, ...]:
     return tuple(chain.cores) if isinstance(chain, TrainEmbedding) else tuple(one.weight for one in chain)
 
 
@@ -113,15 +114,15 @@ def is_transposed(layer: nn.Module) -> bool:
     return type(layer).__name__ == "Conv1D" and hasattr(layer, "nf")
 
 
-def module_of(model: nn.Module, edit: Edit) -> nn.Module:
+def module_of(model: nn.Module, edit: FactorEdit) -> nn.Module:
     try:
         return model.get_submodule(edit.module)
     except AttributeError:
         raise Mistake(f"the model has no module {edit.module!r}: these edits are of another model") from None
 
 
-def chain_for(layer: Any, edit: Edit) -> nn.Module:
-    """The layers that a layer becomes, with its dtype and on its device."""
+def chain_for(layer: Any, edit: FactorEdit) -> nn.Module:
+    """The chain that replaces a layer, with its dtype and on its device."""
     kinds: tuple[Any, ...] = {
         LowRankEdit: (nn.Linear, nn.Conv2d),
         TuckerEdit: (nn.Conv2d,),
@@ -129,12 +130,13 @@ def chain_for(layer: Any, edit: Edit) -> nn.Module:
     }[type(edit)]
     if not isinstance(layer, kinds) and not (isinstance(edit, LowRankEdit) and is_transposed(layer)):
         raise Mistake(
-            f"{edit.module} is a {type(layer).__name__}, not for {type(edit).__name__}: these edits are of another model"
+            f"{edit.module} is a {type(layer).__name__}, which {type(edit).__name__} can't replace: these edits are of another "
+            f"model"
         )
     if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
         raise Mistake(
-            f"{edit.module} has {layer.weight.numel()} numbers, and would have {count} after {edit}: no edit of ours makes a "
-            f"layer larger; take a folder that was not changed"
+            f"{edit.module} has {layer.weight.numel()} parameters, and would have {count} after {edit}: factorization never "
+            f"makes a layer larger, so the manifest was changed; use an intact folder"
         )
     stride: Any = getattr(layer, "stride", 1)
     padding: Any = getattr(layer, "padding", 0)
@@ -170,14 +172,14 @@ def chain_for(layer: Any, edit: Edit) -> nn.Module:
         case TensorTrainEdit():
             if prod(edit.columns) != layer.embedding_dim or prod(edit.rows) < layer.num_embeddings:
                 raise Mistake(
-                    f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the train one of "
+                    f"{edit.module} is a table of {layer.num_embeddings} x {layer.embedding_dim}, and the tensor train of "
                     f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model"
                 )
             return TrainEmbedding(layer.num_embeddings, edit.rows, edit.columns, edit.ranks, layer.padding_idx, **kind)
 
 
-def numbers_in_chain(layer: Any, edit: Edit) -> int:
-    """How many numbers the layers have that a layer becomes, but for the bias."""
+def numbers_in_chain(layer: Any, edit: FactorEdit) -> int:
+    """Number of parameters of the chain that replaces a layer, without the bias."""
     outputs, inputs, *window = layer.weight.shape
     match edit:
         case LowRankEdit(rank=rank):
@@ -189,19 +191,19 @@ def numbers_in_chain(layer: Any, edit: Edit) -> int:
             return sum(ranks[one] * edit.rows[one] * edit.columns[one] * ranks[one + 1] for one in range(3))
 
 
-def as_json(edits: Iterable[Edit]) -> Json:
+def factor_edits_to_json(edits: Iterable[FactorEdit]) -> Json:
     return [{"edit": type(edit).__name__} | to_json(edit) for edit in edits]
 
 
-def from_json(data: Json) -> tuple[Edit, ...]:
+def factor_edits_from_json(data: Json) -> tuple[FactorEdit, ...]:
     """
     >>> edits = (LowRankEdit("fc", 3), TuckerEdit("conv", (4, 5)), TensorTrainEdit("words", (3, 4, 5), (2, 2, 2), (7, 8)))
-    >>> from_json(as_json(edits)) == edits
+    >>> factor_edits_from_json(factor_edits_to_json(edits)) == edits
     True
     """
     if not isinstance(data, list) or any(not isinstance(one, dict) or one.get("edit") not in EDITS for one in data):
         raise Mistake(
-            f"factorizations are a list of {', '.join(EDITS)}, not what is there: take a folder that was not changed"
+            f"factorization edits must be a list of {', '.join(EDITS)}: the manifest was changed, use an intact folder"
         )
     try:
         found = tuple(
@@ -209,13 +211,15 @@ def from_json(data: Json) -> tuple[Edit, ...]:
             for one in data
         )
     except (Unreadable, KeyError, TypeError, ValueError) as error:
-        raise Mistake(f"a factorization can't be read ({error}): take a folder that was not changed") from None
+        raise Mistake(
+            f"a factorization can't be read ({error}): the manifest was changed, use an intact folder"
+        ) from None
     if any(number < 1 for one in found for number in numbers_of(one)):
-        raise Mistake("a factorization has a rank below 1: take a folder that was not changed")
+        raise Mistake("a factorization has a rank below 1: the manifest was changed, use an intact folder")
     return found
 
 
-def numbers_of(edit: Edit) -> tuple[int, ...]:
+def numbers_of(edit: FactorEdit) -> tuple[int, ...]:
     match edit:
         case LowRankEdit(rank=rank):
             return (rank,)

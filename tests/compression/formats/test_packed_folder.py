@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import shoestring
-from shoestring.compression.formats.place import decoded, forms_of, memory_of
+from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import sealed, unsealed
 from shoestring.runs.tensors import write_tensors
@@ -52,7 +52,9 @@ def test_it_loads_and_is_an_ordinary_module(folder: Path) -> None:
     again.load_state_dict(model.state_dict())
     assert torch.equal(again(words), answer)
     assert (
-        torch.equal(decoded(model)(words), answer) and model.head.weight is model.table.weight and not forms_of(model)
+        torch.equal(decode_weights(model)(words), answer)
+        and model.head.weight is model.table.weight
+        and not formats_of(model)
     )
 
 
@@ -76,12 +78,12 @@ def test_a_file_that_is_missing_cut_or_no_file_is_refused(folder: Path, name: st
     with pytest.raises(Mistake):
         loaded(folder)
     (folder / name).unlink()
-    with pytest.raises(Mistake, match="not whole"):
+    with pytest.raises(Mistake, match="incomplete"):
         loaded(folder)
     os.mkfifo(folder / name)
     with pytest.raises((Mistake, OSError), match="pipe"):
         loaded(folder)
-    with pytest.raises(Mistake, match="is no folder"):
+    with pytest.raises(Mistake, match="is not a folder"):
         loaded(folder / name)
 
 
@@ -125,9 +127,9 @@ def test_a_manifest_that_lies_is_refused(folder: Path, name: str) -> None:
 
 
 def test_another_model_is_refused(folder: Path) -> None:
-    with pytest.raises(Mistake, match="not the one that was compressed"):
+    with pytest.raises(Mistake, match="not the model that was compressed"):
         shoestring.load(folder, model=lambda: nn.Linear(2, 2))
-    with pytest.raises(Mistake, match="does not say how its model is made"):
+    with pytest.raises(Mistake, match="does not say how to build its model"):
         shoestring.load(folder)
     with pytest.raises(Mistake, match="not a module"):
         shoestring.load(folder, model=lambda: 3)  # type: ignore[arg-type, return-value]
@@ -147,7 +149,7 @@ def test_of_two_who_write_the_same_folder_one_is_told(
         shutil.copytree(made, tmp_path / "small")  # meanwhile somebody else has written it
         return write_tensors(*given)
 
-    monkeypatch.setattr("shoestring.compression.formats.pack.write_tensors", slowly)
+    monkeypatch.setattr("shoestring.compression.formats.packed_folder.write_tensors", slowly)
     with pytest.raises(Mistake, match="is there already"):
         shoestring.compress(job_of("tied embeddings"), tmp_path / "small", use=["Half()"], samples=16)
     assert [one.name for one in tmp_path.iterdir()] == ["small"], "and leaves nothing behind"

@@ -1,5 +1,8 @@
-"""Edits: how a model's structure was changed before it was packed, as a manifest tells it. Each is a JSON object with its `kind`;
-done again to a fresh model they give the same modules and shapes, and the weights come from the folder."""
+"""Structure edits in a manifest: how a model was pruned or factorized before it was packed.
+
+Each edit is a JSON object with its `kind`. Applied to a freshly built model, edits give the same modules and shapes as
+before; the weights come from the folder.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,16 @@ from torch import nn
 from shoestring.core.errors import Mistake
 
 Editor = Callable[[nn.Module, Sequence[Mapping[str, Any]]], nn.Module]
-# kind -> "module:function", imported when it is needed
+# kind -> "module:function", imported on demand
 EDITORS = {
-    "structure": "shoestring.compression.techniques.prune:pruned_again",
+    "structure": "shoestring.compression.techniques.prune:apply_pruning",
+    "factors": "shoestring.compression.techniques.factorize:apply_factorization",
     "exits": "shoestring.compression.techniques.early_exit:exits_again",
-    "factors": "shoestring.compression.techniques.factorize:factorized_again",
 }
 
 
-def edited(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
-    """The model after all edits, in their order; neighbours of a kind are done together."""
+def apply_edits(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """Apply edits in order; consecutive edits of one kind are applied together."""
     done = 0
     while done < len(edits):
         kind = str(edits[done].get("kind"))
@@ -30,7 +33,7 @@ def edited(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
             together += 1
         if kind not in EDITORS:
             raise Mistake(
-                f"the manifest has an edit of the kind {kind!r}, which this shoestring does not know: update it"
+                f"the manifest has an edit of the kind {kind!r}, which this shoestring does not know: update shoestring"
             )
         module, _, function = EDITORS[kind].partition(":")
         try:
@@ -47,8 +50,8 @@ def edited(model: nn.Module, edits: Sequence[Mapping[str, Any]]) -> nn.Module:
             MemoryError,
         ) as error:
             raise Mistake(
-                f"the edits of the kind {kind!r} can't be made to this model ({type(error).__name__}: {str(error)[:200]}): they "
-                f"are of another model, or of nobody's"
+                f"edits of the kind {kind!r} can't be applied to this model ({type(error).__name__}: {str(error)[:200]}): they "
+                f"belong to another model, or are damaged"
             ) from error
         done += together
     return model
