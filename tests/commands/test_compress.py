@@ -234,7 +234,7 @@ def test_help_with_a_job_shows_its_own_flags(trained: Path, capsys: pytest.Captu
         (["--use", "Quantize(bits=9)"], "give 2 to 8"),
         (["--use", "Half()", "--use", "Half()"], "twice"),
         (["--use", "Prune(heads=0.5)"], "heads"),
-        (["--size", "9KB", "--width", "8"], "give the job, and the flags"),
+        (["--size", "9KB", "--width", "8"], "give the job and the flags"),
         (["--size", "9KB", "--wide", "8"], "--width"),
         (["--size", "9KB", "--samples", "0"], "--samples"),
         (["--size", "9KB", "--heal", "soon"], "is not a time"),
