@@ -9,8 +9,6 @@ from functools import partial
 from shoestring.commands import DONE
 from shoestring.commands.output import say, screen, warn
 from shoestring.commands.ticker import ticking
-from shoestring.compression.arguments import CompressArguments
-from shoestring.core.arguments import add_flags, written_by
 from shoestring.core.errors import Mistake
 
 TYPE_CHECKING = False
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from shoestring.compression.arguments import CompressArguments
     from shoestring.compression.session import CompressSession
     from shoestring.compression.source import ModelSource
 
@@ -28,6 +27,9 @@ LOOKING = "looking at the model, and at what storing each weight otherwise would
 
 
 def flags(parser: ArgumentParser) -> None:
+    from shoestring.compression.arguments import CompressArguments
+    from shoestring.core.arguments import add_flags
+
     parser.epilog = "The job's own arguments are flags too: name the job before --help to see them."
     parser.set_defaults(job_words=[], own_flags=[], given=set(), steps=None, epochs=None, seed=None)
     parser.add_argument(
@@ -51,6 +53,9 @@ def flags(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
+    from shoestring.compression.arguments import CompressArguments
+    from shoestring.core.arguments import written_by
+
     path, job_flags = checked_source(options)
     asked = CompressArguments(**written_by(CompressArguments, options))
     asked.check()

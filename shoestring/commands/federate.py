@@ -9,10 +9,7 @@ from shoestring.commands import DONE, NOT_KEPT
 from shoestring.commands.output import say, screen
 from shoestring.commands.report import reported, unfinished
 from shoestring.commands.ticker import ticking
-from shoestring.core.arguments import add_flags, written_by
 from shoestring.core.errors import Mistake
-from shoestring.federated.options import FederateOptions
-from shoestring.runs.cadence import cadence_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from shoestring.core.job import Job
+    from shoestring.federated.options import FederateOptions
     from shoestring.runs.cadence import Cadence
     from shoestring.runs.session import Session
 
@@ -31,6 +29,9 @@ LOOKING = "looking at the clients and at how fast devices work …"
 
 
 def flags(parser: ArgumentParser) -> None:
+    from shoestring.core.arguments import add_flags
+    from shoestring.federated.options import FederateOptions
+
     parser.epilog = (
         "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: digits, "
         "authors"
@@ -73,6 +74,9 @@ def flags(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     from shoestring.commands.federate_task import check_task, run_task
+    from shoestring.core.arguments import written_by
+    from shoestring.federated.options import FederateOptions
+    from shoestring.runs.cadence import cadence_of
 
     check_task(options)
     asked = FederateOptions.parsed(written_by(FederateOptions, options))

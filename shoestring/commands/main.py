@@ -119,7 +119,7 @@ def done(words: list[str]) -> int:
     named = {command.name: command for command in commands}
     if words and not words[0].startswith("-") and words[0] not in named:
         raise Mistake(f"{words[0]!r} is no command; there are {', '.join(named)}{did_you_mean(words[0], named)}")
-    top = parser(commands)
+    top = parser(commands, words[0] if words else "")
     if words[:1] in ([], ["-h"], ["--help"]):
         top.epilog = others_text()
     if set(words[1:]) & {"-h", "--help"}:  # at the end, where the job is known whose flags are to be shown
@@ -137,7 +137,8 @@ def done(words: list[str]) -> int:
     return named[options.command].run(options)
 
 
-def parser(commands: tuple[Command, ...]) -> Parser:
+def parser(commands: tuple[Command, ...], asked: str) -> Parser:
+    """Of all commands; the flags are only those of the one that is asked for, because some come from dataclasses."""
     top = Parser(
         prog="shoestring",
         description="Deep learning on a budget: your PyTorch model and your memory, "
@@ -151,7 +152,8 @@ def parser(commands: tuple[Command, ...]) -> Parser:
     below = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in commands:
         one = top.below[command.name] = below.add_parser(command.name, help=command.help, description=command.help)
-        command.flags(one)
+        if command.name == asked:
+            command.flags(one)
         one.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         one.add_argument("--traceback", action="store_true", help="show where an error came from")
     return top

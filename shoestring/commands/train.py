@@ -15,7 +15,6 @@ from shoestring.commands.report import reported, session_of, unfinished
 from shoestring.commands.run_plan import after_memory_ran_out, require_means, settled_plan
 from shoestring.commands.ticker import Ticker
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.runs.cadence import cadence_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,6 +70,8 @@ def run(options: Namespace) -> int:
         raise Mistake("--fresh, --adopt and --replan are about a run that is there: name it with --run")
     if options.fresh and (options.adopt or options.replan):
         raise Mistake("--fresh begins anew, --adopt and --replan go on: give one of them")
+    from shoestring.runs.cadence import cadence_of
+
     cadence, workers = cadence_of(options.save_every, options.keep), team(options)
     from pathlib import Path
 
