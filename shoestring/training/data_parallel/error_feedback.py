@@ -19,7 +19,7 @@ from torch import Tensor
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import RunState
 from shoestring.training.data_parallel.gradient_codecs import Codec
-from shoestring.training.links.process_link import mine_of, of_everybody, own_row
+from shoestring.training.links.process_link import gather_named_tensors, own_named_tensors, own_row
 
 
 class ErrorFeedback(RunState):
@@ -46,7 +46,7 @@ class ErrorFeedback(RunState):
         codec.add(into, owed, times=-1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
+        return {"mesh": self.mesh.sizes, "kept": gather_named_tensors(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "kept" not in state:  # by an earlier version, which knew workers along one axis only
@@ -56,4 +56,4 @@ class ErrorFeedback(RunState):
                 if (own := own_row(rows, self.mesh.along("data"))) is not None
             }
         elif state["mesh"] == self.mesh.sizes:
-            self.rest = mine_of(state["kept"], self.mesh.link.rank)
+            self.rest = own_named_tensors(state["kept"], self.mesh.link.rank)

@@ -123,7 +123,7 @@ class Adapters(RunState):
         if kind in self.watched:
             yield
             return
-        with ByPassing(self):
+        with BypassGuard(self):
             yield
         self.watched.add(kind)
 
@@ -189,7 +189,7 @@ class Adapters(RunState):
         )
 
 
-class ByPassing(TorchFunctionMode):
+class BypassGuard(TorchFunctionMode):
     """Refuses uses of an updated weight outside of its module's own forward."""
 
     def __init__(self, adapters: Adapters) -> None:

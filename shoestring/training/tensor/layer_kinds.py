@@ -199,7 +199,7 @@ def weight_of(layer: nn.Module) -> nn.Parameter:
 
 
 def bias_of(layer: nn.Module) -> nn.Parameter:
-    assert isinstance(layer.bias, nn.Parameter), "who asks has looked"
+    assert isinstance(layer.bias, nn.Parameter), "the caller has checked this"
     return layer.bias
 
 
