@@ -121,7 +121,7 @@ def test_blocks_that_repeat_get_the_schedules_of_a_program_that_does_not_look_fo
     limits = [most * share / 12 for share in range(1, 13)]
     quick = best_schedules(chain, limits)
     with MonkeyPatch.context() as patch:
-        patch.setattr(program, "repeated", lambda blocks: list(range(len(blocks))))
+        patch.setattr(program, "first_repeats", lambda blocks: list(range(len(blocks))))
         assert quick == best_schedules(chain, limits)
 
 
