@@ -47,7 +47,7 @@ def flags(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     from argparse import Namespace
 
-    from shoestring.core.imports import Uncollected
+    from shoestring.core.imports import WithoutGarbageCollection
     from shoestring.jobfile import job_path, parsed_flags
 
     if not options.teacher and options.peers is None:
@@ -56,7 +56,7 @@ def run(options: Namespace) -> int:
         )
     student = job_path(options.job)
     own = parsed_flags(student, own_words(options, student), options.own_flags)
-    with Uncollected():
+    with WithoutGarbageCollection():
         import json
 
         from shoestring.compression.distillation import job as distillation

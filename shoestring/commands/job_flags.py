@@ -172,10 +172,10 @@ def loaded(options: Namespace, path: Path, flags: dict[str, Any], room: str = "s
     """The job; `room`: what the command will import anyway, with torch, and is imported now, when that is quickest."""
     from importlib import import_module
 
-    from shoestring.core.imports import Uncollected
+    from shoestring.core.imports import WithoutGarbageCollection
     from shoestring.jobfile import loaded_job
 
-    with Uncollected():
+    with WithoutGarbageCollection():
         import_module(room)
         from shoestring.processes.chatter import overheard
     try:

@@ -55,14 +55,16 @@ class Budget:
         """The limits that were set."""
         return limits_of(self)
 
-    def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[Excess]:
+    def broken(self, numbers: Mapping[str, float | None], slack: float = 1.0) -> list[BrokenLimit]:
         """The limits that these figures, by name, break; with `slack` they may be exceeded by this factor.
 
         >>> [str(one) for one in Budget(memory=1000).broken({"process_bytes": 1500})]
         ['memory: 1.46 KiB, 500 B more than 1,000 B']
         """
         found = ((limit, numbers.get(limit.figure)) for limit in self.limits())
-        return [Excess(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)]
+        return [
+            BrokenLimit(limit, value) for limit, value in found if value is not None and not limit.keeps(value, slack)
+        ]
 
     def used(self, numbers: Mapping[str, float | None]) -> float:
         """The largest fraction of a limit that these figures use; above 1 a limit is broken.
@@ -103,7 +105,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Excess:
+class BrokenLimit:
     """A broken limit."""
 
     limit: Limit

@@ -99,7 +99,7 @@ class Named(Clients):
 
 
 @dataclass(frozen=True, eq=False)
-class Some(Clients):
+class ClientSubset(Clients):
     """A few of many clients, under their original names."""
 
     everybody: Clients

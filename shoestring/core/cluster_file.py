@@ -49,16 +49,16 @@ class Description:
     sending: int = 24  # multiprocessors that a running collective occupies
 
 
-class Wrong(Exception):
+class InvalidValue(Exception):
     """An impossible value; the text says what it must be."""
 
 
 def number(value: Any, least: float = 0.0, most: float = math.inf, strictly: bool = True) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Wrong("a number")
+        raise InvalidValue("a number")
     if not (value > least if strictly else value >= least) or value > most or not math.isfinite(value):
         limit = f" and at most {most:g}" if most < math.inf else ""
-        raise Wrong(f"a number {'more than' if strictly else 'of at least'} {least:g}{limit}")
+        raise InvalidValue(f"a number {'more than' if strictly else 'of at least'} {least:g}{limit}")
     return float(value)
 
 
@@ -72,15 +72,17 @@ def share(value: Any) -> float:
 
 def whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise Wrong("a whole number of at least 1")
+        raise InvalidValue("a whole number of at least 1")
     return value
 
 
 def size(value: Any, least: float = 1 << 20) -> float:
     try:
         return number(parse_bytes(value) if isinstance(value, str) else value, least, strictly=False)
-    except (Mistake, Wrong):
-        raise Wrong('bytes with their unit, as "80GiB" or "25GB", at least 1 MiB') from None  # less is a forgotten unit
+    except (Mistake, InvalidValue):
+        raise InvalidValue(
+            'bytes with their unit, as "80GiB" or "25GB", at least 1 MiB'
+        ) from None  # less is a forgotten unit
 
 
 def size_or_nothing(value: Any) -> float:
@@ -90,19 +92,19 @@ def size_or_nothing(value: Any) -> float:
 def rate(value: Any) -> float:
     try:
         return size(value.removesuffix("/s") if isinstance(value, str) else value, 1e4)
-    except Wrong:
-        raise Wrong('bytes per second with their unit, as "250GB", at least 10 KB') from None
+    except InvalidValue:
+        raise InvalidValue('bytes per second with their unit, as "250GB", at least 10 KB') from None
 
 
 def text(value: Any) -> str:
     if not isinstance(value, str):
-        raise Wrong("text")
+        raise InvalidValue("text")
     return value
 
 
 def kind_of_device(value: Any) -> str:
     if value not in DEVICES:
-        raise Wrong(" or ".join(f'"{one}"' for one in DEVICES))
+        raise InvalidValue(" or ".join(f'"{one}"' for one in DEVICES))
     return str(value)
 
 
@@ -112,7 +114,7 @@ def by_precision(of: Callable[[Any], float]) -> Callable[[Any], dict[str, float]
     def read(value: Any) -> dict[str, float]:
         if not isinstance(value, dict) or (unknown := value.keys() - PRECISIONS.keys()):
             known = f"the precisions {', '.join(PRECISIONS)}"
-            raise Wrong(
+            raise InvalidValue(
                 f'an object by precision, as {{"bf16": 0.7}}; known are {known}'
                 if not isinstance(value, dict)
                 else f"by {known}, and there is no {sorted(unknown)[0]}{did_you_mean(sorted(unknown)[0], PRECISIONS)}"
@@ -164,7 +166,7 @@ def read_cluster(path: Path) -> Description:
     for name, value in told.items():
         try:
             found[name] = KEYS[name](value)
-        except Wrong as error:
+        except InvalidValue as error:
             raise Mistake(f"{path} says {name} {json.dumps(value)}: it must be {error}") from None
     described = Description(**found)
     if described.sending > described.processors:

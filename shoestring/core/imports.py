@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-class Uncollected:
+class WithoutGarbageCollection:
     """While inside, garbage collection is off."""
 
     def __enter__(self) -> None:

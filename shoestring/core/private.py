@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes as without_modes
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from shoestring.core.imports import Uncollected
+from shoestring.core.imports import WithoutGarbageCollection
 
 UNTRACEABLE = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
@@ -350,7 +350,7 @@ def step_hooks(optimizer: torch.optim.Optimizer) -> int:
 def load_compiler() -> None:
     """Import what every torch optimizer and fake tensor imports on first use: earlier, and faster."""
     if "torch._dynamo" not in sys.modules:
-        with Uncollected():
+        with WithoutGarbageCollection():
             import_module("torch._dynamo")
 
 

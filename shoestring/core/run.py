@@ -136,7 +136,7 @@ class RunState:
         return ""
 
 
-class Noted:
+class StepNotes:
     """Values found during a step and reported after it; nothing is computed for it."""
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class Run:
     folder: Path | None = None  # for files that must survive a restart
     seed: int = 0  # the job's
     resumed: bool = False  # whether `folder` holds state to load instead of initialising
-    noted: Noted = field(default_factory=Noted)  # values that steps write and reports read
+    noted: StepNotes = field(default_factory=StepNotes)  # values that steps write and reports read
     stepping: Callable[[], Stepping] = lambda: (
         UNDIVIDED
     )  # how the optimizer's step can be divided; found by trial on first use

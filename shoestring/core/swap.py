@@ -27,7 +27,7 @@ SMALL = 1 << 16  # bytes: smaller tensors stay in memory
 ROOM = 1 << 28  # bytes of large tensors that stay in memory
 
 
-class Large:
+class SwappableStorage:
     """A large storage, in memory or in the file."""
 
     def __init__(self, storage: Any) -> None:
@@ -46,7 +46,9 @@ class Swap(DispatchMode):
         self.room, self.held, self.end = room, 0, 0
         self.directory = directory or tempfile.gettempdir()
         self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as this object)
-        self.known: OrderedDict[int, Large] = OrderedDict()  # by storage address, least recently touched first
+        self.known: OrderedDict[int, SwappableStorage] = (
+            OrderedDict()
+        )  # by storage address, least recently touched first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]
@@ -69,7 +71,7 @@ class Swap(DispatchMode):
             if self.known[key].away:
                 self.bring(self.known[key], storage)
         elif storage.nbytes() >= SMALL:
-            self.known[key] = Large(storage)
+            self.known[key] = SwappableStorage(storage)
             self.held += storage.nbytes()
             weakref.finalize(storage, self.forget, key)
         return key
@@ -79,7 +81,7 @@ class Swap(DispatchMode):
         large = self.known.pop(key)
         self.held -= 0 if large.away else large.bytes
 
-    def send(self, large: Large, storage: torch.UntypedStorage) -> None:
+    def send(self, large: SwappableStorage, storage: torch.UntypedStorage) -> None:
         if large.offset is None:
             large.offset, self.end = self.end, self.end + large.bytes
         view, done = as_bytes(storage), 0
@@ -97,7 +99,7 @@ class Swap(DispatchMode):
         large.away = True
         self.held -= large.bytes
 
-    def bring(self, large: Large, storage: torch.UntypedStorage) -> None:
+    def bring(self, large: SwappableStorage, storage: torch.UntypedStorage) -> None:
         assert large.offset is not None, "a storage outside of memory was written to the file"
         storage.resize_(large.bytes)
         view, done = as_bytes(storage), 0

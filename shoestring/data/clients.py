@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from shoestring.core.clients import Clients, Named, Some
+from shoestring.core.clients import Clients, ClientSubset, Named
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.data.kinds import is_mapped
@@ -50,7 +50,7 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
     if not len(found):
         raise Mistake("the job's clients are none: a federated job needs at least one device with records")
     everybody = found if isinstance(found, Clients) else clients_from_mapping(found)
-    return everybody if count is None or count == len(everybody) else some(everybody, count, seed)
+    return everybody if count is None or count == len(everybody) else sample_clients(everybody, count, seed)
 
 
 def clients_by_rule(job: Job, rule: Any, count: int | None, seed: int) -> Any:
@@ -77,9 +77,9 @@ def clients_from_mapping(found: Mapping[Any, Any]) -> Clients:
     return Named(names, lambda number: found[keys[number]])
 
 
-def some(everybody: Clients, count: int, seed: int) -> Clients:
+def sample_clients(everybody: Clients, count: int, seed: int) -> Clients:
     if count > len(everybody):
         raise Mistake(
             f"--clients {count:,}, and the job has {len(everybody):,}: give {len(everybody):,} or fewer, or leave it out"
         )
-    return Some(everybody, shuffled(len(everybody), seed)[:count].sort().values)
+    return ClientSubset(everybody, shuffled(len(everybody), seed)[:count].sort().values)

@@ -105,7 +105,7 @@ def form_of_one(sample: Any) -> str:
 
 def held_out_feed(job: Job, assignment: Assignment | None = None) -> Feed:
     """A feed of the held-out data, in order."""
-    assert job.held_out is not None, "who asks has looked"
+    assert job.held_out is not None, "the caller has checked this"
     feed = Feed(job, assignment, job.held_out)
     collate = held_out_collate(job, feed.data)
     return feed if collate is job.collate else Feed(replace(job, collate=collate), assignment, lambda: feed.data)

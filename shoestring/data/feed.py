@@ -33,7 +33,7 @@ from shoestring.core.given import generators_in
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
-from shoestring.data.fetch import AHEAD, OF_SAMPLES, Fetchers, SampleDataset, Wanted
+from shoestring.data.fetch import AHEAD, OF_SAMPLES, BatchRequest, Fetchers, SampleDataset
 from shoestring.data.kinds import is_listed, is_mapped, loading_processes
 from shoestring.data.rounds import Rounds
 from shoestring.data.samplers import InOrder, Shuffled
@@ -167,14 +167,14 @@ class Feed:
             return self.fetchers.next()
         return self.samples.fetched(self.wanted(number, part, self.whole))
 
-    def wanted(self, number: int, part: int, chosen: list[int]) -> Wanted:
+    def wanted(self, number: int, part: int, chosen: list[int]) -> BatchRequest:
         """A part of a batch by its samples. A worker without any takes a sample that does not count."""
         begin, end = piece_bounds(len(chosen), min(self.assignment.parts, len(chosen)))[
             part if part < len(chosen) else 0
         ]
-        return Wanted(number, part, number // max(self.length, 1), chosen[begin:end])
+        return BatchRequest(number, part, number // max(self.length, 1), chosen[begin:end])
 
-    def wanted_from(self, begin: int, part: int) -> Iterator[Wanted]:
+    def wanted_from(self, begin: int, part: int) -> Iterator[BatchRequest]:
         for number, chosen in enumerate(self.chosen_samples(begin), begin):
             yield self.wanted(number, part, chosen)
 

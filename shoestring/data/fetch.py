@@ -34,7 +34,7 @@ AHEAD = 2  # batches that every process fetches ahead
 OF_SAMPLES = "a list beside collate= is one of samples: if these are ready batches, leave collate out, or give a function that yields them"
 
 
-class Wanted(NamedTuple):
+class BatchRequest(NamedTuple):
     """A part of a batch, by the numbers of its samples."""
 
     number: int  # of the batch
@@ -44,7 +44,7 @@ class Wanted(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trouble:
+class FetchFailure:
     """An error in a fetching process, as text: an exception would arrive without its line."""
 
     text: str
@@ -57,7 +57,7 @@ class SampleDataset(Dataset[Any]):
         self.data, self.collate, self.seed = data, default_collate if collate is None else collate, seed
         self.epoch: int | None = None  # the last epoch that the data were told
 
-    def __getitem__(self, wanted: Wanted) -> Batch | Trouble:
+    def __getitem__(self, wanted: BatchRequest) -> Batch | FetchFailure:
         """Called in a fetching process."""
         try:
             random_state.seed(self.seed_of(wanted))
@@ -65,18 +65,18 @@ class SampleDataset(Dataset[Any]):
         except Exception as error:
             place = blamed(error).place
             said = (str(error).strip().splitlines() or [""])[0]
-            return Trouble(
+            return FetchFailure(
                 str(error)
                 if isinstance(error, Mistake)
                 else f"the job failed in {place}: {type(error).__name__}: {said}"
             )
 
-    def fetched(self, wanted: Wanted) -> Batch:
+    def fetched(self, wanted: BatchRequest) -> Batch:
         """Called in this process."""
         with RandomStream(self.seed_of(wanted)).drawing():
             return self.made(wanted)
 
-    def made(self, wanted: Wanted) -> Batch:
+    def made(self, wanted: BatchRequest) -> Batch:
         if wanted.epoch != self.epoch:
             begin_epoch(self.data, wanted.epoch)
             self.epoch = wanted.epoch
@@ -102,7 +102,7 @@ class SampleDataset(Dataset[Any]):
                 f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, correct collate"
             ) from error
 
-    def seed_of(self, wanted: Wanted) -> int:
+    def seed_of(self, wanted: BatchRequest) -> int:
         return hash((self.seed, wanted.number, wanted.part)) % 2**32
 
 
@@ -110,7 +110,7 @@ class Fetchers:
     """Processes that fetch parts of batches ahead, in the order in which they will be needed."""
 
     def __init__(self, samples: SampleDataset, count: int) -> None:
-        self.order: Iterator[Wanted] = iter(())
+        self.order: Iterator[BatchRequest] = iter(())
         self.loader: DataLoader[Any] | None = DataLoader(
             samples,
             batch_size=None,
@@ -127,10 +127,10 @@ class Fetchers:
             pass
         self.batches: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[Wanted]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return self.order
 
-    def begin(self, order: Iterator[Wanted]) -> None:
+    def begin(self, order: Iterator[BatchRequest]) -> None:
         """Fetch these from now on, in this order."""
         assert self.loader is not None, "they have not ended"
         self.order = order
@@ -138,7 +138,7 @@ class Fetchers:
 
     def next(self) -> Batch:
         batch = next(self.batches)
-        if isinstance(batch, Trouble):
+        if isinstance(batch, FetchFailure):
             raise Mistake(batch.text)
         return batch
 

@@ -24,7 +24,7 @@ END = object()  # marks the end of a round
 
 
 @dataclass(frozen=True)
-class Ahead:
+class FetchedAhead:
     """A batch that was fetched early, and the states before that."""
 
     batch: Any  # END: there is none
@@ -44,7 +44,7 @@ class Rounds:
         )  # batches per round, by the data's length while that was never wrong; 0: unknown
         self.looks_ahead = counted and not counts_right(data) and not (self.stateful and self.length)
         self.source: Iterator[Any] | None = None
-        self.ahead: Ahead | None = None
+        self.ahead: FetchedAhead | None = None
         self.epoch = self.in_round = 0  # rounds over when the last batch was returned; batches returned in this round
         self.round_over = False  # whether that batch was the last of its round
         self.ended = False  # whether there are no more
@@ -60,7 +60,7 @@ class Rounds:
         if self.looks_ahead:
             assert self.source is not None, "a round has begun"
             before = random_state.state(), self.data.state_dict() if self.stateful else None
-            self.ahead = Ahead(next(self.source, END), *before)
+            self.ahead = FetchedAhead(next(self.source, END), *before)
             self.round_over = self.ahead.batch is END
         else:
             self.length = self.length if self.in_round <= self.length else 0  # longer than the data said

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoestring.core.imports import Uncollected, leave_garbage
+from shoestring.core.imports import WithoutGarbageCollection, leave_garbage
 
-with Uncollected():  # torch is imported here
+with WithoutGarbageCollection():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, NotRepeatable, says_out_of_memory, system_text

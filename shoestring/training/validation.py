@@ -68,7 +68,7 @@ class NoGoal(Mistake):
 
 def held_out(job: Job, whole: bool = False) -> Feed:
     """One pass over the held-out batches: this worker's part of each, or each `whole`. The job's data are made anew."""
-    assert job.held_out is not None, "who asks has looked"
+    assert job.held_out is not None, "the caller has checked this"
     mesh = on_one_axis() if whole else job.mesh
     once = replace(job, sampler=None, epochs=1, metrics=None, patience=0, mesh=mesh)
     feed = held_out_feed(once, own_part(mesh))

@@ -253,7 +253,7 @@ class Statistics:
             self.put(list(compress(self.buffers, changed)), flat.div_(self.link.world))
 
 
-class Pace(RunState):
+class WarmupSteps(RunState):
     """The number of steps taken."""
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class Pace(RunState):
 
 def scale_rate(run: Run, world: int, warmup: int) -> Run:
     """The run with its rate multiplied by the number of workers, reached gradually during warm-up."""
-    pace = Pace()
+    pace = WarmupSteps()
 
     def update(now: Run) -> None:
         pace.step += 1

@@ -16,7 +16,7 @@ from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.gradient_codecs import Codec
-from shoestring.training.links.process_link import mine_of, of_everybody
+from shoestring.training.links.process_link import gather_named_tensors, own_named_tensors
 
 
 class ErrorFeedback(RunState):
@@ -41,8 +41,8 @@ class ErrorFeedback(RunState):
         encode_and_keep(codec, self.owed(bucket, gradient), into)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"mesh": self.mesh.sizes, "kept": of_everybody(self.mesh.link, self.rest)}
+        return {"mesh": self.mesh.sizes, "kept": gather_named_tensors(self.mesh.link, self.rest)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["mesh"] == self.mesh.sizes:
-            self.rest = mine_of(state["kept"], self.mesh.link.rank)
+            self.rest = own_named_tensors(state["kept"], self.mesh.link.rank)

@@ -118,7 +118,7 @@ class Sharding(RunState):
         """Send one unit's gradients; waits for the previous unit's, so that buffers exist once."""
         assert isinstance(bucket, ShardUnit), "these are the units"
         self.sending.wait()
-        self.sending = Arriving(bucket, self.link)
+        self.sending = GradientsInFlight(bucket, self.link)
         if bucket.block is not None and not self.frozen:
             bucket.release()
         return self.sending
@@ -289,7 +289,7 @@ class Sharding(RunState):
         return value.reshape(-1)[start - first : stop - first].clone()
 
 
-class Arriving:
+class GradientsInFlight:
     """A unit's gradients on the way to their owners."""
 
     def __init__(self, unit: ShardUnit, link: Link) -> None:

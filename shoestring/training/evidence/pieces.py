@@ -125,7 +125,7 @@ def run_passes(
         for piece, share in pieces:
             random_state.seed(job.seed)  # so that a number drawn once per forward is the same in all of them
             before = generator_states()
-            with Settled() as calm:
+            with ConstantDraws() as calm:
                 found.append(float(run.gradients(replace(run, loss=scale_loss(run.loss, share)), piece)))
             outside |= calm.left | ({"Python or NumPy"} if generator_states() != before else set())
         losses.append(sum(found))
@@ -196,7 +196,7 @@ def generator_states() -> tuple[Any, ...]:
     return random.getstate(), kind, bytes(np.asarray(keys).data), place, rest
 
 
-class Settled(DispatchMode):
+class ConstantDraws(DispatchMode):
     """While active, random numbers are replaced by constants."""
 
     def __init__(self) -> None:

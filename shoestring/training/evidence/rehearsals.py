@@ -158,7 +158,7 @@ class Rehearsals:
 
     def asked(self, task: Task[R], environment: Mapping[str, str], doing: str) -> R:
         """The result of a task, run by the worker if it is not kept; `doing` is the progress message for that."""
-        assert self.worker is not None, "somebody does tasks"
+        assert self.worker is not None, "there is a worker for tasks"
         worker = self.worker
 
         def work() -> R:

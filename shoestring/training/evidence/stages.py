@@ -25,8 +25,8 @@ from shoestring.training.evidence.pieces import (
     ROUNDS,
     SLOPE,
     TOLERANCE,
+    ConstantDraws,
     PassOutputs,
-    Settled,
     relative_difference,
     run_passes,
 )
@@ -87,7 +87,7 @@ def run_passes_in_stages(job: Job, technique: Technique, make: Callable[[], nn.M
     line, losses = technique.line(run_of), []
     for _ in range(ROUNDS):
         random_state.seed(job.seed)
-        with Settled():
+        with ConstantDraws():
             losses.append(line.gradients(batch))
     return PassOutputs(
         losses, sum(map(abs, losses)) / ROUNDS, line.weight_gradients(), line.weights(), line.buffers(), ""

@@ -99,7 +99,7 @@ def shapes(job: Job) -> list[list[str]]:
 @cache
 def software() -> dict[str, Any]:
     """The software that a measurement may depend on: our own source, and everything that is installed."""
-    ours = Path(__file__).parents[1]
+    ours = Path(__file__).parents[2]
     source = hashlib.sha256()
     for path in sorted(ours.rglob("*.py")):
         source.update(f"{path.relative_to(ours)} ".encode() + path.read_bytes())

@@ -160,7 +160,7 @@ class Rows:
             yield row
 
 
-class OfOne:
+class OneWorkerTensor:
     """A tensor that one worker has. All workers must read it together, and then all have it."""
 
     def __init__(self, link: Link, own: Tensor | None, dtype: torch.dtype, shape: torch.Size) -> None:
@@ -175,17 +175,17 @@ class OfOne:
         yield found
 
 
-def of_everybody(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OfOne]:
+def gather_named_tensors(link: Link, mine: Mapping[str, Tensor]) -> dict[str, OneWorkerTensor]:
     """Every worker's own tensors, by rank and name; workers may have different numbers and sizes of tensors."""
     kinds = link.objects({name: (one.dtype, one.shape) for name, one in mine.items()})
     return {
-        f"{rank} {name}": OfOne(link, mine[name] if rank == link.rank else None, *kind)
+        f"{rank} {name}": OneWorkerTensor(link, mine[name] if rank == link.rank else None, *kind)
         for rank, named in enumerate(kinds)
         for name, kind in named.items()
     }
 
 
-def mine_of(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+def own_named_tensors(everybody: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
     """The tensors of the worker with this rank."""
     return {
         name: one.clone()

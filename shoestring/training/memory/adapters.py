@@ -124,7 +124,7 @@ class Adapters(RunState):
         if kind in self.watched:
             yield
             return
-        with ByPassing(self):
+        with BypassGuard(self):
             yield
         self.watched.add(kind)
 
@@ -190,7 +190,7 @@ class Adapters(RunState):
         )
 
 
-class ByPassing(TorchFunctionMode):
+class BypassGuard(TorchFunctionMode):
     """Refuses uses of an updated weight outside of its module's own forward."""
 
     def __init__(self, adapters: Adapters) -> None:

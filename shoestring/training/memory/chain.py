@@ -113,7 +113,7 @@ def best_schedules(blocks: Sequence[Block], limits: Sequence[float]) -> list[Sch
 
 
 @dataclass(frozen=True)
-class Solution:
+class ChainSolution:
     """Tables over (s, t, m) for one part of the chain: shortest time, and blocks in the first segment (KEPT: s is not
     checkpointed).
 
@@ -153,7 +153,7 @@ def first_repeats(blocks: Sequence[Block]) -> list[int]:
 
 def solve_parts(
     blocks: Sequence[Block], units: Callable[[Any], Any], kept: list[int], outputs: list[int]
-) -> list[Solution]:
+) -> list[ChainSolution]:
     """The solutions for all parts of the chain, last part first.
 
     s runs from last to first; for every s, segments from smallest to largest; all t and m at once. Results that are
@@ -168,7 +168,7 @@ def solve_parts(
     rises = np.array([block.rise for block in blocks])
     spikes = units(np.array([block.kept + block.spike for block in blocks]) + later[1:])
     levels = np.arange(LEVELS + 1, dtype=np.int16)
-    solutions: list[Solution] = []
+    solutions: list[ChainSolution] = []
     for own in reversed(parts_of(blocks)):
         a, b = own.start, own.stop
         last = [*own, *[count - 1] * (b < count)]  # the t of every column
@@ -212,5 +212,5 @@ def solve_parts(
                 better &= levels[least:] >= through[r - s, begin - new :, None]
                 np.copyto(time[i, begin:, least:], value, where=better)
                 np.copyto(sizes[i, begin:, least:], r + 1 - s, where=better)
-        solutions.append(Solution(own, time, sizes))
+        solutions.append(ChainSolution(own, time, sizes))
     return solutions

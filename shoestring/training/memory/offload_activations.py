@@ -107,7 +107,7 @@ class OffloadActivations(TrainingTechnique):
 
     def apply(self, run: Run) -> Run:
         chosen = list(run.blocks.values())[: self.blocks or None]
-        spool = Spool(self.to or tempfile.gettempdir())
+        spool = ActivationFile(self.to or tempfile.gettempdir())
 
         def forward(model: nn.Module, batch: Batch) -> Any:
             spool.own = {storage_id_of(parameter) for parameter in model.parameters()}
@@ -120,7 +120,7 @@ class OffloadActivations(TrainingTechnique):
         return replace(run, forward=forward, state={**run.state, "spill": spool})
 
 
-class Parcel:
+class OffloadedStorage:
     """One tensor storage that is being written, is on disk, or is being read back."""
 
     def __init__(self, size: int, offset: int) -> None:
@@ -133,7 +133,7 @@ class Parcel:
         self.uses = 0  # saved tensors that still need it
 
 
-class Spool(RunState):
+class ActivationFile(RunState):
     """The file and all transfers between it and memory. Nothing in it outlives a step."""
 
     def __init__(self, directory: str) -> None:
@@ -147,8 +147,8 @@ class Spool(RunState):
     def rewind(self) -> None:
         """A forward begins: write the file from its start again."""
         self.end = 0
-        self.blocks: list[list[Parcel]] = []  # per block that ran, its parcels
-        self.known: dict[int, tuple[Parcel, Any]] = {}
+        self.blocks: list[list[OffloadedStorage]] = []  # per block that ran, its parcels
+        self.known: dict[int, tuple[OffloadedStorage, Any]] = {}
 
     def wrapper(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         def spilling(*args: Any, **kwargs: Any) -> Any:
@@ -174,12 +174,12 @@ class Spool(RunState):
         parcel.uses += 1
         return parcel, number, tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
-    def parcel(self, tensor: Tensor, number: int) -> Parcel:
+    def parcel(self, tensor: Tensor, number: int) -> OffloadedStorage:
         """The parcel of a tensor's storage; a storage shared by several tensors is written once."""
         storage = tensor.untyped_storage()
         if storage_id(storage) in self.known:
             return self.known[storage_id(storage)][0]
-        parcel = Parcel(storage.nbytes(), self.end)
+        parcel = OffloadedStorage(storage.nbytes(), self.end)
         self.end += -(-parcel.size // 4096) * 4096
         self.asked += parcel.size
         whole = tensor.detach().as_strided((parcel.size // tensor.element_size(),), (1,), 0)
@@ -238,7 +238,7 @@ class Spool(RunState):
             if parcel.uses:
                 self.read_back(parcel)
 
-    def read_back(self, parcel: Parcel) -> None:
+    def read_back(self, parcel: OffloadedStorage) -> None:
         self.asked += parcel.size
         if parcel.host is not None:
             parcel.bytes = parcel.host.to("cuda", non_blocking=True).view(torch.uint8)
@@ -266,13 +266,13 @@ class Spool(RunState):
 
     # Threads get the parcel, not its tensor: a thread may keep its arguments alive a little longer than its work.
 
-    def write(self, parcel: Parcel) -> None:
+    def write(self, parcel: OffloadedStorage) -> None:
         view = whole_bytes(parcel)
         done = 0
         while done < parcel.size:
             done += os.pwrite(self.file, view[done:], parcel.offset + done)
 
-    def read(self, parcel: Parcel) -> None:
+    def read(self, parcel: OffloadedStorage) -> None:
         view = whole_bytes(parcel)
         done = 0
         while done < parcel.size:
@@ -286,7 +286,7 @@ class Spool(RunState):
             self.holder.close()
 
 
-def whole_bytes(parcel: Parcel) -> memoryview:
+def whole_bytes(parcel: OffloadedStorage) -> memoryview:
     assert parcel.bytes is not None, "a parcel that moves is in memory"
     return memoryview(parcel.bytes.view(torch.uint8).numpy())  # type: ignore[arg-type]
 

@@ -52,7 +52,7 @@ def flat(schedule: Schedule) -> list[int]:
     return [number for item in schedule for number in ([item] if isinstance(item, int) else flat(item))]
 
 
-class Earlier(NamedTuple):
+class EarlierResult(NamedTuple):
     """An argument that is the result of an earlier call of the segment."""
 
     call: int
@@ -96,7 +96,7 @@ class SlotsFilled(Exception):
     """All slots are filled: the rest of the replay is not needed."""
 
 
-class Keep(torch.autograd.Function):
+class HoldTensors(torch.autograd.Function):
     """Holds tensors as autograd does, so that saved-tensor hooks around this one (OffloadActivations) see them too."""
 
     @staticmethod
@@ -128,7 +128,7 @@ class Segment:
     schedule: Schedule
     calls: list[BlockCall] = field(default_factory=list)
     slots: list[Callable[[], TensorSlot | None]] = field(default_factory=list)
-    results: dict[int, Earlier] = field(default_factory=dict)  # tensor id -> its producer, while recording
+    results: dict[int, EarlierResult] = field(default_factory=dict)  # tensor id -> its producer, while recording
     alive: list[Any] = field(default_factory=list)  # keeps those ids valid while recording
 
     def pack(self, tensor: Tensor) -> TensorSlot:
@@ -146,7 +146,7 @@ class Segment:
         self.calls.append(call)
         for leaf, tensor in enumerate(tree_leaves(output)):
             if isinstance(tensor, Tensor):
-                self.results[id(tensor)] = Earlier(len(self.calls) - 1, leaf, tensor.requires_grad)
+                self.results[id(tensor)] = EarlierResult(len(self.calls) - 1, leaf, tensor.requires_grad)
                 self.alive.append(tensor)
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class Segment:
                     if segment is not None:
                         for leaf, tensor in enumerate(outputs[-1]):
                             if isinstance(tensor, Tensor):
-                                segment.results[id(tensor)] = Earlier(len(segment.calls) - 1, leaf, False)
+                                segment.results[id(tensor)] = EarlierResult(len(segment.calls) - 1, leaf, False)
                                 segment.alive.append(tensor)
                     del output, args, kwargs
         except SlotsFilled:
@@ -265,7 +265,7 @@ def arguments(call: BlockCall, outputs: list[list[Any]]) -> tuple[Any, Any]:
         if leaf is HELD:
             source = next(held)
             leaf = source.detach().requires_grad_(source.requires_grad)
-        elif isinstance(leaf, Earlier):
+        elif isinstance(leaf, EarlierResult):
             leaf = outputs[leaf.call][leaf.leaf].detach().requires_grad_(leaf.requires_grad)
         leaves.append(leaf)
     args, kwargs = tree_unflatten(leaves, call.structure)
@@ -351,7 +351,7 @@ class BlockRecorder:
         """Record a call that is about to happen."""
         structure, leaves, held = reference_arguments(given, segment)
         with torch.enable_grad():
-            kept = Keep.apply(torch.empty(0, requires_grad=True), *held)  # type: ignore[no-untyped-call]
+            kept = HoldTensors.apply(torch.empty(0, requires_grad=True), *held)  # type: ignore[no-untyped-call]
         now = random_state.state()
         if self.random is not None and now["python"] == self.random["python"]:  # share it: 20 KB, rarely changed
             now["python"] = self.random["python"]

@@ -160,7 +160,7 @@ def best_cut(
             f"{stages} stages for {count} blocks on {world} workers: a stage needs a block and a worker of its own; "
             f"ask for {max(min(count, world), 1)} stages or fewer"
         )
-    search = Search(chain, workers, stages, copied, pieces, holding or Holding())
+    search = PartitionSearch(chain, workers, stages, copied, pieces, holding or Holding())
     if not search.fits(inf, search.holding.memory):
         least = search.least_memory()
         how = f"{stages} stages" if stages else f"{world} workers"
@@ -174,7 +174,7 @@ def best_cut(
 
 def least_demanding(chain: Sequence[BlockCost], workers: Workers, stages: int, holding: Holding) -> StageCut:
     """The cut whose largest stage needs the least memory, and of those the fastest."""
-    least = Search(chain, replace(workers, world=stages), stages, False, 1, holding).least_memory()
+    least = PartitionSearch(chain, replace(workers, world=stages), stages, False, 1, holding).least_memory()
     return best_cut(chain, replace(workers, world=stages), stages, holding=replace(holding, memory=least))
 
 
@@ -190,7 +190,7 @@ def smallest(candidates: Table, enough: Callable[[float], bool]) -> float:
     return float(candidates[low])
 
 
-class Search:
+class PartitionSearch:
     """The tables for one chain: index [i, j] is the stage of blocks i..j-1, index [i, j, r - 1] that stage on r
     workers."""
 

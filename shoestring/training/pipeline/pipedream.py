@@ -51,7 +51,7 @@ WINDOW = 1024  # micro-batch numbers in messages wrap around after so many; far 
 
 
 @dataclass
-class Underway:
+class StashedPiece:
     """A micro-batch between its forward and its backward in this stage."""
 
     number: int  # counts all micro-batches of the run
@@ -123,7 +123,7 @@ class PipeDream(Stages):
         self.flush, self.vertical = flush, vertical
         self.lag = staleness(link.world, link.rank)
         self.versions = Versions(self.weights.own_weights)
-        self.underway: deque[Underway] = deque()
+        self.underway: deque[StashedPiece] = deque()
         self.entered = self.drained_at = 0  # micro-batches so far; that number when the pipeline drained last
         self.step = 0
         self.due = True  # whether the pipeline drains in this step
@@ -160,7 +160,7 @@ class PipeDream(Stages):
         self.begun = time.perf_counter()
         with self.versions.used(version):
             loss = self.forward_piece(now, piece, 1.0 if now.weight(piece) else 0.0, self.action(Kind.FORWARD, number))
-        self.underway.append(Underway(number, version, None if loss is None else loss.float().reshape(())))
+        self.underway.append(StashedPiece(number, version, None if loss is None else loss.float().reshape(())))
         self.entered += 1
 
     def leave(self, now: Run, needed: int) -> Tensor:

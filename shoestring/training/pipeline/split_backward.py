@@ -35,7 +35,7 @@ class DeferredGradient:
 
 
 @dataclass
-class Rest:
+class DeferredWeights:
     """The work that the first half leaves for the second."""
 
     done: list[tuple[nn.Parameter, Tensor]]  # gradients that could not be deferred
@@ -48,7 +48,7 @@ def goes_in_halves(root: Tensor) -> bool:
     return all(node.name() != REENTRANT for node in users_of(root.grad_fn))
 
 
-def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Parameter]) -> Rest:
+def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Parameter]) -> DeferredWeights:
     """The first half, from a scalar; sets .grad of the inputs."""
     assert root.grad_fn is not None, "it has a history"
     users = users_of(root.grad_fn)
@@ -73,7 +73,7 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
     for one, gradient in zip(inputs, found, strict=False):
         one.grad = gradient
     root.detach_()  # the graph between it and the nodes of `later` is not needed again
-    return Rest(
+    return DeferredWeights(
         [
             (weight, gradient)
             for weight, gradient in zip(now, found[len(inputs) :], strict=True)
@@ -83,7 +83,7 @@ def to_inputs(root: Tensor, inputs: Sequence[Tensor], weights: Sequence[nn.Param
     )
 
 
-def to_weights(rest: Rest) -> Iterator[tuple[nn.Parameter, Tensor]]:
+def to_weights(rest: DeferredWeights) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """The second half: weights and their gradients."""
     yield from rest.done
     while rest.later:

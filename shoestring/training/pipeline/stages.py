@@ -34,7 +34,7 @@ from shoestring.training.pipeline.boundary import begin_with
 from shoestring.training.pipeline.chain import chain_of
 from shoestring.training.pipeline.schedule import Orders, buffer_needed, in_slices
 from shoestring.training.pipeline.shared_norms import SharedNorms
-from shoestring.training.pipeline.split_backward import Rest, goes_in_halves, to_inputs, to_weights
+from shoestring.training.pipeline.split_backward import DeferredWeights, goes_in_halves, to_inputs, to_weights
 from shoestring.training.pipeline.stage_state import StageWeights
 from shoestring.training.pipeline.step_clock import StepClock
 from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, nothing, parts_of
@@ -42,7 +42,7 @@ from shoestring.training.pipeline.walk import Chain, PartComputed, Value, Walk, 
 VALUES = 256  # most values that may cross one cut: message tags count them
 
 
-class Crossing:
+class CutValues:
     """The values that cross a cut, as the result of an unfinished forward; opaque, so other techniques pass it on
     unchanged."""
 
@@ -51,12 +51,12 @@ class Crossing:
 
 
 @dataclass
-class Flight:
+class PieceInFlight:
     """A micro-batch between its forward and its backward in one chunk."""
 
     inputs: list[Tensor]  # received values that need a gradient
     root: Tensor | None  # where its backward begins; None: nothing needs a gradient
-    rest: Rest | None = None  # the weight gradients, when those of inputs are done
+    rest: DeferredWeights | None = None  # the weight gradients, when those of inputs are done
 
 
 class Stages(RunState):
@@ -88,7 +88,7 @@ class Stages(RunState):
         self.norms = SharedNorms(run.model, chain, self.ranges, link, self.home)
         self.walk: Walk | None = None
         self.gathered = False  # whether all weights are here
-        self.flights: dict[tuple[int, int], Flight] = {}
+        self.flights: dict[tuple[int, int], PieceInFlight] = {}
         self.on_the_way: dict[
             tuple[Kind, int], deque[list[TensorInFlight]]
         ] = {}  # messages in flight, by kind and the chunk that they come from
@@ -110,7 +110,7 @@ class Stages(RunState):
             try:
                 return self.run.forward(model, batch)
             except PartComputed:
-                return Crossing(self.walk.result())
+                return CutValues(self.walk.result())
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         for _ in self.passes(now, batch):
@@ -188,7 +188,7 @@ class Stages(RunState):
             output = now.forward(now.model, piece)
         self.walk = None
         loss = None
-        if isinstance(output, Crossing):
+        if isinstance(output, CutValues):
             root = self.beginning(output.values, walk.gives, action)
         else:
             with walk:
@@ -203,8 +203,8 @@ class Stages(RunState):
         assert root is not None or not inputs, (
             "a stage that gets no gradient over the next cut sends none back over this one"
         )
-        self.flights[action.piece, action.chunk] = Flight(inputs, root)
-        if isinstance(output, Crossing):
+        self.flights[action.piece, action.chunk] = PieceInFlight(inputs, root)
+        if isinstance(output, CutValues):
             self.hand_on(output.values, action)
         return loss
 
@@ -310,7 +310,7 @@ class Stages(RunState):
             self.send_gradients(flight.inputs, action)
         return reached
 
-    def backward_weights(self, now: Run, flight: Flight) -> bool:
+    def backward_weights(self, now: Run, flight: PieceInFlight) -> bool:
         """The deferred gradients of weights, handed over by a separate backward so that hooks see them. Returns whether
         there were any."""
         assert flight.rest is not None, "its first half is done"

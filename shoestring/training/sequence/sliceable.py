@@ -281,7 +281,7 @@ def mixing_reason(one: Trace, two: Trace) -> str:
     if [step.func for step in one.steps] != [step.func for step in two.steps]:
         at = next((a.where for a, b in zip(one.steps, two.steps, strict=False) if a.func is not b.func), "the end")
         return f"the model does something else with {two.span.length} tokens than with {one.span.length}, in {at}"
-    check = Check((one, two))
+    check = TokenCheck((one, two))
     for first, second in zip(one.steps, two.steps, strict=True):
         try:
             check.step(first, second)
@@ -291,7 +291,7 @@ def mixing_reason(one: Trace, two: Trace) -> str:
 
 
 @dataclass
-class Check:
+class TokenCheck:
     """What is known about the tensors of two traces, step by step."""
 
     traces: tuple[Trace, Trace]

@@ -26,7 +26,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters
 from shoestring.training.tensor.splits import Split
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OWN = "tensor_parallel"  # the attribute in which a user's class declares how it is split
 
 
@@ -73,7 +73,7 @@ def llama_like(name: str, inside: tuple[str, ...] = ()) -> dict[tuple[str, str],
 
 
 KNOWN: dict[tuple[str, str], SplitLayers] = {
-    (GPT, "Layer"): SplitLayers(
+    (GPT, "TransformerLayer"): SplitLayers(
         {"queries_keys_values": 3, "up": 1}, ("mix", "down"), divided=("heads",), others=("before", "between")
     ),
     (GPT, "Gpt"): SplitLayers(embeddings=("bytes",), heads=("head",), others=("places", "layers", "last")),
@@ -199,7 +199,7 @@ def weight_of(layer: nn.Module) -> nn.Parameter:
 
 
 def bias_of(layer: nn.Module) -> nn.Parameter:
-    assert isinstance(layer.bias, nn.Parameter), "who asks has looked"
+    assert isinstance(layer.bias, nn.Parameter), "the caller has checked this"
     return layer.bias
 
 

@@ -32,7 +32,7 @@ def worker(rank: int, world: int, folder: str, roomy: bool) -> None:
     if not roomy:
         import shoestring.training.links.shared_memory as module
 
-        module.made = lambda size: None
+        module.create_file = lambda size: None
     near, far = join_link(rank, world), join_link(rank, world, same_machine=False)
     assert isinstance(near, SharedMemoryLink) is roomy and near.same_machine is roomy and not far.same_machine
     results = []
