@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from shoestring import Job
 
@@ -33,7 +32,7 @@ def job(width: int = 256, batch: int = 256, steps: int = 20) -> Job:
         model=lambda: Net(width),
         data=lambda: batches(batch, width),
         forward=lambda model, batch: model(batch["x"]),
-        loss=lambda output, batch: cross_entropy(output, batch["y"]),
+        loss=lambda output, batch: nn.functional.cross_entropy(output, batch["y"]),
         weight=lambda batch: len(batch["y"]),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         batch=batch,

@@ -125,7 +125,7 @@ def test_an_outcome_is_printed_as_the_table_and_a_fit_with_its_loss() -> None:
         and "300 MiB" in text
         and "1 combination tried" in text
     )
-    assert str(shoestring.Fitted(outcome, (2.0, 1.0))).endswith("loss 2.000 -> 1.000 in 2 steps")
+    assert str(shoestring.FitResult(outcome, (2.0, 1.0))).endswith("loss 2.000 -> 1.000 in 2 steps")
 
 
 def test_a_thread_and_a_notebook_have_no_signals_and_no_file(monkeypatch: pytest.MonkeyPatch) -> None:

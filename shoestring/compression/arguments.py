@@ -13,7 +13,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
-HOW = ("fresh",)  # how a run is begun, and not what it is to come to
+HOW = ("fresh", "use")  # how a run is begun; and techniques, which a request has of its own
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,6 @@ class CompressArguments:
             "samples": int(self.samples),
             "axis": self.whole_axis(),
             "output": list(self.output) or None,
-            "use": None if self.use is None else list(self.use),
         }
         return {name: False if value is None else value for name, value in found.items()}
 

@@ -19,7 +19,6 @@ import shoestring
 from shoestring.compression.formats.packed_modules import decode_weights, formats_of, memory_of
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import sealed, unsealed
-from shoestring.runs.tensors import write_tensors
 from tests.compression.models import Tied, job_of
 
 
@@ -137,23 +136,9 @@ def test_another_model_is_refused(folder: Path) -> None:
 
 def test_a_folder_that_is_there_is_not_overwritten(made: Path) -> None:
     before = sorted((one.name, one.stat().st_size) for one in made.iterdir())
-    with pytest.raises(Mistake, match="is there already"):
+    with pytest.raises(Mistake, match="is asked for now: use= changed"):
         shoestring.compress(job_of("tied embeddings"), made, use=["Half()"], samples=16)
     assert sorted((one.name, one.stat().st_size) for one in made.iterdir()) == before
-
-
-def test_of_two_who_write_the_same_folder_one_is_told(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slowly(*given: Any) -> int:
-        shutil.copytree(made, tmp_path / "small")  # meanwhile somebody else has written it
-        return write_tensors(*given)
-
-    monkeypatch.setattr("shoestring.compression.formats.packed_folder.write_tensors", slowly)
-    with pytest.raises(Mistake, match="is there already"):
-        shoestring.compress(job_of("tied embeddings"), tmp_path / "small", use=["Half()"], samples=16)
-    assert [one.name for one in tmp_path.iterdir()] == ["small"], "and leaves nothing behind"
-    loaded(tmp_path / "small")
 
 
 def test_the_job_file_may_move_and_is_only_run_where_the_user_says_so(tmp_path: Path) -> None:
