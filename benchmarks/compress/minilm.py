@@ -237,7 +237,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
         from shoestring.api import train
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import healed as heal
-        from shoestring.compression.session import CompressOptions, begun
+        from shoestring.compression.session import CompressOptions, begun, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
 
@@ -250,7 +250,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
             measured = session.packed(Path(folder) / "small")
             torch.set_num_threads(1)
-            model = session.loaded_model(Path(folder) / "small")
+            model = loaded_model(session.source, Path(folder) / "small")
             found = {
                 "bytes": measured.size,
                 "before": before,

@@ -17,7 +17,7 @@ from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.onnx.export import export_onnx
 from shoestring.compression.room import plain_cost, planned
-from shoestring.compression.session import CompressOptions, CompressSession
+from shoestring.compression.session import CompressOptions, CompressSession, loaded_model
 from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core.budget import Budget
@@ -108,7 +108,7 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     assert measured.memory == session.plan.cost.known["memory_bytes"] + sum(
         one.nbytes for one in unsaved_buffers(session)
     )
-    first, again = outcome.chosen.made().model, session.loaded_model(folder)
+    first, again = outcome.chosen.made().model, loaded_model(session.source, folder)
     for batch in given.unseen[:2]:
         with torch.no_grad():
             assert same(*(dict(named_tensors(called(one, batch))) for one in (first, again)))

@@ -75,6 +75,6 @@ def test_without_a_job_it_is_told_what_to_give(run: Path, capsys: pytest.Capture
     with pytest.raises(Mistake, match="give job=, a file"):
         shoestring.compress(run, run.parent / "small", use=["Half()"])
     with pytest.raises(
-        Mistake, match=r"0\.weight is \(8, 8\) in the checkpoint of step 2 and \(4, 8\) in the job's model"
+        Mistake, match=r"0\.weight has the shape \(8, 8\) in the checkpoint of step 2 and \(4, 8\) in the job's model"
     ):
         shoestring.compress(run, run.parent / "small", use=["Half()"], job=job_of_width(4))
