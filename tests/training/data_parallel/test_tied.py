@@ -17,7 +17,7 @@ from tests.records import records
 from tests.training.data_parallel.test_promises_of_groups import TOLERANCE, outcomes
 from tests.training.members import Group
 
-JOB = Path(__file__).with_name("tied_words.py")
+JOB = Path(__file__).parents[1] / "pipeline" / "tied_words.py"
 STEPS = 6
 
 
