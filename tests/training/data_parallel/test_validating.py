@@ -121,7 +121,7 @@ def test_stages_of_split_layers_find_what_one_process_does(own: bool, tmp_path: 
         Group(
             tmp_path / name,
             world,
-            JOB.with_name("split_validating.py"),
+            JOB.parents[1] / "tensor" / "split_validating.py",
             plan,
             4,
             str(tmp_path / name / "run"),
