@@ -188,7 +188,7 @@ def train(
     return speak_of_arguments(
         trained_here(made, plan, model)
         if run is None
-        else as_steps(kept_steps(made, plan, model, Path(run), cadence_of(save_every), fresh, adopt))
+        else steps_in_folder(made, plan, model, Path(run), save_every, fresh, adopt)
     )
 
 
@@ -217,6 +217,19 @@ def steps_of_group(
         )
         for number, loss, metrics in group.steps():
             yield Step(number, loss, metrics)
+
+
+def steps_in_folder(
+    job: Job,
+    plan: Plan | Outcome | Iterable[Technique],
+    model: nn.Module | None,
+    run: Path,
+    save_every: int | str,
+    fresh: bool,
+    adopt: bool,
+) -> Generator[Step, None, None]:
+    """Train in this process, in a run folder; what was asked for is read when the first step is."""
+    yield from as_steps(kept_steps(job, plan, model, run, cadence_of(save_every), fresh, adopt))
 
 
 def as_steps(found: Iterable[ScriptStep]) -> Generator[Step, None, None]:

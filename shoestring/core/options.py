@@ -25,6 +25,7 @@ VALUED = (
     "epochs",
     "seed",
     "run",
+    "save-every",
     "job",
     "plan",
     "rounds",

@@ -83,12 +83,14 @@ class Session:
 
     def note_failure(self, error: BaseException) -> None:
         path = self.folder.path
+        said = read_records(path, self.offset).events
+        if said and isinstance(said[-1], Stopped):
+            return
         forgets = self.by_script and isinstance(error, Exception) and without_a_step(path)
         if forgets or came_to_nothing(error, path):
             forget_attempt(path)
             return
-        said = read_records(path, self.offset).events
-        if said and isinstance(said[-1], (Failed, Stopped)):
+        if said and isinstance(said[-1], Failed):
             return
         if isinstance(error, KeyboardInterrupt):
             note(path, Stopped(text="stopped at once; what was not saved is lost"))
