@@ -380,7 +380,7 @@ def test_a_disk_that_fails_says_so_and_leaves_the_checkpoint_whole(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk_store.os, "pwrite", full)
-        with pytest.raises(Mistake, match="No space left on device; the last checkpoint is whole"):
+        with pytest.raises(Mistake, match="No space left on device; the last checkpoint is intact"):
             put(store, "first", 2)
     store.regions["first"].current = store.regions["first"].pinned or 0
     store.regions["first"].pending = None

@@ -204,7 +204,7 @@ def test_a_disk_that_fails_in_the_second_pass_says_so(
         run.update(now)
         run.state["stream"].store.settle()  # type: ignore[attr-defined]
 
-    with pytest.raises(Mistake, match="No space left on device; the last checkpoint is whole"):
+    with pytest.raises(Mistake, match="No space left on device; the last checkpoint is intact"):
         list(steps(replace(run, update=update), [rows()]))
     monkeypatch.setattr(disk_store.os, "pwrite", real)
 

@@ -63,7 +63,7 @@ REFUSED = {
     "layers left out at random": "did something else the second time",
     "blocks that give back their input": "did something else the second time",
     "second derivatives": "computes derivatives",
-    "hooks": "looks at its backward",
+    "hooks": "has a backward hook",
     "a ParameterList": "calls 1 of its blocks",
     "an LSTM": "calls 1 of its blocks",
     "a graph": "can't be counted or split",
@@ -428,7 +428,7 @@ def test_what_would_be_different_is_refused(model: type[Body]) -> None:
 
 @pytest.mark.parametrize(
     ("many", "told"),
-    [(100, "in an object which nobody can look into"), (5, r"body\.3 uses something that was made before it"), (0, "")],
+    [(100, "in an object which nobody can look into"), (5, r"body\.3 uses a value made earlier that is not among its arguments"), (0, "")],
 )
 def test_a_block_that_takes_something_from_elsewhere_is_told_of(
     many: int, told: str, monkeypatch: pytest.MonkeyPatch
