@@ -162,7 +162,7 @@ def test_what_goes_wrong_with_it_is_refused_with_what_to_do() -> None:
     assert "fewer pieces" in conflict((line(2), Accumulate(2))) and not conflict((line(2), Checkpoint(1)))
     wrong: dict[str, Any]
     for wrong, reason in (
-        ({"flush": 0}, "one or more"),
+        ({"flush": 0}, "1 or more"),
         ({"stages": 5}, "fewer pieces than stages"),
         ({"schedule": "1f1b", "vertical": True}, "are for schedule='pipedream'"),
     ):
