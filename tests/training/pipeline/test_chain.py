@@ -428,7 +428,11 @@ def test_what_would_be_different_is_refused(model: type[Body]) -> None:
 
 @pytest.mark.parametrize(
     ("many", "told"),
-    [(100, "in an object which nobody can look into"), (5, r"body\.3 uses a value made earlier that is not among its arguments"), (0, "")],
+    [
+        (100, "in an object which nobody can look into"),
+        (5, r"body\.3 uses a value made earlier that is not among its arguments"),
+        (0, ""),
+    ],
 )
 def test_a_block_that_takes_something_from_elsewhere_is_told_of(
     many: int, told: str, monkeypatch: pytest.MonkeyPatch
