@@ -166,11 +166,12 @@ def opened(
             f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another {place}"
         )
     lock = Lock(path, place)
-    folder = Folder(path, place)
+    folder, ours = Folder(path, place), True
     try:
         while fresh and (path / "run.json").exists():  # again if somebody began another one meanwhile
-            aside = folder.set_aside()
-            moved, lock = lock, Lock(path, place)
+            aside, ours = folder.set_aside(), False
+            moved, lock = lock, Lock(path, place)  # refused where somebody else was quicker: then that folder is theirs
+            ours = True
             carry_ledger(aside, path)
             moved.release()
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
@@ -180,7 +181,7 @@ def opened(
         held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
         return held or begun(folder, lock, asked, source, resolve)
     except BaseException:
-        if not (path / "run.json").exists():
+        if ours and not (path / "run.json").exists():
             forget_attempt(path)
         lock.release()
         raise

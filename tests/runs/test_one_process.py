@@ -16,7 +16,7 @@ import pytest
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, temporary_folder, write_whole
-from shoestring.runs.folder import holder
+from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, opened
 from shoestring.training.links import shared_memory as shared
@@ -28,7 +28,7 @@ RACER = """
 import os, sys
 from pathlib import Path
 from shoestring.core.errors import Mistake
-from shoestring.runs.folder import holder
+from shoestring.runs.folder import Folder, Lock, holder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import opened
 
@@ -65,6 +65,24 @@ def test_of_two_processes_that_begin_anew_in_one_folder_one_at_a_time_has_it(tmp
         _, said = racer.communicate(timeout=HUNG)
         assert racer.returncode == 0, said
     assert len(list(tmp_path.glob("run-before-*"))) == 2 * ROUNDS - 1
+
+
+def test_who_loses_the_race_for_a_new_folder_leaves_it_to_the_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(tmp_path).lock.release()
+    set_aside, winner = Folder.set_aside, []
+
+    def set_aside_and_lose(folder: Folder) -> Path:
+        aside = set_aside(folder)
+        winner.append(Lock(tmp_path / "run"))  # which has not written its request yet
+        return aside
+
+    monkeypatch.setattr(Folder, "set_aside", set_aside_and_lose)
+    with pytest.raises(Mistake, match="in use by process"):
+        opened(tmp_path / "run", asked(), b"", fresh=True, adopt=False)
+    assert holder(tmp_path / "run") == os.getpid(), "the winner still holds it"
+    winner[0].release()
 
 
 def asked() -> Request:
