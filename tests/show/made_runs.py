@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoestring.runs.event import KINDS, Stepped
-from shoestring.runs.events import NAME, Events, line_of
+from shoestring.runs.events import NAME, Events, kinds_of_rooms, line_of
 from shoestring.runs.folder import Folder, Lock
 
 MIB = 1 << 20
@@ -145,7 +145,7 @@ def append(path: Path, events: Iterable[dict[str, Any]]) -> None:
 def add(path: Path, kind: str, **fields: Any) -> None:
     """One event more, as the run itself would add it."""
     events = Events(path)
-    events.add(KINDS[kind](**fields))
+    events.add((KINDS | kinds_of_rooms())[kind](**fields))
     events.close()
 
 
