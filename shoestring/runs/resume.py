@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from glob import escape
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -140,10 +141,12 @@ def settled(now: Request, before: Request) -> Request:
     )
 
 
-def carry_ledger(aside: Path, path: Path) -> None:
-    """What was spent on the people of a run is not undone by beginning anew: the new one's ledger goes on from the old one's."""
-    if (aside / SPENT).exists() and not (path / SPENT).exists():
-        write_whole(path / SPENT, read_regular(aside / SPENT))
+def carry_ledger(path: Path) -> None:
+    """Begin a new run's ledger with what was spent in this folder before it was set aside: beginning anew undoes no release. A ledger
+    only grows and is carried whole, so the largest has all of it."""
+    before = list(path.parent.glob(f"{escape(path.name)}-before-*/{SPENT}"))
+    if before and not (path / SPENT).exists():
+        write_whole(path / SPENT, read_regular(max(before, key=lambda one: one.lstat().st_size)))
 
 
 def opened(
@@ -169,11 +172,15 @@ def opened(
     folder, ours = Folder(path, place), True
     try:
         while fresh and (path / "run.json").exists():  # again if somebody began another one meanwhile
-            aside, ours = folder.set_aside(), False
+            folder.set_aside()
+            ours = False
             moved, lock = lock, Lock(path, place)  # refused where somebody else was quicker: then that folder is theirs
             ours = True
-            carry_ledger(aside, path)
             moved.release()
+        if not (
+            path / "run.json"
+        ).exists():  # whoever set the folder aside may have been killed, or slower than this process
+            carry_ledger(path)
         clear(one for one in path.glob("*.tmp-*") if drafted_name(one.name))
         if in_the_way := not_a_folder(folder.checkpoints):
             raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another {place}")

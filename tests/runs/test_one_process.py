@@ -85,6 +85,14 @@ def test_who_loses_the_race_for_a_new_folder_leaves_it_to_the_winner(
     winner[0].release()
 
 
+def test_a_kill_while_a_folder_is_set_aside_forgets_nothing_that_was_spent(tmp_path: Path) -> None:
+    begun(tmp_path).lock.release()
+    (tmp_path / "run" / "privacy.jsonl").write_bytes(b"spent")
+    Folder(tmp_path / "run").set_aside()  # killed here, or another process was quicker to lock the new folder
+    begun(tmp_path).lock.release()
+    assert (tmp_path / "run" / "privacy.jsonl").read_bytes() == b"spent"
+
+
 def asked() -> Request:
     return Request(job="job.py", source=sha256(b"").hexdigest())
 
