@@ -259,11 +259,12 @@ class FitResult:
     report: Report | None = None  # with several devices: measurements and the timeline
 
     def __str__(self) -> str:
-        from shoestring.show.cut import cut_in
+        from shoestring.show.cut import model_cut
         from shoestring.show.timeline import cut_text
 
-        cut = cut_in(self.report.as_json()) if self.report is not None else None
-        return "\n\n".join((str(self.outcome), *([cut_text(cut)] if cut is not None else []), self.course))
+        told = self.report
+        cut = [cut_text(model_cut(told.plan.cut, told.timed))] if told is not None and told.plan.cut is not None else []
+        return "\n\n".join((str(self.outcome), *cut, self.course))
 
     @property
     def course(self) -> str:
@@ -333,7 +334,7 @@ def fitted_by_group(
     sent_job = send_job(job, model, folder, devices)
     found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
     report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
-    return FitResult(for_script(found), tuple(report.losses), report)
+    return FitResult(for_script(found), tuple(report.curves.losses), report)
 
 
 def verify(

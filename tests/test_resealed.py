@@ -205,7 +205,7 @@ def test_what_was_asked_for(room: Room) -> None:
             settled(now, before)
             differences(before, now)
             flags_for(claim_of_run(folder), str(room.net), {})
-        page(report_of(room.run).as_json())
+        page(report_of(room.run))
 
     resealed(room.run / "run.json", unseal(room.run / "run.json"), use)
 
@@ -223,7 +223,7 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
         plan = kept_plan(folder, lambda found: plan_in(found, folder.path / "plan.json"))
         if plan is not None:
             str(plan), plan.as_json(), plan.figures
-        page(report_of(room.run).as_json())
+        page(report_of(room.run))
 
     folder.write("plan.json", whole)
     resealed(room.run / "plan.json", whole, use, each=3)
@@ -295,7 +295,7 @@ def test_events(room: Room, tmp_path: Path) -> None:
             text = event_line(one) if isinstance(one, dict) and one else json.dumps(one).encode()
             (tmp_path / "run" / NAME).write_bytes(b"\n".join([*lines[:number], text, *lines[number + 1 :]]) + b"\n")
             with told(one):
-                page(report_of(tmp_path / "run", History().read(tmp_path / "run")).as_json())
+                page(report_of(tmp_path / "run", History().read(tmp_path / "run")))
 
 
 def test_modules(room: Room) -> None:

@@ -95,6 +95,11 @@ class Texts(Room):
         return one
 
 
+@dataclass(frozen=True)
+class Shortened:
+    by: tuple[str, ...]
+
+
 class Shorten:
     name, help = "shorten", "a text made small enough"
 
@@ -116,9 +121,10 @@ class Shorten:
         made = applied(plan.techniques, words)
         found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "lost": len(words) - len(made)})
         if options.report:
+            from shoestring.runs.report import Report
             from shoestring.show.page import page
 
-            Path(options.report).write_text(page({"job": "shorten", "shortened": [text(one) for one in plan.techniques]}))
+            Path(options.report).write_text(page(Report(of_room=Shortened(tuple(map(text, plan.techniques))))))
         if options.json:
             print(json.dumps({"plan": plan.as_json(), "measured": {one.quantity.name: one.measured for one in found}}))
         else:
@@ -134,9 +140,9 @@ shorten = Shorten()
 def section(report):
     from markupsafe import Markup
 
-    if "shortened" not in report:
+    if not isinstance(report.of_room, Shortened):
         return ""
-    return Markup("<section><h2>Shortened by</h2><p>{}</p></section>").format(" and ".join(report["shortened"]) + " <b>")
+    return Markup("<section><h2>Shortened by</h2><p>{}</p></section>").format(" and ".join(report.of_room.by) + " <b>")
 '''
 PLUGIN = """
 from shoestring.core.rooms import RoomPlugin
@@ -160,11 +166,10 @@ class Shortening(RoomPlugin):
 
         return SIZE, LOST
 
-    def entries(self, request, history, folder):
-        from texts_run import Dropped
+    def part(self, request, history, folder):
+        from texts_run import Dropped, Letters
 
-        dropped = history.of_kind(Dropped)
-        return {"shorten": {"asked": dict(request.asked), "letters": [one.letter for one in dropped]}}
+        return Letters(request.asked, tuple(one.letter for one in history.of_kind(Dropped)))
 
     def page(self):
         from texts_page import ShortPage
@@ -184,22 +189,23 @@ class ShortPage(RoomPage):
     plans_memory = False
     style = ".letters{letter-spacing:1px}\\n"
 
-    def flags(self, story):
-        return story["shorten"]["asked"]
+    def flags(self, own):
+        return own.asked
 
-    def sections(self, story):
-        letters = " ".join(story["shorten"]["letters"])
+    def sections(self, own, report):
+        letters = " ".join(own.letters)
         yield Markup("<section><h2>Letters that went</h2><p class='letters'>{}</p></section>").format(letters)
 
-    def ending(self, story, why):
-        return f", the last one {story['shorten']['letters'][-1]}"
+    def ending(self, own, why):
+        return f", the last one {own.letters[-1]}"
 
-    def cells(self, story):
-        yield RoomCell("Letters", Cell(str(len(story["shorten"]["letters"]))))
+    def cells(self, own):
+        yield RoomCell("Letters", Cell(str(len(own.letters))))
 """
 RUNS = """
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -219,6 +225,12 @@ class Dropped(RoomEvent):
     @classmethod
     def measured(cls, told, seconds, step_seconds):
         return {"size_bytes": told[-1].left, "lost": len(told)}
+
+
+@dataclass(frozen=True)
+class Letters:
+    asked: Mapping[str, object]
+    letters: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ def reported(
         print(json.dumps(finite_json(report)))
         return DONE
     try:
-        (shown or show)(report, Path(options.report or run / "report.html"))
+        place = Path(options.report or run / "report.html")
+        shown(report, place) if shown is not None else show(report, told, place)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(
             f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
@@ -68,24 +69,24 @@ def reported(
     return DONE
 
 
-def show(report: dict[str, Any], page: Path) -> None:
+def show(report: dict[str, Any], told: Report, page: Path) -> None:
     from shoestring.core.figures import AS
     from shoestring.planning.quantities import compared
-    from shoestring.show.cut import cut_in
+    from shoestring.show.cut import model_cut
     from shoestring.show.terminal import beside
     from shoestring.show.timeline import cut_text
 
     print("", beside(compared(report["predicted"], report["measured"]), screen(sys.stdout)), "", sep="\n")
     for one in report.get("workers", ()):  # the table above is about the largest
-        told = (
+        known = (
             f"{figure.quantity.label} {figure.quantity.text(figure.measured)} "
             f"({figure.off_text}{'' if figure.off_text == AS else ' what was predicted'})"
             for figure in compared(one["predicted"], one["measured"])
             if figure.off is not None
         )
-        print(f"worker {one['rank']}: {', '.join(told) or 'nothing was predicted of it'}")
-    if (cut := cut_in(report)) is not None:
-        print("", cut_text(cut, screen(sys.stdout)), "", sep="\n")
+        print(f"worker {one['rank']}: {', '.join(known) or 'nothing was predicted of it'}")
+    if told.plan.cut is not None:
+        print("", cut_text(model_cut(told.plan.cut, told.timed), screen(sys.stdout)), "", sep="\n")
     if report["shown"]:
         print(report["shown"], "", sep="\n")
     losses = [loss for loss in report["losses"] if loss is not None]

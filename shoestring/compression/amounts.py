@@ -7,24 +7,10 @@ from math import floor, log10
 
 from shoestring.core.units import seconds_text
 from shoestring.show.page.render import NONE
-from shoestring.show.page.words import number
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 SPACE = "\N{NO-BREAK SPACE}"
 NEAREST = 1 - 1e-9  # a fidelity below 1 is never written as 1
-
-
-def finite(value: object) -> float | None:
-    """The value if one can calculate with it; a whole number that is too big for that is none.
-
-    >>> finite(3), finite(float("inf")), finite("3"), finite(10**400)
-    (3.0, None, None, None)
-    """
-    try:
-        found = number(value)
-        return None if found is None else float(found)
-    except OverflowError:
-        return None
 
 
 def bare(text: str) -> str:

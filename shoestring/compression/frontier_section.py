@@ -8,24 +8,18 @@ Words in the plot are put where they lie over no others, and if there is room ov
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, floor, log10
+from operator import attrgetter
 
-from shoestring.compression.amounts import (
-    UNITS,
-    asked_share_text,
-    asked_size_text,
-    finite,
-    share_text,
-    size_text,
-    time_text,
-)
+from shoestring.compression.amounts import UNITS, asked_share_text, asked_size_text, share_text, size_text, time_text
+from shoestring.compression.compress_report import Amount, CompressReport, FrontierPoint
 from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP, Mark, Point, Scale, ticks
-from shoestring.show.page.words import Entries, dicts, inner
 
 MOST_POINTS, MOST_MARKS = 120, 6
+PREDICTED, MEASURED = attrgetter("predicted"), attrgetter("measured")
 NO_DAMAGE, HUGE = 1e-9, 1e18  # a damage below is rounding of float32; a figure above is no size and no damage
 WIDE = 5.0  # times the smallest size: from here on the logarithm
 LETTER, LINE = 9.0, 17.0  # of the words in the plot, which are bold, on a phone, where they are biggest
@@ -88,11 +82,12 @@ class Frontier:
     legend: tuple[tuple[str, str], ...]  # (kind, text)
 
 
-def frontier(report: Entries) -> Frontier | None:
+def frontier(report: CompressReport) -> Frontier | None:
     """None where there is nothing to draw."""
-    told = dicts(report.get("frontier"))
+    told = report.frontier
     found = sorted((one for entry in told if (one := reached(entry)) is not None), key=lambda one: one.size)
-    chosen = {kind: one for kind in ("predicted", "measured") if (one := result(report, kind)) is not None}
+    amounts = {"predicted": chosen_point(report, PREDICTED), "measured": chosen_point(report, MEASURED)}
+    chosen = {kind: one for kind, one in amounts.items() if one is not None}
     if not found and not chosen:
         return None
     few = found[:: ceil(len(found) / MOST_POINTS) or 1]
@@ -125,29 +120,27 @@ def frontier(report: Entries) -> Frontier | None:
 # Reading
 
 
-def reached(entry: Entries) -> Reached | None:
-    size, damage, latency = (finite(entry.get(name)) for name in ("size_bytes", "damage", "latency_ms"))
-    if size is None or damage is None or not 1 <= size < HUGE or damage >= HUGE:
+def reached(one: FrontierPoint) -> Reached | None:
+    if not 1 <= one.size_bytes < HUGE or one.damage >= HUGE:
         return None
-    answer = "" if latency is None else f", {time_text(latency)} an answer"
-    return Reached(size, max(damage, 0.0), f"{size_text(size)}, damage {share_text(max(damage, 0.0))}{answer}")
+    answer = "" if one.latency_ms is None else f", {time_text(one.latency_ms)} an answer"
+    damage = max(one.damage, 0.0)
+    return Reached(one.size_bytes, damage, f"{size_text(one.size_bytes)}, damage {share_text(damage)}{answer}")
 
 
-def result(report: Entries, kind: str) -> Reached | None:
+def chosen_point(report: CompressReport, of: Callable[[Amount], float | None]) -> Reached | None:
     """What was predicted of the chosen point, or measured."""
-    fidelity = finite(inner(inner(report, "fidelity"), "mean").get(kind))
-    found = {
-        "size_bytes": inner(report, "size_bytes").get(kind),
-        "latency_ms": inner(inner(report, "latency_ms"), "p50").get(kind),
-    }
-    return None if fidelity is None else reached({**found, "damage": 1 - fidelity})
+    fidelity, size = of(report.fidelity.mean), of(report.size_bytes)
+    if fidelity is None or size is None:
+        return None
+    return reached(FrontierPoint(size, 1 - fidelity, of(report.latency_ms.p50)))
 
 
-def asked_for(report: Entries) -> dict[str, float]:
+def asked_for(report: CompressReport) -> dict[str, float]:
     """Bytes and damage that were asked for."""
-    size, quality = (finite(inner(report, "asked").get(name)) for name in ("size", "quality"))
-    found = {"size": size} if size is not None and 1 <= size < HUGE else {}
-    return found | ({"damage": max(0.0, 1 - quality)} if quality is not None and quality > -HUGE else {})
+    size, quality = (report.asked.get(name) for name in ("size", "quality"))
+    found = {"size": size} if isinstance(size, float) and 1 <= size < HUGE else {}
+    return found | ({"damage": max(0.0, 1 - quality)} if isinstance(quality, float) and quality > -HUGE else {})
 
 
 # Axes

@@ -21,6 +21,7 @@ from torch import nn
 
 from shoestring.compression.calibration.fidelity import BINARY, COSINE, KL, R2
 from shoestring.compression.calibration.hidden_states import healing_objective, matching_states
+from shoestring.compression.compress_report import Healed
 from shoestring.compression.distillation.heal import cosine_decay, healing_job
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
@@ -48,20 +49,6 @@ BEGUN = "begun.json"
 RATES = (1.0, 3.0, 10.0)  # times what a form proposes: which of them heals best is tried
 TRIED = 0.04  # of the steps, for each of them;
 FEWEST = 8  # fewer steps than that tell nothing
-
-
-@dataclass(frozen=True)
-class Healed:
-    """What healing did, on the batches that plans are confirmed with."""
-
-    seconds: float
-    steps: int
-    before: float  # fidelity
-    after: float
-    run: str  # its folder
-
-    def as_json(self) -> dict[str, Any]:
-        return vars(self).copy()
 
 
 def healed(session: CompressSession, time: str, folder: Path) -> CompressSession:

@@ -15,12 +15,14 @@ from typing import Any
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.calibration.metric import parse_floor
+from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.healing import healed
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.sections import compression_page
 from shoestring.compression.session import CompressOptions, CompressSession, begun, nearest_session
 from shoestring.compression.source import ModelSource
 from shoestring.compression.technique import CompressTechnique
+from shoestring.core.codec import finite_json, to_json
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
 from shoestring.runs.digest import weights_sha256
@@ -71,7 +73,7 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
 
 def drawn(told: Report) -> str:
     """The page of a compression: of the model when it is there, and before that of the run."""
-    return compression_page(told.ended) if told.ended else page(told)
+    return compression_page(told.of_room) if isinstance(told.of_room, CompressReport) else page(told)
 
 
 @dataclass(frozen=True)
@@ -105,12 +107,13 @@ class CompressRun:
             report = work.report(measured, self.folder)
             if file is not None:
                 draft.replace(self.folder / "model.onnx")
-                report["onnx"] = file.as_json(self.folder / "model.onnx")
-                report["missed"] += file.missed(work)
+                onnx = file.report(self.folder / "model.onnx")
+                report = replace(report, onnx=onnx, missed=(*report.missed, *file.missed(work)))
+        told: dict[str, Any] = finite_json(to_json(report))
         note(self.folder, Finished(step=1))
-        self.session.finish(report)
+        self.session.finish(told)
         self.session.write_page()
-        return report
+        return told
 
     def begin(self) -> None:
         note(self.folder, Planning())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +24,19 @@ from shoestring.compression.calibration.metric import (
 from shoestring.compression.calibration.model_outputs import select_outputs
 from shoestring.compression.calibration.output_kinds import AUTO
 from shoestring.compression.calibration.scratch import trim
+from shoestring.compression.compress_report import (
+    Amount,
+    CompressReport,
+    FidelityReport,
+    FrontierPoint,
+    Healed,
+    LatencyReport,
+    LayerReport,
+    MetricReport,
+    OutputReport,
+    PlainLatency,
+    PlainReport,
+)
 from shoestring.compression.edit_registry import apply_edits
 from shoestring.compression.exits.measured import ExitsMeasurement, exits_measured
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
@@ -42,6 +53,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
 from shoestring.core.technique import described
+from shoestring.runs.plan_summary import UsedTechnique
 
 QUANTITIES = (
     Quantity("size_bytes", "size on disk", counted=True),
@@ -97,7 +109,7 @@ class CompressSession:
     given: CalibrationSamples
     outcome: CompressOutcome
     plain_latency: Latency
-    healed: Any = None  # what healing did, if it was asked for
+    healed: Healed | None = None  # what healing did, if it was asked for
 
     @property
     def plan(self) -> CompressPlan:
@@ -217,99 +229,88 @@ class CompressSession:
             }
         )
 
-    def metric_report(self, name: str, measured: CompressedMeasurement) -> dict[str, Any]:
+    def metric_report(self, name: str, measured: CompressedMeasurement) -> MetricReport:
         guess = measured.predicted.get(name) if self.healed is None else None
-        predicted = (
-            {}
-            if guess is None
-            else {"predicted": number(guess.value), "predicted_standard_error": guess.standard_error}
-        )
         found, floor = measured.metrics[name], self.asked.floor
-        decides = (
-            {"decided_by": str(floor), "undecided": floor.undecided(found)}
-            if floor is not None and floor.name == name
-            else {}
+        decides = floor is not None and floor.name == name
+        return MetricReport(
+            original=measured.original[name].value,
+            predicted=guess.value if guess is not None else None,
+            predicted_standard_error=guess.standard_error if guess is not None else None,
+            measured=found.value,
+            n=found.count,
+            of=found.unit,
+            standard_error=found.standard_error,
+            interval=found.interval,
+            decided_by=str(floor) if decides else "",
+            undecided=floor.undecided(found) if decides and floor is not None else "",
         )
-        told = {"original": number(measured.original[name].value), **predicted, "measured": number(found.value)}
-        return {**told, **found.as_json(), **decides}
 
-    def outputs(self, measured: CompressedMeasurement) -> list[dict[str, Any]]:
+    def outputs(self, measured: CompressedMeasurement) -> Iterator[OutputReport]:
         """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
         checked = self.plan.checked.outputs if self.plan.checked is not None else ()
         predicted = {one.name: one for one in checked if one.count}
-        return [
-            {
-                "name": one.name,
-                "by": how.measure,
-                "axis": how.axis,
-                "why": how.why,
-                "n": one.count,
-                "samples": one.samples,
-                "standard_error": one.standard_error,
-                "predicted_standard_error": predicted[one.name].standard_error if one.name in predicted else None,
-                "mean": {
-                    "predicted": predicted[one.name].mean if one.name in predicted else None,
-                    "measured": one.mean,
-                },
-                "worst": {
-                    "predicted": predicted[one.name].worst if one.name in predicted else None,
-                    "measured": one.worst,
-                },
-            }
-            for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True)
-        ]
+        for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True):
+            guess = predicted.get(one.name)
+            yield OutputReport(
+                name=one.name,
+                by=how.measure,
+                axis=how.axis,
+                why=how.why,
+                n=one.count,
+                samples=one.samples,
+                standard_error=one.standard_error,
+                predicted_standard_error=guess.standard_error if guess is not None else None,
+                mean=Amount(guess.mean if guess is not None else None, one.mean),
+                worst=Amount(guess.worst if guess is not None else None, one.worst),
+            )
 
-    def report(self, measured: CompressedMeasurement, folder: Path) -> dict[str, Any]:
-        """Everything, as `compress --json` prints it."""
-        told = self.figures(measured)
-        leading = measured.fidelity.leading
+    def fidelity_report(self, measured: CompressedMeasurement, damage: float | None) -> FidelityReport:
+        """`damage`: as predicted; None: it is not."""
+        found, leading, checked = measured.fidelity, measured.fidelity.leading, self.plan.checked
         assert leading is not None, "what was measured has outputs"
+        return FidelityReport(
+            by=leading.measure,
+            output=leading.name,
+            n=leading.count,
+            samples=leading.samples,
+            standard_error=leading.standard_error,
+            outputs=tuple(self.outputs(measured)),
+            mean=Amount(None if damage is None else 1 - damage, found.mean),
+            worst=Amount(None if checked is None or self.healed else checked.worst, found.worst),
+        )
 
-        def both(name: str, times: float = 1.0) -> dict[str, float | None]:
+    def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
+        """Everything, as `compress --json` prints it."""
+        told, plan, plain = self.figures(measured), self.plan, self.outcome.plain
+
+        def both(name: str, times: float = 1.0) -> Amount:
             one = told[name]
-            return {
-                "predicted": None if one.predicted is None else one.predicted * times,
-                "measured": None if one.measured is None else one.measured * times,
-            }
+            return Amount(*(None if value is None else value * times for value in (one.predicted, one.measured)))
 
-        return {
-            "folder": str(folder),
-            "size_bytes": both("size_bytes"),
-            "memory_bytes": both("memory_bytes"),
-            "latency_ms": {"p50": both("p50_seconds", 1e3), "p99": both("p99_seconds", 1e3)},
-            "fidelity": {
-                "by": leading.measure,
-                "output": leading.name,
-                "n": leading.count,
-                "samples": leading.samples,
-                "standard_error": leading.standard_error,
-                "outputs": self.outputs(measured),
-                "mean": {
-                    "predicted": None if (lost := told["damage"].predicted) is None else 1 - lost,
-                    "measured": measured.fidelity.mean,
-                },
-                "worst": {
-                    "predicted": None if self.plan.checked is None or self.healed else self.plan.checked.worst,
-                    "measured": measured.fidelity.worst,
-                },
-            },
-            "metric": {name: self.metric_report(name, measured) for name in measured.metrics},
-            "techniques": [described(one) | {"why": one.why} for one in self.plan.techniques],
-            "plain": {
-                "size_bytes": self.outcome.plain.numbers()["size_bytes"],
-                "memory_bytes": self.outcome.plain.cost.known["memory_bytes"],
-                "latency_ms": {"p50": 1e3 * self.plain_latency.p50, "p99": 1e3 * self.plain_latency.p99},
-            },
-            "layers": self.plan.layers(),
-            "frontier": self.plan.cost.frontier(),
-            **({"exits": measured.exits.as_json()} if measured.exits is not None else {}),
-            **({"healed": self.healed.as_json()} if self.healed is not None else {}),
-            "asked": {one.name: one.value for one in self.asked.budget.limits()}
+        return CompressReport(
+            folder=str(folder),
+            size_bytes=both("size_bytes"),
+            memory_bytes=both("memory_bytes"),
+            latency_ms=LatencyReport(both("p50_seconds", 1e3), both("p99_seconds", 1e3)),
+            fidelity=self.fidelity_report(measured, told["damage"].predicted),
+            metric={name: self.metric_report(name, measured) for name in measured.metrics},
+            techniques=tuple(UsedTechnique(**described(one), why=one.why) for one in plan.techniques),
+            plain=PlainReport(
+                plain.numbers()["size_bytes"],
+                plain.cost.known["memory_bytes"],
+                PlainLatency(1e3 * self.plain_latency.p50, 1e3 * self.plain_latency.p99),
+            ),
+            layers=tuple(LayerReport(**one) for one in plan.layers()),
+            frontier=tuple(FrontierPoint(**one) for one in plan.cost.frontier()),
+            exits=measured.exits.as_json() if measured.exits is not None else None,
+            healed=self.healed,
+            asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
-            "missed": self.missed(measured),
-            "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.told, *measured.notes],
-            "files": [TENSORS, MANIFEST],
-        }
+            missed=tuple(self.missed(measured)),
+            notes=(*self.source.notes, *self.given.notes, *plan.cost.told, *measured.notes),
+            files=(TENSORS, MANIFEST),
+        )
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:
@@ -332,10 +333,6 @@ def compared_batch(
         found, wanted = (select_outputs(one, [output.how.name for output in comparison.outputs]) for one in said)
         comparison.add(found, wanted)
         return [batch_metrics(job, one, batch, notes) for one in said] if job.validate is None else []
-
-
-def number(value: float) -> float | None:
-    return value if isfinite(value) else None
 
 
 def begun(

@@ -102,10 +102,17 @@ def make_value(kind: Any, data: Json, lenient: bool, where: str) -> Any:
     if origin is not None and isinstance(origin, type) and issubclass(origin, Mapping):
         entries = plain(dict, data, where)
         return {
-            make_value(inside[0], key, lenient, where): make_value(inside[1], one, lenient, f"{where}.{key}")
+            make_value(inside[0], key_of(inside[0], key), lenient, where): make_value(
+                inside[1], one, lenient, f"{where}.{key}"
+            )
             for key, one in entries.items()
         }
     return plain(kind if isinstance(kind, type) else object, data, where)
+
+
+def key_of(kind: Any, key: str) -> Json:
+    """A key as it was before it was written as text."""
+    return int(key) if kind is int and key.isdecimal() else key
 
 
 def dataclass_of(kind: Any, data: Json, lenient: bool, where: str) -> Any:
@@ -191,6 +198,9 @@ def plain(kind: type, data: Json, where: str) -> Any:
     if not fits or (isinstance(data, bool) and kind in (int, float)):
         raise Unreadable(f"{where} is {data!r}, not {kind.__name__}")
     try:
-        return float(data) if kind is float else data
+        number = (
+            float(data) if kind in (int, float) else 0.0
+        )  # what is counted is shown in short, so it must be one too
+        return number if kind is float else data
     except OverflowError:
         raise Unreadable(f"{where} is a number that no float can hold") from None

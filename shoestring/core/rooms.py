@@ -55,11 +55,12 @@ class RoomPlugin:
         """What its plans predict and its runs measure; none: what planning/quantities.py lists for all."""
         return ()
 
-    def entries(self, request: Request, history: History, folder: Folder) -> Mapping[str, Any]:
-        """What its runs have in their report beside what all runs have, by key; as JSON."""
-        return {}
+    def part(self, request: Request, history: History, folder: Folder) -> object:
+        """What its runs have in their report beside what all runs have: a frozen dataclass, which its page is handed, and which the
+        codec writes below the room's name; None: nothing."""
+        return None
 
-    def page(self) -> RoomPage | None:
+    def page(self) -> RoomPage[Any] | None:
         """What its runs have on their page beside what all runs have; None: nothing."""
         return None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
 
+from shoestring.core.actions import Kind
 from shoestring.core.codec import Unreadable
 
 YOUNG = 2  # a process's first steps, which are tracked and slow: not counted in measurements if there are later ones
@@ -39,6 +40,7 @@ class Work(NamedTuple):
             or [type(one) for one in data[:3]] != [str, int, int]
             or len(data) != 5
             or any(type(one) not in (int, float) for one in data[3:])
+            or data[0] not in set(Kind)
         ):
             raise Unreadable(f"{data!r} is nothing that a worker does: a kind, a piece, a chunk, from when, until when")
         return cls(*data)

@@ -5,16 +5,17 @@ The interval is drawn beside its numbers: where it lies clear of the line at zer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from markupsafe import Markup
 
+from shoestring.federated.fold import ABRow, FederationReport
+from shoestring.show.page.curves import known_text
 from shoestring.show.page.render import NONE, renderer
-from shoestring.show.page.words import Entries, dicts, loss_text, number
 
 render = renderer("shoestring.federated")
-TITLE = "Run 1 against run 2"
 MOST_TABLES, MOST_ROWS = 6, 60  # of all tables together: what keeps the page small
 WIDTH, MIDDLE, EDGE = 200.0, 100.0, 6.0  # of the picture of an interval; zero is in its middle
 WIDEST = 3.0  # times the usual interval: a wider one is cut, so that one small group does not make all others points
@@ -45,60 +46,40 @@ class ComparisonRow:
     interval: IntervalPicture | None
 
 
-def comparisons(story: Entries) -> list[Markup]:
+def comparisons(own: FederationReport) -> list[Markup]:
     """A section for every comparison that has a row."""
     drawn, left = [], MOST_ROWS
-    for told in dicts(story.get("comparisons"))[:MOST_TABLES]:
-        found = dicts(told.get("rows"))
-        most = scale_of(found)
-        rows = [row_of(one, most) for one in found[:left]]
+    for table in own.comparisons[:MOST_TABLES]:
+        most = scale_of(table.rows)
+        rows = [row_of(one, most) for one in table.rows[:left]]
         left -= len(rows)
         if rows:
             reach = f"The pictures reach to {most:,.2g} % on either side." if any(row.interval for row in rows) else ""
-            drawn.append(
-                render(
-                    "comparisons.html",
-                    title=told.get("title") or TITLE,
-                    reach=reach,
-                    rows=rows,
-                    more=len(found) - len(rows),
-                )
-            )
+            more = len(table.rows) - len(rows)
+            drawn.append(render("comparisons.html", title=table.title, reach=reach, rows=rows, more=more))
     return drawn
 
 
-def scale_of(found: list[Entries]) -> float:
+def scale_of(found: Sequence[ABRow]) -> float:
     """Percent from the middle of the pictures to their edge."""
-    ends = [
-        max(abs(low), abs(high))
-        for one in found
-        if (low := number(one.get("low"))) is not None and (high := number(one.get("high"))) is not None
-    ]
+    ends = [max(abs(one.low), abs(one.high)) for one in found if one.low is not None and one.high is not None]
     return (min(max(ends), WIDEST * median(ends)) if ends else 0.0) or 1.0
 
 
-def row_of(one: Entries, most: float) -> ComparisonRow:
-    delta, low, high, devices = (number(one.get(name)) for name in ("delta_percent", "low", "high", "devices"))
-    verdict = str(one.get("verdict") or "")
-    tone = tone_of(verdict)
-    span = f"{percent(low)} to {percent(high)}" if low is not None and high is not None else ""
+def row_of(one: ABRow, most: float) -> ComparisonRow:
+    delta, low, high, tone = one.delta_percent, one.low, one.high, tone_of(one.verdict)
     return ComparisonRow(
-        str(one.get("metric") or NONE),
-        str(one.get("group") or ""),
-        known(one.get("one")),
-        known(one.get("other")),
+        one.metric,
+        one.group,
+        known_text(one.one),
+        known_text(one.other),
         NONE if delta is None else f"{percent(delta)} %",
-        span,
-        NONE if devices is None else f"{devices:,.0f}",
-        verdict,
+        f"{percent(low)} to {percent(high)}" if low is not None and high is not None else "",
+        NONE if one.devices is None else f"{one.devices:,}",
+        one.verdict,
         tone,
         interval(delta, low, high, most, tone),
     )
-
-
-def known(value: object) -> str:
-    found = number(value)
-    return NONE if found is None else loss_text(found)
 
 
 def percent(value: float) -> str:

@@ -4,53 +4,60 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoestring.core.codec import finite_json
+from shoestring.core.codec import finite_json, to_json
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.fold import federation
+from shoestring.federated.fold import FederationReport
 from shoestring.federated.quantities import FEDERATED
 from shoestring.federated.runner import Ended
 from shoestring.planning.quantities import compared
 from shoestring.runs.event import Warned
+from shoestring.runs.history import metrics_of
 from shoestring.runs.report import Report
+from shoestring.runs.report_json import best_json, measured_json
 from shoestring.runs.request import Request
+
+MOST = 20  # updates that could not be used, which are told one by one
 
 
 def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, Any]:
     """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
-    found = federation(request.asked, told.of_kind(RoundFinished))
-    predicted, seconds = dict(told.plan.get("predicted", {})), sum(told.seconds)
+    found, rounds = told.of_room, told.of_kind(RoundFinished)
+    assert isinstance(found, FederationReport), "the run's own request was read"
+    columns = {name: [getattr(one, name) for one in rounds] for name in ("participants", "missing")}
+    predicted, seconds, plan = dict(told.plan.predicted), sum(told.curves.seconds), told.plan
     found_json: dict[str, Any] = finite_json(
         {
-            "run": told.run,
+            "run": str(told.path),
             "job": told.job,
             "flags": dict(request.flags),
             "arguments": dict(told.arguments),
             "steps": ended.rounds,
             "rounds": ended.rounds,
-            "losses": list(told.losses),
-            "metrics": told.metrics,
-            "best": told.best,
+            "losses": list(told.curves.losses),
+            "metrics": metrics_of(told.validated),
+            "best": best_json(told),
             "weights_sha256": ended.weights_sha256,
-            "clients_per_second": sum(found["participants"]) / seconds if seconds else None,
-            "bytes_up": found["bytes_up"],
-            "bytes_down": found["bytes_down"],
-            "epsilon": found["epsilon"][-1] if found["epsilon"] else None,
-            "epsilon_in_all": found["epsilon_in_all"][-1] if found["epsilon_in_all"] else None,
-            "private": found["private"],
-            "participants": found["participants"],
-            "missing": found["missing"],
-            "rejected": found["rejected"],
-            "before": found["before"],
-            "after": found["after"],
-            "turned_away": found["turned_away"],
+            "clients_per_second": sum(columns["participants"]) / seconds if seconds else None,
+            "bytes_up": found.up,
+            "bytes_down": found.down,
+            "epsilon": rounds[-1].epsilon if rounds else None,
+            "epsilon_in_all": rounds[-1].epsilon_in_all if rounds else None,
+            "private": found.private,
+            **columns,
+            "rejected": [len(one.rejected) for one in rounds],
+            "before": [{"round": one.step, **one.before} for one in rounds if one.before],
+            "after": [{"round": one.step, **one.after} for one in rounds if one.after],
+            "turned_away": [
+                {"round": number, "name": name, "why": why} for number, name, why in found.turned_away[-MOST:]
+            ],
             "predicted": predicted,
-            "measured": dict(told.measured),
+            "measured": measured_json(told),
             "off": {
                 one.quantity.name: one.off
                 for one in compared(predicted, told.measured, quantities=FEDERATED)
                 if one.off is not None
             },
-            "techniques": told.plan.get("techniques", []),
+            "techniques": [to_json(one) for one in plan.techniques or ()],
             "exactness": told.exactness.word if told.exactness else None,
             "warnings": [event.text for event in told.events if isinstance(event, Warned)],
             "ended": ended.why,

@@ -7,17 +7,19 @@ from typing import ClassVar
 
 from shoestring.core.units import bytes_text
 from shoestring.federated.comparison_sections import comparisons
+from shoestring.federated.fold import FederationReport
 from shoestring.federated.page_style import STYLE_OF_FEDERATED
-from shoestring.federated.sections import Privacy, charts, how_federated, last_of, privacy, round_line, tables, total
+from shoestring.federated.sections import Privacy, charts, how_federated, privacy, round_line, tables
+from shoestring.runs.report import Report
 from shoestring.show.page import paired, wide
 from shoestring.show.page.charts import Line
 from shoestring.show.page.drawing import strip
 from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
 from shoestring.show.page.tiles import Tile
-from shoestring.show.page.words import Entries, counted, inner, loss_text, number, short
+from shoestring.show.page.words import counted, loss_text, short
 
 
-class FederatedPage(RoomPage):
+class FederatedPage(RoomPage[FederationReport]):
     note: ClassVar[str] = (
         "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain "
         "is the round without any technique."
@@ -28,36 +30,36 @@ class FederatedPage(RoomPage):
     style: ClassVar[str] = STYLE_OF_FEDERATED
     templates: ClassVar[str] = "shoestring.federated"
 
-    def flags(self, story: Entries) -> Mapping[str, object]:
+    def flags(self, own: FederationReport) -> Mapping[str, object]:
         """
         >>> from shoestring.federated.plugin import FEDERATED
-        >>> FederatedPage(FEDERATED).flags({"federated": {"asked": {"per_round": 50, "upload": 2048, "epsilon": 4.0, "delta": None}}})
+        >>> FederatedPage(FEDERATED).flags(FederationReport(FederateOptions(per_round=50, upload=2048, epsilon=4.0)))
         {'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}
         """
-        asked = inner(inner(story, "federated"), "asked").items()
-        return {str(name).replace("_", " "): asked_text(name, value) for name, value in asked if value is not None}
+        asked = vars(own.asked).items()
+        return {name.replace("_", " "): asked_text(name, value) for name, value in asked if value is not None}
 
-    def sections(self, story: Entries) -> Iterable[str]:
-        return [*map(wide, comparisons(story)), *paired(charts(story)), *paired(tables(story))]
+    def sections(self, own: FederationReport, report: Report) -> Iterable[str]:
+        return [*map(wide, comparisons(own)), *paired(charts(own, report)), *paired(tables(own))]
 
-    def tiles(self, story: Entries) -> Iterable[Tile]:
-        return round_tiles(story)
+    def tiles(self, own: FederationReport) -> Iterable[Tile]:
+        return round_tiles(own)
 
-    def ending(self, story: Entries, why: str) -> str:
-        return how_federated(story, why)
+    def ending(self, own: FederationReport, why: str) -> str:
+        return how_federated(own, why)
 
-    def cells(self, story: Entries) -> Iterator[RoomCell]:
-        took, up, spent = last_of(story, "participants"), total(story, "bytes_up", "up"), privacy(story)
-        yield RoomCell("Participants", Cell() if took is None else Cell(f"{took:,.0f}", rounded(took)), "down")
-        yield RoomCell("Bytes up", Cell() if up is None else Cell(bytes_text(up), rounded(up)))
+    def cells(self, own: FederationReport) -> Iterator[RoomCell]:
+        took, spent = own.rounds[-1].participants if own.rounds else None, privacy(own)
+        yield RoomCell("Participants", Cell() if took is None else Cell(f"{took:,}", took), "down")
+        yield RoomCell("Bytes up", Cell(bytes_text(own.up), rounded(own.up)) if own.rounds else Cell())
         if spent is not None:
             yield RoomCell("Epsilon spent", Cell(loss_text(spent.spent), rounded(spent.spent), spent.over))
 
-    def lines(self, story: Entries) -> Iterable[tuple[str, Line]]:
+    def lines(self, own: FederationReport) -> Iterable[tuple[str, Line]]:
         return (
-            ("participants", round_line(story, "participants", "", "")),
-            ("epsilon", round_line(story, "epsilon", "", "")),
-            ("bytes up", round_line(story, "up", "", "", summed=True)),
+            ("participants", round_line(own, lambda one: one.participants)),
+            ("epsilon", round_line(own, lambda one: one.epsilon)),
+            ("bytes up", round_line(own, lambda one: one.up, summed=True)),
         )
 
 
@@ -68,25 +70,23 @@ def rounded(value: float) -> float:
 
 def asked_text(name: str, value: object) -> object:
     """A value of a flag as people write it."""
-    known = number(value)
-    if known is not None and name in ("upload", "download"):
-        return bytes_text(known)
-    return short(known) if isinstance(known, float) else value
+    if isinstance(value, int) and name in ("upload", "download"):
+        return bytes_text(value)
+    return short(value) if isinstance(value, float) else value
 
 
-def round_tiles(story: Entries) -> Iterator[Tile]:
+def round_tiles(own: FederationReport) -> Iterator[Tile]:
     """Who took part in the last round, the privacy that is spent, bytes, and who is missing."""
-    took, away, turned = (last_of(story, name) for name in ("participants", "missing", "rejected"))
-    if took is not None:
-        yield Tile("Participants", f"{took:,.0f}", f"of {took + (away or 0) + (turned or 0):,.0f} in the last round")
-    if (spent := privacy(story)) is not None:
+    if not own.rounds:
+        return
+    last = own.rounds[-1]
+    of = last.participants + last.missing + len(last.rejected)
+    yield Tile("Participants", f"{last.participants:,}", f"of {of:,} in the last round")
+    if (spent := privacy(own)) is not None:
         yield privacy_tile(spent)
-    up, down = total(story, "bytes_up", "up"), total(story, "bytes_down", "down")
-    if up:
-        yield Tile("Sent up", bytes_text(up), "" if down is None else f"{bytes_text(down)} down")
-    missed, rejected = total(story, "missed", "missing"), total(story, "turned", "rejected")
-    if took is not None or missed or rejected:
-        yield Tile("Missing", counted(int(missed or 0), "time"), f"{int(rejected or 0):,} turned away")
+    if own.up:
+        yield Tile("Sent up", bytes_text(own.up), f"{bytes_text(own.down)} down")
+    yield Tile("Missing", counted(own.missing, "time"), f"{len(own.turned_away):,} turned away")
 
 
 def privacy_tile(spent: Privacy) -> Tile:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from shoestring.core.rooms import RoomPlugin
 
 if TYPE_CHECKING:
     from shoestring.core.figures import Quantity
+    from shoestring.federated.fold import FederationReport
+    from shoestring.federated.page import FederatedPage
     from shoestring.runs.event import Event
     from shoestring.runs.folder import Folder
     from shoestring.runs.history import History
     from shoestring.runs.request import Request
-    from shoestring.show.page.room_page import RoomPage
 
 TECHNIQUES = "shoestring.federated"  # the group of entry points by which packages bring techniques of a round
 
@@ -32,17 +32,15 @@ class FederatedPlugin(RoomPlugin):
 
         return FEDERATED
 
-    def page(self) -> RoomPage:
+    def page(self) -> FederatedPage:
         from shoestring.federated.page import FederatedPage
 
         return FederatedPage(self)
 
-    def entries(self, request: Request, history: History, folder: Folder) -> Mapping[str, Any]:
-        from shoestring.federated.events import RoundFinished
-        from shoestring.federated.fold import comparisons_in, federation
+    def part(self, request: Request, history: History, folder: Folder) -> FederationReport:
+        from shoestring.federated.fold import federation_report
 
-        found: dict[str, Any] = {"federated": federation(request.asked, history.of_kind(RoundFinished))}
-        return found | ({"comparisons": told} if (told := comparisons_in(folder)) else {})
+        return federation_report(request.asked, history, folder)
 
 
 FEDERATED = FederatedPlugin()

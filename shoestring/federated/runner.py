@@ -390,7 +390,7 @@ class Runner:
                     f", so there is none"
                 )
             )
-        if found := unlearned([loss for loss in report_of(self.folder.path).losses if isfinite(loss)]):
+        if found := unlearned([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
             self.say(Warned("; ".join(filter(None, (found, self.plan.doubt)))))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()

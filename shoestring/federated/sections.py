@@ -1,71 +1,40 @@
-"""The sections of a federated run: who took part, what was sent, what privacy it cost, and who was missing or turned away.
-
-All of it is in the report's `federated`, in columns by round (federated/fold.py); any column may be missing, shorter or damaged.
-"""
+"""The sections of a federated run: who took part, what was sent, what privacy it cost, and who was missing or turned away."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
 from markupsafe import Markup
 
 from shoestring.core.units import bytes_text
+from shoestring.federated.events import RoundFinished
+from shoestring.federated.fold import FederationReport
+from shoestring.runs.report import Report
 from shoestring.show.page.charts import Chart, Line
 from shoestring.show.page.render import NONE, renderer
-from shoestring.show.page.words import (
-    Entries,
-    all_numbers,
-    counted,
-    dicts,
-    inner,
-    listed,
-    loss_text,
-    number,
-    numbers,
-    share_text,
-    short,
-    whole,
-)
+from shoestring.show.page.words import counted, loss_text, numbers, share_text, short
 
 render = renderer("shoestring.federated")
 MOST_ROWS, MOST_METRICS, MOST_NAME = 12, 3, 30  # what keeps the page small
 
 
-def column(story: Entries, name: str) -> list[float | None]:
-    """What every round came to; None where it is not known."""
-    return [number(value) for value in listed(inner(story, "federated").get(name))]
-
-
-def rounds_of(story: Entries) -> list[int]:
-    """The numbers of the rounds that the columns are of; empty where they are damaged."""
-    found = listed(inner(story, "federated").get("round"))
-    return [int(one) for one in found] if all_numbers(found) else []
-
-
-def round_line(story: Entries, name: str, shown: str, tone: str, summed: bool = False) -> Line:
-    """A column by round; `summed` up to each round."""
-    values, rounds = column(story, name), rounds_of(story)
-    rounds = rounds if len(rounds) >= len(values) else list(range(1, len(values) + 1))
+def round_line(
+    own: FederationReport,
+    told: Callable[[RoundFinished], float | None],
+    shown: str = "",
+    tone: str = "",
+    summed: bool = False,
+) -> Line:
+    """What every round came to; `summed` up to each round."""
+    values = [told(one) for one in own.rounds]
     return Line(
-        shown, tone, rounds[: len(values)], list(accumulate(value or 0.0 for value in values)) if summed else values
+        shown,
+        tone,
+        [one.step for one in own.rounds],
+        list(accumulate(value or 0.0 for value in values)) if summed else values,
     )
-
-
-def last_of(story: Entries, name: str) -> float | None:
-    """Of the last round in which it is known."""
-    return next((value for value in reversed(column(story, name)) if value is not None), None)
-
-
-def total(story: Entries, key: str, name: str) -> float | None:
-    """A sum over all rounds: as the report tells it, else that of the column; None if neither is known."""
-    told, known = number(inner(story, "federated").get(key)), numbers(listed(inner(story, "federated").get(name)))
-    return told if told is not None else sum(known) if known else None
-
-
-def asked_for(story: Entries, name: str) -> float | None:
-    return number(inner(inner(story, "federated"), "asked").get(name))
 
 
 @dataclass(frozen=True)
@@ -100,64 +69,55 @@ class Privacy:
         )
 
 
-def privacy(story: Entries) -> Privacy | None:
+def privacy(own: FederationReport) -> Privacy | None:
     """None where nothing is private, or nothing is known yet."""
-    spent = last_of(story, "epsilon")
-    seeded = inner(story, "federated").get("private") is False
-    budget, delta, in_all = asked_for(story, "epsilon"), asked_for(story, "delta"), last_of(story, "epsilon_in_all")
-    return None if spent is None else Privacy(spent, budget, delta, in_all, seeded)
+    spent, asked = [one for one in own.rounds if one.epsilon is not None], own.asked
+    if not spent or spent[-1].epsilon is None:
+        return None
+    return Privacy(spent[-1].epsilon, asked.epsilon, asked.delta, spent[-1].epsilon_in_all, own.private is False)
 
 
-def how_federated(story: Entries, ended: str = "") -> str:
+def how_federated(own: FederationReport, ended: str = "") -> str:
     """The end of the sentence on how it went: why it ended if not by its rounds, who took part, and the privacy it cost.
 
-    >>> how_federated({"federated": {"asked": {"per_round": 50, "clients": 1000, "epsilon": 4}, "epsilon": [1.0, 2.0]}})
+    >>> from shoestring.federated.options import FederateOptions
+    >>> asked = FederateOptions(per_round=50, clients=1000, epsilon=4.0)
+    >>> how_federated(FederationReport(asked, (RoundFinished(step=1, participants=50, epsilon=2.0),)))
     ', each with 50 of 1,000 clients; epsilon 2.000 of 4 is spent'
     """
-    some, of, spent = asked_for(story, "per_round"), asked_for(story, "clients"), privacy(story)
-    who = f", each with {some:,.0f} of {of:,.0f} clients" if some and of else ""
+    some, of, spent = own.asked.per_round, own.asked.clients, privacy(own)
+    who = f", each with {some:,} of {of:,} clients" if some and of else ""
     if ended and spent and "epsilon" in ended:
         return f": {spent.text}"
     return (f": {ended}" if ended else who) + (f"; {spent.text}" if spent else "")
 
 
-def charts(story: Entries) -> list[Markup]:
+def charts(own: FederationReport, report: Report) -> list[Markup]:
     """By round: who took part, the privacy that is spent, bytes up and down, metrics on devices, and simulated time."""
-    found = [participants(story), epsilon(story), traffic(story), *on_devices(story), simulated(story)]
+    found = [participants(own), epsilon(own), traffic(own, report), *on_devices(own), simulated(own)]
     return [one for one in found if one]
 
 
-def participants(story: Entries) -> Markup:
+def participants(own: FederationReport) -> Markup:
     """Devices whose updates were used, were missing or were turned away."""
-    took = round_line(story, "participants", "took part", "update")
+    took = round_line(own, lambda one: one.participants, "took part", "update")
     others = [
-        round_line(story, "missing", "missing", "temporaries"),
-        round_line(story, "rejected", "turned away", "alert"),
+        round_line(own, lambda one: one.missing, "missing", "temporaries"),
+        round_line(own, lambda one: len(one.rejected), "turned away", "alert"),
     ]
-    known = numbers(list(took.y))
-    note = (
-        f"{counted(int(known[-1]), 'device')} in the last round, {sum(known) / len(known):,.1f} a round on average."
-        if known
-        else ""
-    )
-    for name, key, said in (("missing", "missed", "missing"), ("rejected", "turned", "turned away")):
-        count = total(story, key, name)
-        note += f" {count:,.0f} {'was' if count == 1 else 'were'} {said} in all." if count else ""
-    return Chart(
-        "participants",
-        "Participants",
-        note.strip(),
-        (took, *(line for line in others if any(numbers(list(line.y))))),
-        "round",
-        rows="devices",
-        zero=True,
-        named=True,
-    ).drawn()
+    known, note = numbers(took.y), ""
+    if known:
+        mean = sum(known) / len(known)
+        note = f"{counted(int(known[-1]), 'device')} in the last round, {mean:,.1f} a round on average."
+    for count, said in ((own.missing, "missing"), (len(own.turned_away), "turned away")):
+        note += f" {count:,} {'was' if count == 1 else 'were'} {said} in all." if count else ""
+    lines = (took, *(line for line in others if line.known))
+    return Chart("participants", "Participants", note, lines, "round", rows="devices", zero=True, named=True).drawn()
 
 
-def epsilon(story: Entries) -> Markup:
+def epsilon(own: FederationReport) -> Markup:
     """The privacy loss so far against its budget."""
-    line, spent = round_line(story, "epsilon", "epsilon spent", "optimizer"), privacy(story)
+    line, spent = round_line(own, lambda one: one.epsilon, "epsilon spent", "optimizer"), privacy(own)
     if spent is None:
         return Markup()
     left = "" if spent.budget is None or spent.over else f", {loss_text(spent.budget - spent.spent)} is left"
@@ -169,69 +129,50 @@ def epsilon(story: Entries) -> Markup:
     ).drawn()
 
 
-def traffic(story: Entries) -> Markup:
+def traffic(own: FederationReport, report: Report) -> Markup:
     """Bytes that all devices sent and were given so far."""
-    lines = [
-        round_line(story, name, shown, tone, summed=True)
-        for name, shown, tone in (("up", "up", "forward"), ("down", "down", "backward"))
-    ]
-    told = [
-        f"{bytes_text(size)} {name}"
-        for name in ("up", "down")
-        if (size := total(story, f"bytes_{name}", name)) is not None
-    ]
-    note = f"All devices together: {' and '.join(told)}." if told else ""
-    for name, does, budget in (("up", "sends", "upload"), ("down", "is given", "download")):
-        one, most = number(inner(story, "measured").get(f"{name}_bytes")), asked_for(story, budget)
+    lines = (
+        round_line(own, lambda one: one.up, "up", "forward", summed=True),
+        round_line(own, lambda one: one.down, "down", "backward", summed=True),
+    )
+    note = f"All devices together: {bytes_text(own.up)} up and {bytes_text(own.down)} down." if own.rounds else ""
+    for name, does, most in (("up", "sends", own.asked.upload), ("down", "is given", own.asked.download)):
+        one = report.measured.get(f"{name}_bytes")
         if one is not None:
             of = "" if most is None else f", {'of' if one <= most else 'above the'} {bytes_text(most)} that it may"
             note += f" A device {does} {bytes_text(one)} a round{of}."
-    return Chart(
-        "traffic",
-        "Bytes up and down",
-        note.strip(),
-        tuple(lines),
-        "round",
-        "bytes",
-        "all devices, so far",
-        zero=True,
-        named=True,
-    ).drawn()
+    rows = "all devices, so far"
+    return Chart("traffic", "Bytes up and down", note, lines, "round", "bytes", rows, zero=True, named=True).drawn()
 
 
-def on_devices(story: Entries) -> Iterator[Markup]:
+def on_devices(own: FederationReport) -> Iterator[Markup]:
     """Every metric on what devices hold out, before their own work and after it."""
-    told = {when: dicts(inner(story, "federated").get(when)) for when in ("before", "after")}
-    names = dict.fromkeys(
-        name for found in told.values() for one in found for name in one if name != "round" and isinstance(name, str)
-    )
-    for name in list(names)[:MOST_METRICS]:
-        lines = [
-            metric_line(found, name, when, tone)
-            for (when, found), tone in zip(told.items(), ("other", "update"), strict=True)
-        ]
-        last = [f"{loss_text(points[-1][1])} {line.name}" for line in lines if (points := line.points)]
+    told = [one for one in own.rounds if one.before or one.after]
+    for name in list(dict.fromkeys(name for one in told for name in (*(one.before or {}), *(one.after or {}))))[
+        :MOST_METRICS
+    ]:
+        steps = [one.step for one in told]
+        lines = (
+            Line("before", "other", steps, [(one.before or {}).get(name) for one in told], dots=True),
+            Line("after", "update", steps, [(one.after or {}).get(name) for one in told], dots=True),
+        )
+        last = [f"{loss_text(line.points[-1][1])} {line.name}" for line in lines if line.known]
         shown = name[:MOST_NAME]
         yield Chart(
             f"devices {name}"[:80],
             f"{shown[:1].upper()}{shown[1:]} on devices",
             f"On what devices hold out: {', '.join(last)} their own work, at the last time." if last else "",
-            tuple(lines),
+            lines,
             "round",
             rows=shown,
             named=True,
         ).drawn()
 
 
-def metric_line(found: list[Entries], name: str, when: str, tone: str) -> Line:
-    known = [one for one in found if number(one.get("round")) is not None]
-    return Line(when, tone, [one["round"] for one in known], [number(one.get(name)) for one in known], dots=True)
-
-
-def simulated(story: Entries) -> Markup:
+def simulated(own: FederationReport) -> Markup:
     """How long the rounds would take devices of different speeds."""
-    line = round_line(story, "simulated", "a round", "buffers")
-    known = numbers(list(line.y))
+    line = round_line(own, lambda one: one.simulated, "a round", "buffers")
+    known = numbers(line.y)
     mean = f"{loss_text(sum(known) / len(known))} a round on average, {sum(known):,.4g} in all" if known else ""
     note = f"In units of a usual device's work: {mean}."
     return Chart("simulated", "Simulated time", note, (line,), "round", rows="usual device's work", zero=True).drawn()
@@ -246,32 +187,23 @@ class Away:
     share: str  # of all rounds
 
 
-def tables(story: Entries) -> list[Markup]:
+def tables(own: FederationReport) -> list[Markup]:
     """Who was missing and who was turned away, by name."""
-    return [one for one in (missing(story), turned_away(story)) if one]
+    return [one for one in (missing(own), turned_away(own)) if one]
 
 
-def missing(story: Entries) -> Markup:
-    found, many = dicts(inner(story, "federated").get("away")), len(listed(inner(story, "federated").get("round")))
-    rows = [
-        Away(
-            str(one.get("name", NONE)), whole(one, "rounds"), share_text(whole(one, "rounds") / many) if many else NONE
-        )
-        for one in found[:MOST_ROWS]
-    ]
-    count = total(story, "missed", "missing")
-    note = f"Devices did not answer {count:,.0f} time{'s' * (count != 1)} in all. " if count else ""
+def missing(own: FederationReport) -> Markup:
+    found, many = own.away, len(own.rounds)
+    rows = [Away(name, count, share_text(count / many)) for name, count in found[:MOST_ROWS]]
+    note = f"Devices did not answer {counted(own.missing, 'time')} in all. " if own.missing else ""
     note += "Most often, of those whose names were noted:"
     return render("missing.html", note=note, rows=rows, more=len(found) - len(rows)) if rows else Markup()
 
 
-def turned_away(story: Entries) -> Markup:
-    found = dicts(inner(story, "federated").get("turned_away"))
-    rows = [
-        (f"{whole(one, 'round'):,}", one.get("name", NONE), one.get("why") or NONE)
-        for one in found[: -MOST_ROWS - 1 : -1]
-    ]
-    count = total(story, "turned", "rejected") or len(rows)
-    note = f"{counted(int(count), 'update')} could not be used; the round went on without {'it' if count == 1 else 'them'}."
-    note += f" The newest {len(rows)}:" if count > len(rows) else ""
+def turned_away(own: FederationReport) -> Markup:
+    found = own.turned_away
+    rows = [(f"{number:,}", name, why or NONE) for number, name, why in found[: -MOST_ROWS - 1 : -1]]
+    went_on = f"the round went on without {'it' if len(found) == 1 else 'them'}"
+    note = f"{counted(len(found), 'update')} could not be used; {went_on}."
+    note += f" The newest {len(rows)}:" if len(found) > len(rows) else ""
     return render("turned_away.html", note=note, rows=rows) if rows else Markup()

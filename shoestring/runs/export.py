@@ -21,6 +21,7 @@ from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.low_rank import merge_updates
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import report_json
 from shoestring.runs.tensors import write_tensors
 
 PEFT = "base_model.model."  # what PEFT has before every name of the model
@@ -281,7 +282,7 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     history = History().read(folder.path)
     report, steps = report_of(folder.path, history), history.steps
     if kind == "json":
-        write_whole(target, json.dumps(report.as_json(), indent=1).encode())
+        write_whole(target, json.dumps(report_json(report), indent=1).encode())
         return target, list(report.damage)
     with draft_file(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)

@@ -204,19 +204,20 @@ def best_of(validated: Iterable[Validated]) -> Validated | None:
     return max((one for one in validated if one.best), key=lambda one: one.step, default=None)
 
 
-def measured(history: History) -> dict[str, Any]:
+def measured(history: History) -> dict[str, float]:
     """The figures of the steps that count, by name; nothing if there are none."""
     steps = history.steps
     if not steps:
         return {}
-    since = history.plan if steps.plan[-1] == history.plan else 0  # what was before was another plan
+    lives = lives_of(history)
+    since = newest_plan(history)
     ours = [place for place, plan in enumerate(steps.plan) if plan >= since] if since else range(len(steps))
-    lives = [event for plan, event in history.measured if plan >= since]
     calm = settled(history, ours)
-    largest = max(lives, key=lambda event: event.peak_bytes, default=None)
-    figures = (
-        {key: value for key, value in record_of(largest).items() if key not in ("event", "time")} if largest else {}
-    )
+    figures: dict[str, float] = {}
+    if (largest := largest_life(history)) is not None:
+        figures |= {"peak_bytes": largest.peak_bytes, "flops": largest.flops}
+        if largest.sent_by_others_bytes is not None:
+            figures["sent_by_others_bytes"] = largest.sent_by_others_bytes
     figures["process_bytes"] = max(
         *(steps.most[place] for place in ours), *(event.process_bytes or 0 for event in lives), 0
     )
@@ -231,6 +232,21 @@ def measured(history: History) -> dict[str, Any]:
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
     return figures
+
+
+def largest_life(history: History) -> Measured | None:
+    """What was measured in the life with the highest tensor peak."""
+    return max(lives_of(history), key=lambda event: event.peak_bytes, default=None)
+
+
+def lives_of(history: History) -> list[Measured]:
+    return [event for plan, event in history.measured if plan >= newest_plan(history)]
+
+
+def newest_plan(history: History) -> int:
+    """What was before this adoption was another plan; 0 until the newest one has a step."""
+    steps = history.steps
+    return history.plan if steps and steps.plan[-1] == history.plan else 0
 
 
 def settled(history: History, ours: Sequence[int]) -> list[int]:

@@ -1,6 +1,6 @@
 """Where a model is cut and how its workers stand, as a terminal and a page tell it: what is predicted, beside what was measured.
 
-Read from JSON by the keys of `runs/report.py`; what a plan has as a number there, a report has as {"predicted", "measured"}.
+A plan's JSON is read by the codec, into `runs/plan_summary.CutPlan`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
-from shoestring.core.codec import Unreadable
+from shoestring.core.codec import from_json
 from shoestring.core.coordinates import coordinates
 from shoestring.core.staging import Work
 from shoestring.core.units import bytes_text
+from shoestring.runs.event import StageTimes
+from shoestring.runs.plan_summary import CutPlan
 
 WORDS = {
     "data": ("copy", "copies"),
@@ -91,61 +93,49 @@ class ModelCut:
         return f"the measured picture is of step {self.step}; workers waited for {share} of a step, the median {count}{clocks}"
 
 
-def cut_in(told: Mapping[str, Any]) -> ModelCut | None:
-    """The cut that a plan or a report tells of; None where there is none, or none that can be read."""
-    try:
-        if "cut" not in told:
-            return None
-        sizes = {str(axis): int(size) for axis, size in told["mesh"].items()}
-        bubble, timeline = both(told["bubble"]), both(told.get("timeline", ()))
-        measured = timeline_in(timeline["measured"]) if timeline.get("measured") else None
-        return ModelCut(
-            sizes,
-            str(told["schedule"]),
-            int(told["pieces"]),
-            str(told.get("cut_why", "")),
-            tuple(stage_rows(told, sizes)),
-            timeline_in(timeline["predicted"] or ()),
-            measured,
-            (bubble["predicted"], bubble.get("measured")),
-            int(timeline.get("step", 0)),
-            int(timeline.get("steps", 0)),
-            timeline.get("one_clock", True) is True,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, Unreadable):
-        return None
+def cut_in(plan: Mapping[str, Any]) -> ModelCut | None:
+    """The cut that the JSON of a plan tells of; None where there is none."""
+    return model_cut(from_json(CutPlan, plan, unknown="ignored")) if "cut" in plan else None
 
 
-def both(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {"predicted": found}
+def model_cut(plan: CutPlan, timed: StageTimes | None = None) -> ModelCut:
+    """The cut of a plan, with what was measured of it."""
+    return ModelCut(
+        plan.mesh,
+        plan.schedule,
+        plan.pieces,
+        plan.cut_why,
+        tuple(stage_rows(plan, timed.peaks if timed is not None else ())),
+        action_timeline(plan.timeline),
+        action_timeline(timed.timeline) if timed is not None and timed.timeline else None,
+        (plan.bubble, timed.idle if timed is not None else None),
+        timed.step if timed is not None else 0,
+        timed.steps if timed is not None else 0,
+        timed is None or not timed.machines,
+    )
 
 
-def timeline_in(works: Sequence[Sequence[Any]]) -> Timeline:
+def action_timeline(works: Sequence[Sequence[Work]]) -> Timeline:
     """
-    >>> timeline_in([[["F", 0, 1, 0.0, 0.5]]])
+    >>> action_timeline([[Work("F", 0, 1, 0.0, 0.5)]])
     ((ActionSpan(action=Action(kind=<Kind.FORWARD: 'F'>, piece=0, chunk=1), begin=0.0, end=0.5),),)
     """
     return tuple(
-        tuple(
-            ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end)
-            for one in map(Work.from_json, own)
-        )
+        tuple(ActionSpan(Action(Kind(one.kind), one.piece, one.chunk), one.begin, one.end) for one in own)
         for own in works
     )
 
 
-def stage_rows(told: Mapping[str, Any], sizes: Mapping[str, int]) -> list[StageRow]:
+def stage_rows(plan: CutPlan, peaks: Sequence[int]) -> list[StageRow]:
     """What every stage holds. Chunks go round: with two of them each, the first of two stages holds the chunks 0 and 2."""
-    stages, cut = sizes["stage"], [int(size) for size in told["cut"]]
-    names = [[str(name) for name in own] for own in told.get("cut_blocks", ())]
-    predicted = {int(rank): int(kind["peak_bytes"]) for kind in told.get("ranks", ()) for rank in kind["ranks"]}
-    predicted |= {
-        int(one["rank"]): int(one["predicted"]["peak_bytes"]) for one in told.get("workers", ()) if one["predicted"]
-    }
-    measured = {rank: int(size) for rank, size in enumerate(told.get("peaks", ()))}
+    stages, cut, names = plan.mesh["stage"], plan.cut, plan.cut_blocks
+    predicted = {rank: kind.peak_bytes for kind in plan.ranks for rank in kind.ranks}
+    measured = dict(enumerate(peaks))
 
     def most(known: Mapping[int, int], stage: int) -> int | None:
-        return max((size for rank, size in known.items() if coordinates(sizes, rank)["stage"] == stage), default=None)
+        return max(
+            (size for rank, size in known.items() if coordinates(plan.mesh, rank)["stage"] == stage), default=None
+        )
 
     return [
         StageRow(

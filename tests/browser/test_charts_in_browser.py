@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoestring.runs.folder import Lock
-from shoestring.runs.report import report_of
+from shoestring.runs.report import Report, report_of
 from shoestring.show.page import page as report
 from tests.browser.test_page_in_browser import seen, served, tab
 from tests.show.made_runs import add, made_run, metrics_at, step_fields
@@ -24,9 +24,9 @@ def validated_run(path: Path, done: int = 200) -> Path:
     return path
 
 
-def opened_report(opened: Any, path: Path, told: dict[str, Any] | None = None) -> None:
+def opened_report(opened: Any, path: Path, told: Report | None = None) -> None:
     """The report of a run as a file, opened."""
-    (path / "report.html").write_text(report(told or report_of(path).as_json()))
+    (path / "report.html").write_text(report(told or report_of(path)))
     opened.goto((path / "report.html").as_uri())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.sections import compression_page
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, tab
 from tests.show.test_compression_page import made_report
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.browser
 WIDTHS = (360, 390, 768, 1280)
 
 
-def opened_page(opened: Any, folder: Path, report: dict[str, Any]) -> None:
+def opened_page(opened: Any, folder: Path, report: CompressReport) -> None:
     (folder / "report.html").write_text(compression_page(report))
     opened.goto((folder / "report.html").as_uri())
 
@@ -31,7 +32,9 @@ def fits(opened: Any, width: int) -> bool:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_report_fits_the_screen(browser: Any, tmp_path: Path, width: int) -> None:
     with tab(browser, width) as opened:
-        opened_page(opened, tmp_path, made_report(healed={"seconds": 598.0, "before": 0.962, "after": 0.9984}))
+        opened_page(
+            opened, tmp_path, made_report(healed={"seconds": 598.0, "steps": 900, "before": 0.962, "after": 0.9984})
+        )
         assert fits(opened, width)
         assert (
             opened.locator(".frontier circle.ring").count() == 2 and opened.locator(".frontier line.limit").count() == 2

@@ -44,11 +44,9 @@ def test_every_chart_and_table_fits_the_screen(browser: Any, tmp_path: Path, wid
         epsilon=4.2,
         names=names,
         end={},
-        report={
-            "comparisons": [
-                {"title": f"A against {NASTY}", "rows": [*ROWS, {**ROWS[0], "metric": "m" * 60, "group": "g" * 60}]}
-            ]
-        },
+        comparisons=[
+            {"title": f"A against {NASTY}", "rows": [*ROWS, {**ROWS[0], "metric": "m" * 60, "group": "g" * 60}]}
+        ],
     )
     with tab(browser, width, script=script) as opened:
         opened_report(opened, path)

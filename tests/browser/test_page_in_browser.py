@@ -163,7 +163,7 @@ def test_a_token_leaves_the_address_and_stays_as_a_cookie(browser: Any, run: Pat
 
 def test_the_report_is_readable_as_a_file(browser: Any, tmp_path: Path) -> None:
     path = finished(tmp_path / "gpt-1")
-    (path / "report.html").write_text(report(report_of(path).as_json()))
+    (path / "report.html").write_text(report(report_of(path)))
     with tab(browser, width=390) as opened:
         opened.goto((path / "report.html").as_uri())
         seen(opened, "Trained 400 steps inside 600 MiB")

@@ -112,7 +112,7 @@ def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
     for event in (Begun(steps=90, step=25), step(26, 40.0), step(27, 3.0)):
         events.add(event)
         show(event)
-    report = report_of(tmp_path, History().read(tmp_path)).as_json()
+    report = report_of(tmp_path, History().read(tmp_path))
     left = seconds_left(report)
     assert left is not None and left == pytest.approx(63 * 2.0 + 3 * 6.0)
     assert f"about {round(left / 60)} min left" in standing(stream.getvalue())[-1]

@@ -128,7 +128,7 @@ def test_a_round_that_was_killed_before_it_is_in_the_ledger_has_told_nothing(
     told = report_of(folder)
     assert (
         not told.of_kind(RoundFinished)
-        and not told.losses
+        and not told.curves.losses
         and not list(folder.glob("checkpoints/*"))
         and not ledger(folder).entries
     )
@@ -210,7 +210,7 @@ def test_noise_from_a_seed_is_called_what_it_is_everywhere(file: Path, tmp_path:
     report = run(file, tmp_path / "run", events.append, insecure_seed=7, **PRIVATE)
     assert report["private"] is False and any(isinstance(one, Warned) and "NOT PRIVATE" in one.text for one in events)
     assert all(one.seeded for one in ledger(tmp_path / "run").entries) and ledger(tmp_path / "run").entries
-    assert "NOT PRIVATE" in page(report_of(tmp_path / "run").as_json())
+    assert "NOT PRIVATE" in page(report_of(tmp_path / "run"))
     assert (
         run(file, tmp_path / "other", **PRIVATE)["private"] is True and run(file, tmp_path / "plain")["private"] is None
     )

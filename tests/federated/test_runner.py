@@ -20,6 +20,7 @@ from shoestring.federated.techniques.advance.momentum import FedAvgM
 from shoestring.federated.techniques.behaviour.malicious import Malicious
 from shoestring.runs.event import Event, Validated, Warned
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import report_json
 from tests.federated.test_kill import JOB
 from tests.federated.toys import records, toy, toy_job
 
@@ -113,7 +114,7 @@ def test_a_round_that_nobody_took_part_in_has_no_loss_and_no_bare_nan(tmp_path: 
     written = {file: (tmp_path / "run" / file).read_text() for file in ("events.jsonl", "report.json", "plan.json")}
     for text in (*written.pop("events.jsonl").splitlines(), *written.values()):
         strict(text)
-    strict(json.dumps(report_of(tmp_path / "run").as_json()))
+    strict(json.dumps(report_json(report_of(tmp_path / "run"))))
 
 
 def test_a_federation_whose_updates_are_not_finite_ends_with_a_mistake() -> None:
@@ -199,8 +200,10 @@ def test_json_has_no_numbers_that_are_not_finite(tmp_path: Path) -> None:
         lines = (tmp_path / folder / "events.jsonl").read_text().splitlines()
         assert [strictly(line) for line in lines]
         told = report_of(tmp_path / folder)
-        assert not told.damage and len(told.of_kind(RoundFinished)) == len(told.losses), "what is null is read again"
-    assert isnan(report_of(tmp_path / "run").losses[0]) or isnan(report_of(tmp_path / "run").losses[1])
+        assert not told.damage and len(told.of_kind(RoundFinished)) == len(told.curves.losses), (
+            "what is null is read again"
+        )
+    assert isnan(report_of(tmp_path / "run").curves.losses[0]) or isnan(report_of(tmp_path / "run").curves.losses[1])
 
 
 NOT_FINITE = """

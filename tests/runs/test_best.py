@@ -22,7 +22,9 @@ from shoestring.runs.checkpoints import BEST, damage, saved
 from shoestring.runs.event import Begun, Event, Saved, Stepped, Validated, Warned
 from shoestring.runs.export import best_weights, export_steps, export_weights
 from shoestring.runs.folder import Folder
+from shoestring.runs.history import metrics_of
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import best_json
 from shoestring.runs.tensors import TensorFile
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearse import rehearse
@@ -90,8 +92,8 @@ def outcome(folder: Path, weights: str) -> Outcome:
     found = best_weights(Folder(folder)).all_weights()
     return Outcome(
         weights,
-        told.metrics,
-        told.best,
+        metrics_of(told.validated),
+        best_json(told),
         told.why_ended,
         {name: float(sum(piece.double().sum() for piece in one.pieces())) for name, one in found.items()},
     )

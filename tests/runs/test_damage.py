@@ -9,7 +9,8 @@ import shutil
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from shoestring.runs.export import checkpoint_of, export_steps, export_weights
 from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import report_json
 from shoestring.runs.request import request_for
 from shoestring.runs.resume import opened
 from shoestring.runs.session import kept_plan, kept_report
@@ -81,13 +83,13 @@ class Trained:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-        told = report_of(self.path).as_json()
+        told = report_json(report_of(self.path))
         held.folder.write(
             "report.json",
             {name: told[name] for name in ("losses", "predicted", "measured", "techniques")}
             | {"steps": 6, "shown": "", "weights_sha256": result.weights_sha256},
         )
-        (self.path / "report.html").write_text(page(report_of(self.path).as_json()))
+        (self.path / "report.html").write_text(page(report_of(self.path)))
         held.lock.release()
         self.files = sorted(path for path in self.path.rglob("*") if path.is_file())
         self.before = self.outlook()
@@ -105,8 +107,9 @@ class Trained:
 
     def look(self, out: Path) -> dict[str, Any]:
         """All that only looks."""
-        told = report_of(self.path).as_json()
-        page(told)
+        report = report_of(self.path)
+        page(report)
+        told = report_json(report)
         FollowedRun("run", self.path).look(0.0)
         for kind in ("csv", "json"):
             export_steps(Folder(self.path), kind, out / kind)
@@ -249,32 +252,41 @@ def test_deeply_nested_json_is_damage_like_any_other(trained: Trained, tmp_path:
 # Pipes, devices, folders
 
 
+@contextmanager
+def replaced(path: Path, put: Callable[[Path], object]) -> Iterator[None]:
+    """While inside, something else stands at a path. Other tests copy the folder: a device left there would fill the disk."""
+    aside = path.with_name("aside")
+    path.rename(aside)
+    put(path)
+    try:
+        yield
+    finally:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        aside.rename(path)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_what_is_no_file_is_refused_without_waiting(
     kind: str, trained: Trained, tmp_path: Path, ended_if_it_hangs: None
 ) -> None:
     put = {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}
     for path in trained.files:
-        aside = path.with_name("aside")
-        path.rename(aside)
-        put[kind](path)
-        try:
-            asked, checkpoint, told_of = trained.outlook()
-            assert (
-                path.name in ("job.py", "report.json", "report.html", NAME)
-                or told_of
-                or "step-00000006" not in str(path)
-            )
-            assert asked == trained.before[0] and (checkpoint == trained.before[1] or told_of)
-        except Mistake as error:
-            assert path.name in ("run.json", "plan.json", "lock") and path.name in str(error)
-        if path.name == NAME:
-            with pytest.raises(Mistake, match=f"{kind}, not a file"):
-                Events(trained.path)
-        assert holder(trained.path) is None
-        assert bool(trained.look(tmp_path)["damage"]) == (path.name in KEPT)
-        path.rmdir() if kind == "folder" else path.unlink()
-        aside.rename(path)
+        with replaced(path, put[kind]):
+            try:
+                asked, checkpoint, told_of = trained.outlook()
+                assert (
+                    path.name in ("job.py", "report.json", "report.html", NAME)
+                    or told_of
+                    or "step-00000006" not in str(path)
+                )
+                assert asked == trained.before[0] and (checkpoint == trained.before[1] or told_of)
+            except Mistake as error:
+                assert path.name in ("run.json", "plan.json", "lock") and path.name in str(error)
+            if path.name == NAME:
+                with pytest.raises(Mistake, match=f"{kind}, not a file"):
+                    Events(trained.path)
+            assert holder(trained.path) is None
+            assert bool(trained.look(tmp_path)["damage"]) == (path.name in KEPT)
 
 
 # Events
@@ -286,9 +298,9 @@ def test_damaged_lines_are_skipped_and_counted(tmp_path: Path) -> None:
     lines[5] = lines[5].replace(b'"step":', b'"stop":')
     lines[9] = lines[9][:40] + b"\n"
     (path / NAME).write_bytes(b"".join(lines))
-    told = report_of(path).as_json()
-    assert len(told["losses"]) == 18 and told["step"] == 20
-    assert told["damage"][0].startswith("2 lines of events.jsonl are damaged") and told["damage"][0] in page(told)
+    told = report_of(path)
+    assert len(told.curves.losses) == 18 and told.step == 20
+    assert told.damage[0].startswith("2 lines of events.jsonl are damaged") and told.damage[0] in page(told)
     made, damage = export_steps(Folder(path), "csv", tmp_path / "csv")
     numbers = [int(row.split(",")[0]) for row in made.read_text().splitlines()[1:]]
     assert damage and numbers == [number for number in range(1, 21) if number not in (4, 8)]
@@ -335,7 +347,7 @@ def test_folding_on_gives_what_folding_all_at_once_gives(tmp_path: Path) -> None
             "adopted": {"differences": []},
         }[kind]
         append(path, [{"event": kind, "time": float(number), **fields}])
-        now, before = report_of(path, on.read(path)).as_json(), report_of(path).as_json()
+        now, before = report_json(report_of(path, on.read(path))), report_json(report_of(path))
         assert now | {"now": 0} == before | {"now": 0}
         steps: dict[int, float] = {}
         for event in records(path):
@@ -376,7 +388,7 @@ def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
 def test_a_checkpoint_that_hashes_well_and_cannot_be_unpacked_is_passed_over(
     name: str, data: bytes, trained: Trained, tmp_path: Path
 ) -> None:
-    shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints", symlinks=True)
     *_, before, last = saved(tmp_path / "checkpoints")
     written_again(last, name, data)
     good, bad = newest_good(tmp_path / "checkpoints", PARTS)

@@ -75,10 +75,10 @@ def test_a_finished_run_of_an_earlier_version_is_shown_and_exported(version: str
         and report.step == report.steps == 12
     )
     assert report.job == "job" and report.exactness is not None and report.figures["peak_bytes"].off == 0.0
-    assert sha in page(report.as_json())
+    assert sha in page(report)
     export_weights(checkpoint_of(folder, None), tmp_path / "weights.safetensors")
     told, _ = export_steps(folder, "json", tmp_path / "told.json")
-    assert json.loads(told.read_text())["losses"] == list(report.losses)
+    assert json.loads(told.read_text())["losses"] == list(report.curves.losses)
     rows, _ = export_steps(folder, "csv", tmp_path / "told.csv")
     assert len(rows.read_text().splitlines()) == 13
 

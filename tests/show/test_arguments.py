@@ -9,6 +9,7 @@ from shoestring.runs.event import Planning
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import report_json
 from shoestring.runs.request import Request
 from shoestring.show.page.overview import overview, summary
 
@@ -17,7 +18,7 @@ def row(path: Path, flags: dict[str, Any], arguments: dict[str, Any]) -> Any:
     path.mkdir()
     Folder(path).begin(Request(job="/my.py", flags=flags, arguments=arguments), b"")
     note(path, Planning(None))
-    return summary(report_of(path).as_json(), path.name)
+    return summary(report_of(path), path.name)
 
 
 def test_a_default_is_beside_the_value_that_another_run_was_given(tmp_path: Path) -> None:
@@ -39,5 +40,5 @@ def test_of_a_run_that_did_not_note_its_arguments_nothing_is_claimed(tmp_path: P
 
 def test_the_report_has_the_arguments_and_the_flags(tmp_path: Path) -> None:
     row(tmp_path / "a", {"lr": 0.01}, {"lr": 0.01, "width": 8})
-    told = report_of(tmp_path / "a").as_json()
+    told = report_json(report_of(tmp_path / "a"))
     assert told["flags"] == {"lr": 0.01} and told["arguments"] == {"lr": 0.01, "width": 8}

@@ -11,7 +11,8 @@ from shoestring.runs.event import StageTimes
 from shoestring.runs.events import note
 from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
-from shoestring.show.cut import cut_in
+from shoestring.runs.report_json import report_json
+from shoestring.show.cut import cut_in, model_cut
 from shoestring.show.page import page
 from shoestring.show.page.cut import stages
 from shoestring.show.terminal import Screen, rendered, standing
@@ -79,15 +80,17 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_report_has_measured_beside_predicted_as_soon_as_it_is_told(run: Path) -> None:
-    before = report_of(run).cut()
+    before = report_json(report_of(run))
     assert before["bubble"] == {"predicted": 1 / 3, "measured": None} and before["timeline"]["measured"] is None
     note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4)))  # type: ignore[union-attr]
-    found = report_of(run).as_json()
+    found = report_json(report_of(run))
     assert found["mesh"] == CHOSEN["mesh"] and found["cut"] == [3, 5] and found["schedule"] == "1f1b"
     assert found["bubble"] == {"predicted": 1 / 3, "measured": 0.4}
     assert found["timeline"] == {"predicted": WORKS, "measured": SLOW, "step": 9, "steps": 7, "one_clock": True}
-    cut = cut_in(found)
-    assert cut is not None and [(row.predicted, row.measured) for row in cut.rows] == [(30 * MIB, 3), (50 * MIB, 4)]
+    told = report_of(run)
+    assert told.plan.cut is not None
+    cut = model_cut(told.plan.cut, told.timed)
+    assert [(row.predicted, row.measured) for row in cut.rows] == [(30 * MIB, 3), (50 * MIB, 4)]
     assert (
         "the measured picture is of step 9; workers waited for 40 % of a step, the median of 7 steps"
         in cut_text(cut).splitlines()
@@ -96,7 +99,7 @@ def test_the_report_has_measured_beside_predicted_as_soon_as_it_is_told(run: Pat
 
 def test_the_page_shows_the_picture_and_what_every_stage_holds(run: Path) -> None:
     note(run, StageTimes(9, 0.4, 7, staging_in(CHOSEN | {"timeline": SLOW}).timeline, (1, 2, 3, 4), machines=True))  # type: ignore[union-attr]
-    shown = page(report_of(run).as_json())
+    shown = page(report_of(run))
     section = shown[shown.index("Who computes when") :]
     assert "Predicted: 9 s, 33 % idle" in section and "Measured: 18 s, 33 % idle" in section
     assert (
@@ -105,7 +108,9 @@ def test_the_page_shows_the_picture_and_what_every_stage_holds(run: Path) -> Non
         and "50.0 MiB" in section
         and "no clock in common" in section
     )
-    assert "Who computes when" not in page(PLAN), "a model that is not cut has no such section"
+    assert "Who computes when" not in page(report_of(made_run(run.parent / "whole", done=1))), (
+        "a model that is not cut has no such section"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,8 @@ def test_the_page_shows_the_picture_and_what_every_stage_holds(run: Path) -> Non
         {"timeline": {"predicted": [[["Q", 0, 0, 0.0, 1.0]]]}},
     ],
 )
-def test_a_page_is_drawn_without_what_can_not_be_read(wrong: dict[str, Any]) -> None:
-    assert stages(CHOSEN | wrong) == "" or "Who computes when" in stages(CHOSEN | wrong)
-    assert page(CHOSEN | wrong).startswith("<!doctype html>")
+def test_a_page_is_drawn_without_what_can_not_be_read(wrong: dict[str, Any], run: Path) -> None:
+    Folder(run).write("plan.json", {"shoestring": 2, "chosen": {**PLAN, **PLAN["predicted"], **CHOSEN, **wrong}})
+    told = report_of(run)
+    assert told.damage or stages(told) == ""
+    assert page(told).startswith("<!doctype html>")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 from math import exp, inf, nan
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Any
 
 import pytest
 
+from shoestring.federated.events import RoundFinished
+from shoestring.federated.fold import ABRow, ABTable, FederationReport
+from shoestring.federated.options import FederateOptions
 from shoestring.federated.page_style import STYLE_OF_FEDERATED
 from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.report import report_of
+from shoestring.runs.report import Report, report_of
 from shoestring.show.page import content, page
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.top import title
-from tests.show.made_runs import MIB, append, made_run, moments_ago
+from tests.show.made_reports import made_report
+from tests.show.made_runs import MIB, add, append, made_run, moments_ago
 from tests.show.test_page import full, well_nested
 
 NASTY = '<b>x</b> & "it"'
@@ -87,7 +92,7 @@ def federated_run(
     epsilon: float | None = None,
     names: list[str] | None = None,
     end: dict[str, Any] | None = None,
-    report: dict[str, Any] | None = None,
+    comparisons: list[dict[str, Any]] | None = None,
 ) -> Path:
     """The folder of a federated run after so many rounds. It spends a twentieth of epsilon 2 in a round."""
     path.mkdir(parents=True)
@@ -160,13 +165,13 @@ def federated_run(
         path,
         events + ([{"event": "finished", "time": begun + 5 + done, "step": done, **end}] if end is not None else []),
     )
-    if report is not None:
-        folder.write("report.json", report)
+    if comparisons is not None:
+        folder.write("comparisons.json", {"comparisons": comparisons})
     return path
 
 
-def told_of(path: Path) -> dict[str, Any]:
-    return report_of(path).as_json()
+def told_of(path: Path) -> Report:
+    return report_of(path)
 
 
 def words_of(text: str) -> str:
@@ -222,10 +227,11 @@ def test_a_federated_run_counts_rounds_and_never_steps(tmp_path: Path, state: st
     if state == "failed":
         append(path, [{"event": "failed", "time": moments_ago(0), "text": "the disk is full"}])
     lock = Lock(path) if state in ("training", "planning") else None
-    told = told_of(path) | {"text": ""}  # the report's own words
+    told = replace(told_of(path), text="")  # the report's own words
     if lock:
         lock.release()
-    text = page(told | {"losses": [*told["losses"], nan]}) if state == "failed" else page(told)
+    diverged = replace(told.curves, losses=[*told.curves.losses[:-1], nan])
+    text = page(replace(told, curves=diverged) if state == "failed" else told)
     assert not re.search(r"\bsteps?\b", words_of(text).lower())
     assert {json.loads(unescape(one))["across"] for one in re.findall(r'data-chart="([^"]*)"', text)} <= {
         "round",
@@ -269,30 +275,23 @@ def test_a_run_over_its_epsilon_is_red_and_one_inside_is_not(
 
 def test_an_epsilon_without_a_budget_has_no_limit(tmp_path: Path) -> None:
     told = told_of(federated_run(tmp_path / "run", epsilon=4.0))
-    told["federated"]["asked"] |= {"epsilon": None, "delta": None}
-    text = content(told)
+    asked = replace(told.of_room.asked, epsilon=None, delta=None)
+    text = content(replace(told, of_room=replace(told.of_room, asked=asked)))
     assert chart(text, "epsilon")["budget"] is None and "Epsilon 2.000 is spent." in words_of(text)
 
 
 def test_names_are_text_and_never_markup_and_many_are_told_by_their_number(tmp_path: Path) -> None:
     names = [f"{NASTY} {place} {'y' * (300 * (place % 2))}" for place in range(40)]
-    told = told_of(federated_run(tmp_path / "run", done=40, names=names))
-    told["federated"] |= {
-        "before": [{"round": 1, NASTY: 0.5}],
-        "turned_away": [{"round": 3, "name": NASTY, "why": NASTY}],
-    }
-    text = page(told | {"comparisons": [{"title": NASTY, "rows": ROWS}]})
+    path = federated_run(tmp_path / "run", done=40, names=names, comparisons=[{"title": NASTY, "rows": ROWS}])
+    add(path, "round", step=41, participants=3, before={NASTY: 0.5}, rejected=[[NASTY, NASTY]])
+    text = page(told_of(path))
     said = text.split("<main>")[1].split("</main>")[0]
     assert well_nested(text) and "<b>x" not in said and "y" * 100 not in said
-    assert said.count("&lt;b&gt;x&lt;/b&gt;") > 12 and "and 8 more" in said  # the report names twenty
+    assert said.count("&lt;b&gt;x&lt;/b&gt;") > 12 and "and 8 more" in said
 
 
 def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path) -> None:
-    text = page(
-        told_of(
-            federated_run(tmp_path / "run", end={}, report={"comparisons": [{"title": "A against B", "rows": ROWS}]})
-        )
-    )
+    text = page(told_of(federated_run(tmp_path / "run", end={}, comparisons=[{"title": "A against B", "rows": ROWS}])))
     section = text.split("A against B</h2>")[1].split("</section>")[0]
     words = words_of(section)
     for said in (
@@ -310,14 +309,10 @@ def test_a_comparison_is_a_table_with_a_picture_of_every_interval(tmp_path: Path
     assert bars == [("update", "123.5", "49.1"), ("alert", "6.0", "85.5")] and section.count('class="zero"') == 2
 
 
-def test_a_wide_interval_of_a_small_group_leaves_the_others_their_width() -> None:
+def test_a_wide_interval_of_a_small_group_leaves_the_others_their_width(tmp_path: Path) -> None:
     rows = [{"metric": "loss", "delta_percent": 1.0, "low": -1.0, "high": 3.0} for _ in range(5)]
-    text = content(
-        {
-            "room": "federated",
-            "comparisons": [{"rows": [*rows, {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}]}],
-        }
-    )
+    wide = {"metric": "loss", "delta_percent": 80.0, "low": -400.0, "high": 560.0}
+    text = content(told_of(federated_run(tmp_path / "run", comparisons=[{"rows": [*rows, wide]}])))
     bars = [(float(x), float(width)) for x, width in re.findall(r'pale" x="([\d.]+)" y="6" width="([\d.]+)"', text)]
     assert bars[:5] == [(89.6, 41.8)] * 5 and bars[5] == (
         0.0,
@@ -344,74 +339,65 @@ DAMAGES: list[Any] = [
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=repr)
 def test_a_damaged_key_never_takes_the_page_down(tmp_path: Path, damage: Any) -> None:
-    whole = told_of(federated_run(tmp_path / "run", epsilon=4.0))
-    whole["comparisons"] = [{"title": "A against B", "rows": ROWS}]
-    for key in whole["federated"]:
-        for told in (
-            {**whole["federated"], key: damage},
-            {name: value for name, value in whole["federated"].items() if name != key},
-        ):
-            assert well_nested(page({**whole, "federated": told})) and curves({**whole, "federated": told})
-    asked = dict.fromkeys(whole["federated"]["asked"], damage)
-    stories = [
-        {**whole, "federated": damage},
-        {**whole, "comparisons": damage},
-        {**whole, "comparisons": [{"title": damage, "rows": damage}]},
-        {**whole, "comparisons": [{"rows": [dict.fromkeys(ROWS[0], damage)]}]},
-        {"federated": {}},
-        {"federated": damage},
-        {**whole, "federated": {**whole["federated"], "asked": asked}},
+    path = federated_run(tmp_path / "run", epsilon=4.0, comparisons=[{"title": "A against B", "rows": ROWS}])
+    folder = Folder(path)
+    files = {"comparisons.json": folder.read("comparisons.json"), "run.json": folder.read("run.json")}
+    asked = files["run.json"]["asked"]
+    odd = [
+        ("comparisons.json", {"comparisons": damage}),
+        ("comparisons.json", {"comparisons": [{"title": damage, "rows": damage}]}),
+        ("comparisons.json", {"comparisons": [{"rows": [dict.fromkeys(ROWS[0], damage)]}]}),
+        ("run.json", {**files["run.json"], "asked": damage}),
+        *(("run.json", {**files["run.json"], "asked": {**asked, name: damage}}) for name in asked),
     ]
-    for story in stories:
-        assert well_nested(page(story)) and well_nested(overview([summary(story, "one"), summary(whole, "two")]))
+    whole = summary(report_of(path), "two")
+    for name, told in odd:
+        folder.write(name, told)
+        report = report_of(path)
+        assert well_nested(page(report)) and curves(report)
+        assert well_nested(overview([summary(report, "one"), whole]))
+        assert report.of_room is not None or report.damage, "what can't be shown is told"
+        folder.write(name, files[name])
 
 
-def test_columns_of_different_lengths_are_shown_as_far_as_they_go() -> None:
-    text = content(
-        {"federated": {"round": [1, 2], "participants": [5, 6, 7], "up": [1], "down": [], "epsilon": [None, 0.5]}}
-    )
-    assert chart(text, "participants")["lines"][0]["x"] == [1, 2, 3] and chart(text, "traffic")["lines"][0]["y"] == [1]
-    assert chart(text, "epsilon")["lines"][0]["y"] == [None, 0.5]
+def test_rounds_whose_events_are_lost_are_left_out(tmp_path: Path) -> None:
+    path = federated_run(tmp_path / "run", done=3)
+    lines = (path / "events.jsonl").read_bytes().splitlines(keepends=True)
+    lost = next(place for place, line in enumerate(lines) if b'"round"' in line and b'"step":2' in line)
+    (path / "events.jsonl").write_bytes(b"".join(lines[:lost] + lines[lost + 1 :]))
+    assert chart(content(told_of(path)), "participants")["lines"][0]["x"] == [1, 3]
 
 
 def test_a_page_stays_small_however_many_rounds_and_rows() -> None:
     many, text = 20_000, "<&>" * 5_000
-    counts = {
-        name: [7] * many for name in ("participants", "missing", "rejected", "up", "down", "epsilon", "simulated")
-    }
-    told = {
-        "asked": dict.fromkeys("abcdefgh", text),
-        "round": list(range(1, many + 1)),
-        **counts,
-        "bytes_up": 7 * many,
-        "before": [{"round": number, **{f"{place}{text}": 0.5 for place in range(20)}} for number in range(1, 500)],
-        "away": [{"name": text, "rounds": 3}] * 500,
-        "turned_away": [{"round": 3, "name": text, "why": text}] * 500,
-    }
-    row = {
-        "metric": text,
-        "group": text,
-        "verdict": text,
-        "low": -1.0,
-        "high": 2.0,
-        "delta_percent": 0.5,
-        "one": 1.0,
-        "other": 2.0,
-    }
-    story = {
-        "state": "training",
-        "step": many,
-        "steps": many,
-        "losses": [1.0] * many,
-        "federated": told,
-        "comparisons": [{"title": text, "rows": [row] * 50}] * 20,
-    }
-    assert len(page(story).encode()) < 200_000
-    assert page(story).count('<td data-name="First">') == 60
+    metrics = {f"{place}{text}": 0.5 for place in range(20)}
+    rounds = [
+        RoundFinished(
+            step=number,
+            participants=7,
+            up=7,
+            down=7,
+            missing=7,
+            epsilon=7.0,
+            simulated=7.0,
+            before=metrics if number < 500 else None,
+            missing_names=(f"{number}{text}",) if number < 500 else (),
+            rejected=((text, text),) if number < 500 else (),
+        )
+        for number in range(1, many + 1)
+    ]
+    row = ABRow(text, text, 1.0, 2.0, 0.5, -1.0, 2.0, None, text)
+    own = FederationReport(
+        FederateOptions(ledger=text, statistics=text), tuple(rounds), (ABTable(text, (row,) * 50),) * 20
+    )
+    told = {"room": "federated", "state": "training", "step": many, "steps": many, "losses": [1.0] * many}
+    found = page(made_report(told, own))
+    assert len(found.encode()) < 200_000
+    assert found.count('<td data-name="First">') == 60
 
 
 def test_a_training_has_no_trace_of_a_federation(tmp_path: Path) -> None:
-    for story in (full(), told_of(made_run(tmp_path / "run", done=60, per_epoch=20))):
+    for story in (made_report(full()), told_of(made_run(tmp_path / "run", done=60, per_epoch=20))):
         text = page(story)
         assert (
             not re.search(r"\brounds?\b", words_of(text).replace("rounds of the data", ""))

@@ -5,13 +5,18 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from importlib.metadata import EntryPoint
 from math import exp, inf, nan
+from pathlib import Path
 from typing import Any
 
 import pytest
 from markupsafe import Markup
 
+from shoestring.runs.folder import Folder
+from shoestring.runs.report import report_of
 from shoestring.show.page import content, from_packages, guarded, page
 from shoestring.show.page.overview import curves, overview, summary
+from tests.show.made_reports import made_report
+from tests.show.made_runs import PLAN, add, made_run
 
 MIB = 1 << 20
 VOID = {"meta", "br", "input"}
@@ -105,7 +110,7 @@ def well_nested(text: str) -> bool:
 
 
 def test_a_full_report_shows_every_section() -> None:
-    text = page(full()).replace("&nbsp;", " ")
+    text = page(made_report(full())).replace("&nbsp;", " ")
     assert well_nested(text)
     for words in (
         "Trained 40 steps inside 600 MiB; plain training would have needed 1.20 GiB.",
@@ -133,21 +138,21 @@ def test_a_full_report_shows_every_section() -> None:
 
 
 def test_an_empty_report_still_makes_a_page() -> None:
-    text = page({})
+    text = page(made_report({}))
     assert well_nested(text)
     assert "Nothing was measured" in text
     assert "<table" not in text and "<svg" not in text
 
 
 @pytest.mark.parametrize("key", sorted(full()))
-@pytest.mark.parametrize("nothing", ["missing", "none", "empty"])
+@pytest.mark.parametrize("nothing", ["missing", "empty"])
 def test_any_one_thing_may_be_missing(key: str, nothing: str) -> None:
     report = full()
     empty = type(report[key])()
-    report[key] = None if nothing == "none" else empty
+    report[key] = empty
     if nothing == "missing":
         del report[key]
-    assert well_nested(page(report))
+    assert well_nested(page(made_report(report)))
 
 
 def test_whatever_the_report_says_is_text_and_never_markup() -> None:
@@ -166,35 +171,65 @@ def test_whatever_the_report_says_is_text_and_never_markup() -> None:
         "runners_up": [{"text": evil, "lost": evil}],
         "measured": {"parts": {evil: 7}},
     }
-    text = page(report)
+    text = page(made_report(report))
     said = text.split("<main>")[1].split("</main>")[0]
     assert "<script" not in said and "&lt;script&gt;" in said and text.count("<script") == 1
     assert '"x"' not in said and '"x"' not in text.split("<style>")[0]
     assert well_nested(text)
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        None,
-        [],
-        {"pushes": 3},
-        {"pushes": {"staleness": {"a": 1, "2": "b", "3": None}}},
-        {"pushes": {"staleness": {"0": 5}, "applied": 7, "corrected": ["<b>"]}},
-        {"other": {"staleness": {"0": 1}}},
-    ],
+ODD: tuple[Any, ...] = (
+    None,
+    3,
+    -1,
+    10**400,
+    1e300,
+    nan,
+    inf,
+    "words",
+    [],
+    [None],
+    {},
+    {"a": None},
+    ["x", 3],
+    [[1, 2]],
+    True,
 )
-def test_odd_words_about_gradients_do_no_harm(told: Any) -> None:
-    text = page({"state_of_techniques": told})
-    assert well_nested(text) and "<b>" not in text.replace("<b>5</b>", "").split("<main>")[1].replace(
-        "<b>training run</b>", ""
-    )
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda one: str(one)[:20])
+@pytest.mark.parametrize("key", ["predicted", "plain", "techniques", "blocks", "runners_up", "sure"])
+def test_an_odd_entry_of_a_plan_is_told_as_damage_and_the_page_is_drawn(key: str, odd: Any, tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", done=5)
+    Folder(path).write("plan.json", {**PLAN, key: odd})
+    report = report_of(path)
+    text = page(report)
+    assert well_nested(text) and "Step" in text.replace("step", "Step") and report.step == 5
+    assert all("plan.json" in one for one in report.damage)
+    if key == "blocks" and odd is None:
+        assert "PlanSummary.blocks is None, not list" in report.damage[0] and "is damaged" in text
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda one: str(one)[:20])
+@pytest.mark.parametrize("key", ["weights_sha256", "shown", "state_of_techniques", "pushes", "staleness", "corrected"])
+def test_an_odd_entry_of_a_report_is_told_as_damage_and_the_page_is_drawn(key: str, odd: Any, tmp_path: Path) -> None:
+    path = made_run(tmp_path / "run", done=5)
+    add(path, "finished", step=5)
+    states = full()["state_of_techniques"]
+    told = {"weights_sha256": "ab", "shown": "text", "state_of_techniques": states}
+    inside = told if key in told else states if key == "pushes" else states["pushes"]
+    inside[key] = odd
+    Folder(path).write("report.json", told)
+    report = report_of(path)
+    assert well_nested(page(report)) and all("report.json" in one for one in report.damage)
+    assert report.result is None or not report.damage
 
 
 def test_many_ages_of_gradients_become_one_row_and_the_correction_is_told() -> None:
     told = {"staleness": {str(age): 2 for age in range(900)}, "applied": {"1": 1800}}
     off, drop = (
-        page({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}) for corrected in (False, None)
+        page(made_report({"state_of_techniques": {"pushes": told | {"corrected": corrected}}}))
+        for corrected in (False, None)
     )
     assert "<span>12 or more</span><b>1,776</b>" in off and off.count("<rect") == 13
     assert "The correction was off" in off and "came too late were dropped" in drop
@@ -203,7 +238,7 @@ def test_many_ages_of_gradients_become_one_row_and_the_correction_is_told() -> N
 def test_a_run_above_its_budget_is_not_called_inside() -> None:
     report = full()
     report["measured"]["process_bytes"] = 700 * MIB
-    text = content(report).replace("&nbsp;", " ")
+    text = content(made_report(report)).replace("&nbsp;", " ")
     assert "inside" not in text
     assert "but reached 700 MiB, above the budget of 600 MiB" in text
     assert "100 MiB too much" in text
@@ -212,13 +247,13 @@ def test_a_run_above_its_budget_is_not_called_inside() -> None:
 def test_the_highest_block_is_drawn_even_when_blocks_are_merged() -> None:
     blocks = [[f"forward {place}", MIB] for place in range(900)]
     blocks[451][1] = 77 * MIB
-    text = page({"blocks": blocks})
+    text = page(made_report({"blocks": blocks}))
     assert "<title>forward 451: 77.0 MiB</title>" in text
     assert text.count("<rect") <= 120
 
 
 def test_losses_that_are_not_numbers_are_left_out_and_counted() -> None:
-    text = page({"losses": [3.0, nan, 2.0, inf]})
+    text = page(made_report({"losses": [3.0, nan, 2.0, inf]}))
     assert "2 losses were not numbers" in text
     main = text.split("<main>")[1].split("</main>")[0].lower()
     assert "nan" not in main and "inf" not in main and "&#34;y&#34;:[3,null,2,null]" in main
@@ -226,7 +261,7 @@ def test_losses_that_are_not_numbers_are_left_out_and_counted() -> None:
 
 @pytest.mark.parametrize("losses", [[2.0], [2.0, 2.0], [0.0, 0.0], [-1.0, 1e-9], [1e30, 1.0]])
 def test_odd_loss_curves_are_drawn(losses: list[float]) -> None:
-    text = page({"losses": losses})
+    text = page(made_report({"losses": losses}))
     assert well_nested(text) and "<polyline" in text
 
 
@@ -251,16 +286,18 @@ def test_the_page_of_a_long_run_stays_under_150_kb() -> None:
         ],
         "best": {"step": 5000, "epoch": 100, "loss": 0.01, "accuracy": 0.99},
     }
-    assert len(page(full()).encode()) < 60_000
-    assert len(page({**full(), **steps}).encode()) < 150_000
-    assert len(page(long).encode()) < 110_000
+    assert len(page(made_report(full())).encode()) < 60_000
+    assert len(page(made_report({**full(), **steps})).encode()) < 150_000
+    assert len(page(made_report(long)).encode()) < 110_000
 
 
 def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
     def rounds(report: Any) -> str:
-        return Markup("<section>\n<h2>Rounds</h2>\n<p>{}</p>\n</section>").format(report["job"])
+        return Markup("<section>\n<h2>Rounds</h2>\n<p>{}</p>\n</section>").format(report.job)
 
-    text = page({"job": "<b>gpt</b>"}, more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""])
+    text = page(
+        made_report({"job": "<b>gpt</b>"}), more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""]
+    )
     assert (
         well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt&lt;/b&gt;</p>" in text and "&lt;i&gt;not markup" in text
     )
@@ -274,7 +311,7 @@ def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkey
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
     from_packages.cache_clear()
     try:
-        text = content(full())
+        text = content(made_report(full()))
         assert well_nested(text) and "<p>hello gpt</p>" in text
         assert "nothing_like_it can&#39;t be shown: ModuleNotFoundError" in text and "Memory through one step" in text
     finally:
@@ -282,29 +319,21 @@ def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkey
 
 
 def greeting(report: Any) -> str:
-    return Markup("<section><p>hello {}</p></section>").format(report["job"])
+    return Markup("<section><p>hello {}</p></section>").format(report.job)
 
 
 def test_every_figure_that_was_predicted_and_measured_is_compared() -> None:
     report = full()
     report["predicted"]["traffic_bytes"], report["measured"]["traffic_bytes"] = 5 * MIB, 5 * MIB
-    text = page(report)
+    text = page(made_report(report))
     assert (
         '<th scope="row">Disk, a step</th><td>5.00 MiB</td><td>5.00 MiB</td><td>as predicted</td>' in text
         and "Sent, a step" not in text
     )
 
 
-def test_a_typed_report_is_read_by_the_same_keys() -> None:
-    class Typed:
-        def as_json(self) -> dict[str, Any]:
-            return full()
-
-    assert page(Typed()) == page(full())
-
-
 def test_nothing_is_fetched_from_anywhere() -> None:
-    text = page(full()).replace("http://www.w3.org/2000/svg", "")
+    text = page(made_report(full())).replace("http://www.w3.org/2000/svg", "")
     for word in ("http://", "https://", "src=", "href=", "url(", "@import", "fetch("):
         assert word not in text
     assert text.count("<script>") == text.count("<script") == 1 and "default-src 'none'; style-src 'sha256-" in text
@@ -355,20 +384,20 @@ HEADLINES = {
 def test_plain_training_is_not_said_to_have_needed_less_or_what_it_needed_where_it_was_plain(
     more: dict[str, Any],
 ) -> None:
-    text = plain_text(page(told("finished") | more))
+    text = plain_text(page(made_report(told("finished") | more)))
     assert "Trained 400 steps inside 600 MiB." in text and "would have needed" not in text
 
 
 @pytest.mark.parametrize("state", sorted(HEADLINES))
 def test_the_headline_says_where_the_run_stands(state: str) -> None:
-    text = plain_text(page(told(state)))
+    text = plain_text(page(made_report(told(state))))
     assert well_nested(text)
     assert f'<p class="verdict">{HEADLINES[state]}</p>' in text
     assert f'<span class="pill {state}">{state.capitalize()}</span>' in text
 
 
 def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
-    text = plain_text(content(told("training")))
+    text = plain_text(content(made_report(told("training"))))
     for words in (
         "30 %",
         "Saved up to step 100; 20 steps have come since.",
@@ -384,13 +413,13 @@ def test_a_run_that_trains_shows_progress_speed_and_time_left() -> None:
 
 
 def test_a_dead_run_says_why_and_when_it_was_last_heard_of() -> None:
-    text = content(told("died", text="The process is gone. It can go on from step 100."))
+    text = content(made_report(told("died", text="The process is gone. It can go on from step 100.")))
     assert '<p class="banner died">The process is gone. It can go on from step 100.' in text
     assert "Last sign of life: " in text
 
 
 def test_events_are_told_newest_first_and_warnings_are_marked() -> None:
-    text = plain_text(content(told("training"))).split("What happened")[1]
+    text = plain_text(content(made_report(told("training")))).split("What happened")[1]
     order = [
         text.index(words)
         for words in (
@@ -406,8 +435,9 @@ def test_events_are_told_newest_first_and_warnings_are_marked() -> None:
 
 
 def test_checkpoints_in_a_row_are_told_as_one_event() -> None:
-    saved = [{"event": "saved", "time": 1.6e9 + step, "step": step} for step in range(1, 1001)]
-    text = content(told("training", events=saved, checkpoints=saved))
+    saved = [{"time": 1.6e9 + step, "step": step} for step in range(1, 1001)]
+    events = [{"event": "saved", **one} for one in saved]
+    text = content(made_report(told("training", events=events, checkpoints=saved)))
     assert "Saved 1,000 checkpoints, the last at step 1,000" in text
     assert "1,000 checkpoints saved, 1,000 of them are on disk now" in text
 
@@ -415,38 +445,39 @@ def test_checkpoints_in_a_row_are_told_as_one_event() -> None:
 @pytest.mark.parametrize(
     "event",
     [
-        {},
-        {"event": None},
         {"event": "new kind", "text": 5},
-        {"event": "saved", "time": "noon", "step": "x"},
-        {"event": "begun", "time": 1e30},
-        {"event": "adopted", "differences": None},
+        {"event": "saved", "step": -5, "time": 1e30},
+        {"event": "begun", "step": 0, "steps": 0, "time": 1e30},
+        {"event": "adopted", "differences": []},
         {"event": "failed"},
+        {"event": "validated", "step": 1, "metrics": {"loss": None}},
     ],
 )
 def test_events_of_any_shape_are_told(event: dict[str, Any]) -> None:
-    assert well_nested(page({"state": "training", "events": [event], "checkpoints": [event]}))
+    assert well_nested(page(made_report({"state": "training", "events": [event]})))
 
 
 @pytest.mark.parametrize("key", sorted(told("training")))
-@pytest.mark.parametrize("nothing", ["missing", "none", "empty"])
+@pytest.mark.parametrize("nothing", ["missing", "empty"])
 def test_any_one_thing_of_a_story_may_be_missing(key: str, nothing: str) -> None:
     for state in HEADLINES:
         story = told(state)
-        story[key] = None if nothing == "none" else type(story[key])()
+        story[key] = type(story[key])()
         if nothing == "missing":
             del story[key]
-        assert well_nested(page(story))
-    assert well_nested(overview([summary(story, "name"), summary({}, "other")])) and curves(story)
+        assert well_nested(page(made_report(story)))
+    assert well_nested(overview([summary(made_report(story), "name"), summary(made_report({}), "other")])) and curves(
+        made_report(story)
+    )
 
 
 def test_the_style_is_in_classes_so_that_a_strict_page_may_show_it() -> None:
-    text = content(told("died", text="gone"))
+    text = content(made_report(told("died", text="gone")))
     assert "style=" not in text and "onclick" not in text
 
 
 def test_text_that_cannot_be_written_is_replaced() -> None:
-    page(told("failed", text="half a character: \ud800", job="\udfff")).encode()
+    page(made_report(told("failed", text="half a character: \ud800", job="\udfff"))).encode()
 
 
 @pytest.mark.parametrize("text", ['"' * 100_000, "&" * 100_000, "\N{SLICE OF PIZZA}" * 100_000, "word & " * 50_000])
@@ -477,13 +508,18 @@ def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
         rates=[1 / step for step in range(1, steps + 1)],
         norms=[1 / step for step in range(1, steps + 1)],
     )
-    assert len(page(huge).encode()) < 150_000 and len(curves(huge)) < 150_000
-    assert len(overview([summary(huge, "one"), summary({"flags": {text: text}}, "two")]).encode()) < 60_000
+    assert len(page(made_report(huge)).encode()) < 150_000 and len(curves(made_report(huge))) < 150_000
+    assert (
+        len(
+            overview([summary(made_report(huge), "one"), summary(made_report({"flags": {text: text}}), "two")]).encode()
+        )
+        < 60_000
+    )
 
 
 def test_an_overview_has_a_row_for_each_run_that_leads_to_it() -> None:
     story = told("training")
-    text = overview([summary(story, "a/b <c>"), summary({"state": "died"}, "second")])
+    text = overview([summary(made_report(story), "a/b <c>"), summary(made_report({"state": "died"}), "second")])
     assert well_nested(text)
     for words in (
         "2 runs",
@@ -517,5 +553,5 @@ def raising(error: BaseException) -> str:
     ],
 )
 def test_a_section_that_gives_no_text_or_raises_is_told_in_its_place(section: Any, told: str) -> None:
-    found = page({"job": "gpt"}, [guarded("theirs", lambda: section)])
+    found = page(made_report({"job": "gpt"}), [guarded("theirs", lambda: section)])
     assert "theirs can&#39;t be shown" in found and told in found and "</html>" in found

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums, Forward
 from shoestring.compression.calibration.model_outputs import Outputs, named_tensors
+from shoestring.compression.compress_report import OnnxReport
 from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
 from shoestring.compression.session import CompressSession, begun
@@ -31,15 +31,10 @@ class OnnxFile:
     made: ExportedFile
     fidelity: Fidelity
 
-    def as_json(self, target: Path) -> dict[str, Any]:
-        return {
-            "path": str(target),
-            "bytes": self.made.bytes,
-            "tolerance": self.made.tolerance,
-            "largest_difference": self.made.largest_difference,
-            "notes": list(self.made.notes),
-            "fidelity": {"mean": self.fidelity.mean, "worst": self.fidelity.worst, "n": self.fidelity.count},
-        }
+    def report(self, target: Path) -> OnnxReport:
+        found = {"mean": self.fidelity.mean, "worst": self.fidelity.worst, "n": self.fidelity.count}
+        made = self.made
+        return OnnxReport(str(target), made.bytes, made.tolerance, made.largest_difference, tuple(made.notes), found)
 
     def missed(self, session: CompressSession) -> list[str]:
         """Requirements that the file does not meet. It always has the requested size, else it is not written."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shoestring.core.codec import finite_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.federated.fold import COMPARISONS
+from shoestring.federated.fold import COMPARISONS, ABRow, ABTable, ABTables, comparisons_in
 from shoestring.federated.layout import Layout
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.records import records_of
@@ -24,7 +25,7 @@ from shoestring.federated.tasks.settings import TuneCandidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import checkpoint_of
-from shoestring.runs.folder import Folder, Unusable
+from shoestring.runs.folder import Folder
 
 INITIAL = "the job's own"  # name of the job's initial model
 
@@ -125,26 +126,10 @@ def task_of(
 def keep_comparison(run: str, found: Comparison) -> None:
     """Save a comparison in the folder of its run, where the run's page shows it."""
     folder = Folder(Path(run))
-    try:
-        before = folder.read(COMPARISONS).get("comparisons", [])
-    except Unusable:
-        before = []
     title = f"{found.b} against {found.a}, {found.when} training"
-    rows = [
-        {
-            "metric": one.metric,
-            "group": one.group,
-            "one": one.a,
-            "other": one.b,
-            "delta_percent": one.percent,
-            "low": one.low,
-            "high": one.high,
-            "devices": min(one.devices),
-            "verdict": one.verdict,
-        }
+    rows = tuple(
+        ABRow(one.metric, one.group, one.a, one.b, one.percent, one.low, one.high, min(one.devices), one.verdict)
         for one in found.changes
-    ]
-    folder.write(
-        COMPARISONS,
-        {"comparisons": [*(one for one in before if one.get("title") != title), {"title": title, "rows": rows}]},
     )
+    before = (one for one in comparisons_in(folder) if one.title != title)
+    folder.write(COMPARISONS, finite_json(to_json(ABTables((*before, ABTable(title, rows))))))

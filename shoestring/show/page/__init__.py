@@ -1,10 +1,10 @@
 """The page of a run: no other file, nothing fetched. Charts are pictures, which a script inside the page makes charts to work with.
 
-    report (by the keys of runs.report, any key may be missing)  ->  sections, each empty if its figures are
+    runs.report.Report  ->  sections, each empty if it has nothing to say
         ->  content, what stands inside <main>: sent again and again while a run is watched
         ->  page, one HTML document: the report
 
-A section is a function from the report, by its keys, to markup, empty where it has nothing to say. Other packages add theirs by an entry
+A section is a function from the report to markup, empty where it has nothing to say. Other packages add theirs by an entry
 point of the group "shoestring.sections"; text that is not markup is escaped.
 """
 
@@ -16,6 +16,7 @@ from functools import cache
 from markupsafe import Markup
 
 from shoestring.planning.spelling import defaults
+from shoestring.runs.report import Report
 from shoestring.show.page.curves import losses, metrics, norms, process, rates, throughput, validations
 from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
@@ -26,9 +27,8 @@ from shoestring.show.page.stale import staleness
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
-from shoestring.show.page.words import Entries, HasJson, as_mapping
 
-Section = Callable[[Entries], str]
+Section = Callable[[Report], str]
 GROUP = "shoestring.sections"
 SECTIONS: tuple[Section, ...] = (
     validations,
@@ -45,43 +45,41 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 
-def page(report: Entries | HasJson, more: Iterable[Section] = ()) -> str:
+def page(report: Report, more: Iterable[Section] = ()) -> str:
     """The whole document, with `more` sections beside ours.
 
-    >>> page({"job": "gpt"}).splitlines()[0]
+    >>> page(Report()).splitlines()[0]
     '<!doctype html>'
     """
-    entries = as_mapping(report)
-    return document(title(entries), content(entries, more), style=STYLE + page_of(entries).style)
+    return document(title(report), content(report, more), style=STYLE + page_of(report).style)
 
 
-def content(report: Entries | HasJson, more: Iterable[Section] = ()) -> Markup:
+def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
-    entries = as_mapping(report)
-    rest = (section(entries) for section in (*SECTIONS, *from_packages(), *more))
-    first: list[str] = [body for body in (losses(entries), *metrics(entries)) if body]
+    rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
+    first: list[str] = [body for body in (losses(report), *metrics(report)) if body]
     if len(first) % 2:
         first[0] = wide(first[0])
     elif first:
         first[:2] = classed(first[0], "lead"), classed(first[1], "beside")
     sections = [
         *first,
-        *of_room(entries),
-        wide(comparison(entries)),
-        wide(stages(entries)),
+        *of_room(report),
+        wide(comparison(report)),
+        wide(stages(report)),
         *paired(rest),
-        wide(events(entries)),
-        wide(shown(entries)),
-        footer(entries),
+        wide(events(report)),
+        wide(shown(report)),
+        footer(report),
     ]
-    return render("content.html", top=top(entries), sections=sections)
+    return render("content.html", top=top(report), sections=sections)
 
 
-def of_room(entries: Entries) -> list[str]:
+def of_room(report: Report) -> list[str]:
     """The sections of the run's room."""
-    room = page_of(entries)
+    room = page_of(report)
     try:
-        return [body for body in room.sections(entries) if body]
+        return [body for body in room.sections(report.of_room, report) if body]
     except (Exception, SystemExit) as error:
         return [failed_section(type(room).__name__, failure_text(error))]
 
@@ -118,9 +116,9 @@ def from_packages() -> tuple[Section, ...]:
 def guarded(name: str, load: Callable[[], Section]) -> Section:
     """A section of somebody else, which tells of its failure instead of taking the page down."""
 
-    def drawn(entries: Entries) -> str:
+    def drawn(report: Report) -> str:
         try:
-            found: object = load()(entries)
+            found: object = load()(report)
             if isinstance(found, str):
                 return found
             why = f"it gave a {type(found).__name__}, not text"

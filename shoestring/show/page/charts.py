@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
-from typing import cast
 
 from markupsafe import Markup
 
@@ -38,7 +37,7 @@ from shoestring.show.page.drawing import (
     upright,
 )
 from shoestring.show.page.render import render
-from shoestring.show.page.words import all_numbers, number, tidy
+from shoestring.show.page.words import numbers, tidy
 
 FEW, MOST = 150, 400  # points of a line in the picture, and of the loss in what the script is told
 MOST_BORDERS = 60  # ends of epochs
@@ -70,9 +69,7 @@ class Line:
             kept = [place for place, x in enumerate(self.x) if place % ceil(len(self.x) / most) == 0 or x == self.best]
             return replace(self, x=[self.x[place] for place in kept], y=[self.y[place] for place in kept])
         x = [group[-1] for group in groups(self.x, most)]
-        known = cast(Sequence[Sequence[float]], groups(self.y, most))
-        if not all_numbers(self.y):
-            known = [[value for value in group if number(value) is not None] for group in known]
+        known = [numbers(group) for group in groups(self.y, most)]
         return Line(
             self.name,
             self.tone,
@@ -87,11 +84,11 @@ class Line:
     @property
     def known(self) -> bool:
         """Whether there is a value."""
-        return any(number(value) is not None for value in self.y)
+        return any(value is not None and isfinite(value) for value in self.y)
 
     @property
     def points(self) -> list[Point]:
-        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if number(y) is not None and y is not None]
+        return [(x, y) for x, y in zip(self.x, self.y, strict=True) if y is not None and isfinite(y)]
 
     def as_json(self) -> str:
         bands = f',"low":{listed_json(self.low, 4)},"high":{listed_json(self.high, 4)}' if self.low else ""

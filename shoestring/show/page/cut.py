@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from shoestring.show.cut import ModelCut, cut_in
+from shoestring.runs.report import Report
+from shoestring.show.cut import ModelCut, model_cut
 from shoestring.show.page.render import render
 from shoestring.show.page.timeline import timeline_svg
-from shoestring.show.page.words import Entries
 
 MOST_ROWS = 16
 
 
-def stages(story: Entries) -> Markup:
+def stages(report: Report) -> Markup:
     """Nothing of a model that is not cut."""
-    cut = cut_in(story)
-    if cut is None:
+    if report.plan.cut is None:
         return Markup()
+    cut = model_cut(report.plan.cut, report.timed)
     figure = timeline_svg(cut.predicted, cut.measured) if any(cut.predicted) else Markup()
     return render(
         "stages.html",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from math import ceil
 
@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from shoestring.core.figures import Figure
 from shoestring.core.units import bytes_text
+from shoestring.runs.report import Report
 from shoestring.show.page.charts import bytes_mark
 from shoestring.show.page.drawing import (
     BOTTOM,
@@ -29,37 +30,27 @@ from shoestring.show.page.drawing import (
 )
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.room_page import page_of
-from shoestring.show.page.words import Entries, figure_of, inner, pairs, share_text, shortened, state_of
+from shoestring.show.page.words import share_text, shortened, state_of
 
 MOST_BARS = 90
 PHASES = ("forward", "backward", "update")
 PARTS = ("parameters", "optimizer", "gradients", "activations", "temporaries", "inputs", "buffers")
 
 
-def comparison(story: Entries) -> Markup:
+def comparison(report: Report) -> Markup:
     """The table of predicted beside measured."""
-    room, over, budget = page_of(story), state_of(story) in ("finished", ""), figure_of(story, "budget", "memory")
+    room, over = page_of(report), state_of(report) in ("finished", "")
     found = [
-        Figure(
-            one,
-            figure_of(story, "predicted", one.name),
-            figure_of(story, "measured", one.name) if over or one.name not in room.at_the_end else None,
-        )
-        for one in room.quantities
+        one if over or one.quantity.name not in room.at_the_end else replace(one, measured=None)
+        for one in report.figures
     ]
-    rows = [row for one in found if one.shown and (row := compared(one, figure_of(story, "plain", one.quantity.name)))]
-    return (
-        render(
-            "comparison.html",
-            note=room.note,
-            rows=rows,
-            gauge=gauge(story) if room.plans_memory or budget else (),
-            budget=budget,
-            used=figure_of(story, "measured", "process_bytes"),
-        )
-        if rows
-        else Markup()
-    )
+    plain = report.plan.plain
+    rows = [row for one in found if one.shown and (row := compared(one, plain.get(one.quantity.name)))]
+    if not rows:
+        return Markup()
+    budget, used = report.memory, report.measured.get("process_bytes")
+    bars = gauge(report) if room.plans_memory or budget else ()
+    return render("comparison.html", note=room.note, rows=rows, gauge=bars, budget=budget, used=used)
 
 
 @dataclass(frozen=True)
@@ -71,12 +62,12 @@ class MemoryGauge:
     bar: Strip
 
 
-def gauge(story: Entries) -> list[MemoryGauge]:
+def gauge(report: Report) -> list[MemoryGauge]:
     """This run and plain training on one scale, with the budget across."""
-    budget, used = figure_of(story, "budget", "memory"), figure_of(story, "measured", "process_bytes")
+    budget, used = report.memory, report.measured.get("process_bytes")
     found = [
         ("This run", used, "alert" if used and budget and used > budget else "update"),
-        ("Plain training", figure_of(story, "plain", "process_bytes"), "other"),
+        ("Plain training", report.plan.plain.get("process_bytes"), "other"),
     ]
     rows = [(name, size, tone) for name, size, tone in found if size]
     most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])
@@ -114,13 +105,13 @@ def plotted(title: str, note: str, plot: Plot, legend: Sequence[tuple[str, str]]
     return render("chart.html", title=title, note=note, plot=plot, legend=legend, frame=FRAME, data="", tall=False)
 
 
-def blocks(story: Entries) -> Markup:
+def blocks(report: Report) -> Markup:
     """Memory by block, in the order in which the blocks run."""
-    found = [(str(name), size) for name, size in pairs(story.get("blocks"))]
+    found = report.plan.blocks
     if not found or max(size for _, size in found) <= 0:
         return Markup()
     where, most = max(found, key=lambda block: block[1])
-    budget = figure_of(story, "budget", "memory")
+    budget = report.memory
     marks = memory_marks(most, budget)
     y = Scale(marks[0], marks[-1], BOTTOM, TOP)
     label = f"Tensor memory by block through one step; highest {bytes_text(most)} in {where}"
@@ -200,12 +191,10 @@ class TensorKind:
     share: str
 
 
-def parts(story: Entries) -> Markup:
+def parts(report: Report) -> Markup:
     """What is alive at the highest moment, as a stacked bar and a list."""
-    sizes = [
-        (str(name), size) for name, size in pairs(list(inner(inner(story, "measured"), "parts").items())) if size > 0
-    ]
-    sizes = sorted(sizes, key=lambda part: -part[1])[:12]
+    found = report.largest.parts if report.largest is not None else {}
+    sizes = sorted(((name, size) for name, size in found.items() if size > 0), key=lambda part: -part[1])[:12]
     if not sizes:
         return Markup()
     total, start, spans, rows = sum(size for _, size in sizes), 0.0, [], []

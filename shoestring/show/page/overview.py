@@ -15,7 +15,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from shoestring.core.units import about, bytes_text
-from shoestring.planning.spelling import technique_text
+from shoestring.runs.report import Report
 from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
@@ -25,14 +25,9 @@ from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, st
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
     STATES,
-    Entries,
     counted,
-    dicts,
-    figure_of,
     flags_of,
-    inner,
     job_text,
-    listed,
     loss_text,
     number,
     numbers,
@@ -84,49 +79,46 @@ class Summary:
         return quote(self.name, safe="")
 
 
-def summary(story: Entries, name: str) -> Summary:
+def summary(report: Report, name: str) -> Summary:
     """One run in a row: its state and why, where it stands, its flags and its figures."""
-    stands, losses, found = standing(story), numbers(story.get("losses")), clock_of(story)
-    best = inner(story, "best")
-    line = step_line(story, "losses", name, "forward").fewer(60)
+    stands, losses, found = standing(report), numbers(report.curves.losses), clock_of(report)
+    best, measured = report.best.metrics if report.best is not None else {}, report.measured.get("process_bytes")
+    line = step_line(report, report.curves.losses, name, "forward").fewer(60)
     return Summary(
         name,
-        state_of(story),
+        state_of(report),
         stands.tone,
         stands.word,
         shorter(stands.why),
-        str(job_text(story)),
-        stand(story),
-        warnings_in(story),
-        bar(story, stands.tone),
-        techniques_in(story),
-        {str(key)[:60]: str(value)[:60] for key, value in flags_of(story).items()},
-        {key: best[key] for key in metric_names(story) if number(best.get(key)) is not None},
+        str(job_text(report)),
+        stand(report),
+        warnings_in(report),
+        bar(report, stands.tone),
+        techniques_in(report),
+        {name[:60]: str(value)[:60] for name, value in flags_of(report).items()},
+        {name: value for name in metric_names(report) if (value := number(best.get(name))) is not None},
         losses[-1] if losses else None,
-        (
-            figure_of(story, "predicted", "process_bytes"),
-            figure_of(story, "measured", "process_bytes"),
-            figure_of(story, "budget", "memory"),
-        ),
+        (report.plan.predicted.get("process_bytes"), measured, report.memory),
         found.trained if found else None,
-        taken_steps(story),
-        f"{len(listed(story.get('losses')))}-{len(listed(story.get('metrics')))}",
+        taken_steps(report),
+        f"{len(report.curves.losses)}-{len(report.validated)}",
         line if losses else None,
-        counts=step_word(story),
-        plans_memory=page_of(story).plans_memory,
-        of_room=tuple(said_by_room(story, lambda room: room.cells(story))),
+        counts=step_word(report),
+        plans_memory=page_of(report).plans_memory,
+        of_room=tuple(said_by_room(report, lambda room: room.cells(report.of_room))),
     )
 
 
-def techniques_in(story: Entries) -> str | None:
-    """The techniques of a run's plan.
+def techniques_in(report: Report) -> str | None:
+    """The techniques of a run's plan; None: it has none yet.
 
-    >>> techniques_in({"techniques": []}), techniques_in({})
+    >>> from shoestring.runs.plan_summary import PlanSummary
+    >>> techniques_in(Report(plan=PlanSummary(techniques=()))), techniques_in(Report())
     ('plain', None)
     """
-    if story.get("techniques") is None:
+    if report.plan.techniques is None:
         return None
-    return " + ".join(str(technique_text(one)) for one in dicts(story["techniques"]))[:MOST_TECHNIQUES] or "plain"
+    return " + ".join(one.text for one in report.plan.techniques)[:MOST_TECHNIQUES] or "plain"
 
 
 def shorter(text: str) -> str:
@@ -139,16 +131,16 @@ def shorter(text: str) -> str:
     return first if len(first) <= SHORT else first[:SHORT] + "…"
 
 
-def stand(story: Entries) -> str:
+def stand(report: Report) -> str:
     """Where it stands, in few words."""
-    told = headline(story)
-    ended = why_ended(story)
-    done = counted_steps(story) + (f": {ended}" if ended.startswith(NO_BETTER) else "")
-    return done if state_of(story) == "finished" else told.rstrip(".")
+    told = headline(report)
+    ended = why_ended(report)
+    done = counted_steps(report) + (f": {ended}" if ended.startswith(NO_BETTER) else "")
+    return done if state_of(report) == "finished" else told.rstrip(".")
 
 
-def bar(story: Entries, tone: str) -> Strip | None:
-    share, state = share_done(story), state_of(story)
+def bar(report: Report, tone: str) -> Strip | None:
+    share, state = share_done(report), state_of(report)
     if share is None or state in ("planning", "finished"):
         return None
     colour = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}.get(tone, "other")
@@ -255,18 +247,18 @@ def overlaid(runs: Sequence[Summary]) -> Markup:
     return told.drawn("overlaid.html")
 
 
-def curves(story: Entries) -> str:
+def curves(report: Report) -> str:
     """All lines of a run by name, as JSON."""
     found: Iterable[tuple[str, Line]] = (
-        ("training loss", step_line(story, "losses", "", "")),
+        ("training loss", step_line(report, report.curves.losses, "", "")),
         *(
-            ("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(story, name, ""))
-            for name in metric_names(story)
+            ("held-out loss" if name == HELD_OUT else name[:MOST_NAME], metric_line(report, name, ""))
+            for name in metric_names(report)
         ),
-        ("learning rate", step_line(story, "rates", "", "")),
-        ("gradient norm", step_line(story, "norms", "", "")),
-        *said_by_room(story, lambda room: room.lines(story)),
-        ("memory", process_line(story)),
+        ("learning rate", step_line(report, report.curves.rates, "", "")),
+        ("gradient norm", step_line(report, report.curves.norms, "", "")),
+        *said_by_room(report, lambda room: room.lines(report.of_room)),
+        ("memory", process_line(report)),
     )
     return (
         "{" + ",".join(f"{json.dumps(name)}:{line.fewer(MOST).as_json()}" for name, line in found if line.known) + "}"

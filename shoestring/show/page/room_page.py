@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoestring.core.rooms import RoomPlugin, installed_rooms
 from shoestring.planning.quantities import MEASURABLE
 from shoestring.show.page.render import NONE
 
 if TYPE_CHECKING:
+    from shoestring.runs.report import Report
     from shoestring.show.page.charts import Line
     from shoestring.show.page.tiles import Tile
-    from shoestring.show.page.words import Entries
 
 
+P = TypeVar("P")
 T = TypeVar("T")
 
 
@@ -39,8 +40,8 @@ class RoomCell:
     first: str = "up"  # which way the column is sorted first
 
 
-class RoomPage:
-    """The base of what rooms have on a page, and what it is where a room has nothing of its own."""
+class RoomPage(Generic[P]):
+    """The base of what rooms have on a page, and what it is where a room has nothing of its own. `own` is what `RoomPlugin.part` gave."""
 
     note: ClassVar[str] = (  # below the table of predicted beside measured
         "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
@@ -56,54 +57,51 @@ class RoomPage:
         self.counts = room.counts  # what the steps are called
         self.quantities = room.quantities() or MEASURABLE  # the rows of the table of predicted beside measured
 
-    def flags(self, story: Entries) -> Mapping[str, object]:
+    def flags(self, own: P) -> Mapping[str, object]:
         """What was asked for beside the arguments of the job, by name."""
         return {}
 
-    def sections(self, story: Entries) -> Iterable[str]:
+    def sections(self, own: P, report: Report) -> Iterable[str]:
         """Sections as markup, which stand below the first charts; empty ones are left out."""
         return ()
 
-    def tiles(self, story: Entries) -> Iterable[Tile]:
+    def tiles(self, own: P) -> Iterable[Tile]:
         """Figures that one looks at first."""
         return ()
 
-    def ending(self, story: Entries, why: str) -> str | None:
+    def ending(self, own: P, why: str) -> str | None:
         """The end of the sentence on how a run went, such as "Trained 3 rounds"; `why` it ended, if not by itself."""
         return None
 
-    def cells(self, story: Entries) -> Iterable[RoomCell]:
+    def cells(self, own: P) -> Iterable[RoomCell]:
         """Figures of a run for the overview."""
         return ()
 
-    def lines(self, story: Entries) -> Iterable[tuple[str, Line]]:
+    def lines(self, own: P) -> Iterable[tuple[str, Line]]:
         """Lines of a run, by name, which the overview lays over those of others."""
         return ()
 
 
-PLAIN = RoomPage(RoomPlugin())
+PLAIN: RoomPage[Any] = RoomPage(RoomPlugin())
 
 
-def page_of(story: Entries) -> RoomPage:
-    """What the room of a run has on its page. A report that does not name its room has something under the room's name."""
-    named = story.get("room")
-    if isinstance(named, str):
-        return pages().get(named, PLAIN)
-    return next((page for name, page in pages().items() if isinstance(story.get(name), Mapping)), PLAIN)
+def page_of(report: Report) -> RoomPage[Any]:
+    """What the room of a run has on its page."""
+    return pages().get(report.room, PLAIN)
 
 
-def said_by_room(story: Entries, ask: Callable[[RoomPage], Iterable[T]]) -> list[T]:
+def said_by_room(report: Report, ask: Callable[[RoomPage[Any]], Iterable[T]]) -> list[T]:
     """What a run's room has to say; nothing where that fails, because no room takes a page down."""
     try:
-        return list(ask(page_of(story)))
+        return list(ask(page_of(report)))
     except (Exception, SystemExit):
         return []
 
 
 @cache
-def pages() -> Mapping[str, RoomPage]:
+def pages() -> Mapping[str, RoomPage[Any]]:
     """What rooms have on pages, by room; what can't be imported is as good as nothing."""
-    found: dict[str, RoomPage] = {}
+    found: dict[str, RoomPage[Any]] = {}
     for room in installed_rooms():
         with suppress(Exception):
             if (page := room.page()) is not None:

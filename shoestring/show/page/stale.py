@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from shoestring.runs.report import Pushes, Report
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.words import Entries, counted, inner, number, pairs, whole
+from shoestring.show.page.words import counted
 
 MOST = 12  # rows
 NOTES = {
@@ -34,17 +35,17 @@ class StaleWorker:
     dropped: int
 
 
-def staleness(story: Entries) -> Markup:
+def staleness(report: Report) -> Markup:
     """Gradients by staleness as bars, and by worker."""
-    told = inner(inner(story, "state_of_techniques"), "pushes")
-    found = sorted((int(age), count) for age, count in tallied(told, "staleness"))
+    told = report.result.state_of_techniques.pushes if report.result is not None else None
+    found = sorted(told.staleness.items()) if told is not None else []
     total = sum(count for _, count in found)
-    if not total:
+    if told is None or total <= 0:
         return Markup()
     mean = sum(age * count for age, count in found) / total
     note = (
-        f"{counted(int(total), 'gradient')} moved the weights, computed on weights that were {mean:.1f} versions old on average and "
-        f"{found[-1][0]} at most. {correction(told.get('corrected'))}"
+        f"{counted(total, 'gradient')} moved the weights, computed on weights that were {mean:.1f} versions old on average and "
+        f"{found[-1][0]} at most. {NOTES[told.corrected]}"
     )
     counts = [(str(age), count) for age, count in found[:MOST]]
     rest = sum(count for _, count in found[MOST:])
@@ -57,20 +58,6 @@ def staleness(story: Entries) -> Markup:
     return render("staleness.html", note=note, rows=rows, workers=workers(told))
 
 
-def correction(on: object) -> str:
-    return NOTES[on] if on is None or isinstance(on, bool) else ""
-
-
-def workers(told: Entries) -> list[StaleWorker]:
-    used, dropped = inner(told, "applied"), inner(told, "dropped")
-    ranks = sorted({int(rank) for tally in ("applied", "dropped") for rank, _ in tallied(told, tally)})[:MOST]
-    return [StaleWorker(rank, whole(used, str(rank)), whole(dropped, str(rank))) for rank in ranks]
-
-
-def tallied(told: Entries, name: str) -> list[tuple[str, float]]:
-    """The entries of a tally whose keys are whole numbers."""
-    return [
-        (str(key), count)
-        for key, count in pairs(list(inner(told, name).items()))
-        if str(key).isdecimal() and number(count)
-    ]
+def workers(told: Pushes) -> list[StaleWorker]:
+    ranks = sorted({*told.applied, *told.dropped})[:MOST]
+    return [StaleWorker(rank, told.applied.get(rank, 0), told.dropped.get(rank, 0)) for rank in ranks]

@@ -14,26 +14,22 @@ from math import isfinite
 from statistics import median
 
 from shoestring.core.units import about, bytes_text
+from shoestring.runs.event import DATA_ENDED
+from shoestring.runs.report import Report
 from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.words import (
     ENDED_EARLY,
     STATES,
-    Entries,
-    dicts,
-    figure_of,
-    listed,
     loss_text,
     number,
     numbers,
-    numbers_of_steps,
     seconds_left,
     shortened,
     state_of,
     step_word,
-    whole,
 )
 
-DATA_ENDED, NO_BETTER = "data ended", "no better"  # what `ended` is, or begins with
+NO_BETTER = "no better"  # how `why_ended` begins where validation was no better for long
 
 
 @dataclass(frozen=True)
@@ -43,96 +39,89 @@ class RunStatus:
     why: str = ""  # in a sentence; empty where there is nothing to explain
 
 
-def standing(story: Entries) -> RunStatus:
+def standing(report: Report) -> RunStatus:
     """What to call the state of a run."""
-    state, text = state_of(story), sentence_case(str(story.get("text") or "").strip())
+    state, text = state_of(report), sentence_case(report.text.strip())
     if state in ("failed", "died"):
         return RunStatus(state, STATES[state], text)
-    if found := diverged(story):
+    if found := diverged(report):
         return RunStatus("diverged", "Diverged", f"{found} {text}".strip())
-    ended = why_ended(story)
+    ended = why_ended(report)
     if state == "finished" and ended == DATA_ENDED:
         return RunStatus(
             "data-ended",
             "Data ended",
-            f"The data ended after {counted_steps(story)}. To go through them again, give data "
+            f"The data ended after {counted_steps(report)}. To go through them again, give data "
             "that can be iterated more than once, such as a list or a DataLoader.",
         )
     if state == "finished" and ended.startswith(NO_BETTER):
         return RunStatus("early", "Ended early", "")
     if (
-        state == "finished" and page_of(story).fewer_is_early and taken_steps(story) < wanted_steps(story)
+        state == "finished" and page_of(report).fewer_is_early and taken_steps(report) < report.steps
     ):  # `ended` says why
         return RunStatus("early", "Ended early", text)
     return RunStatus(state, STATES.get(state, ""), text)
 
 
-def diverged(story: Entries) -> str:
+def diverged(report: Report) -> str:
     """What was seen of a loss that went astray; empty if it did not.
 
-    >>> diverged({"losses": [2.0, 1.0, float("nan"), float("nan")]})
+    >>> from shoestring.runs.report import Curves
+    >>> def seen(losses): return diverged(Report(curves=Curves(range(1, len(losses) + 1), losses)))
+    >>> seen([2.0, 1.0, float("nan"), float("nan")])
     'The loss is not a number since step 3.'
-    >>> diverged({"losses": [2.0] * 10 + [9.0] * 10}), diverged({"losses": [2.0, 1.9, 2.1] * 10})
+    >>> seen([2.0] * 10 + [9.0] * 10), seen([2.0, 1.9, 2.1] * 10)
     ('The loss ended at 9.000, far above the 2.000 it began with.', '')
     """
-    losses = listed(story.get("losses"))
+    losses = report.curves.losses
     known = numbers(losses)
-    if (
-        losses
-        and number(losses[-1]) is None
-        and (losses[-1] is None or (isinstance(losses[-1], float) and not isfinite(losses[-1])))
-    ):
-        place = next((place for place in range(len(losses) - 1, -1, -1) if number(losses[place]) is not None), -1) + 1
-        return f"The loss is not a number since {step_word(story)} {numbers_of_steps(story)[place]:,}."
+    if losses and not isfinite(losses[-1]):
+        place = next((place for place in range(len(losses) - 1, -1, -1) if isfinite(losses[place])), -1) + 1
+        return f"The loss is not a number since {step_word(report)} {report.curves.numbers[place]:,}."
     count = max(3, min(50, len(known) // 10))
     if len(known) < 2 * count:
         return ""
     first, last = known[:count], known[-count:]
     before, now = median(first), median(last)
     if min(last) > max(first) and now - before > abs(before):
-        ends = "stands" if state_of(story) == "training" else "ended"
+        ends = "stands" if state_of(report) == "training" else "ended"
         return f"The loss {ends} at {loss_text(now)}, far above the {loss_text(before)} it began with."
     return ""
 
 
-def why_ended(story: Entries) -> str:
-    return DATA_ENDED if story.get("state") == DATA_ENDED else str(story.get("ended") or "")
+def why_ended(report: Report) -> str:
+    return DATA_ENDED if report.state == DATA_ENDED else report.why_ended
 
 
-def wanted_steps(story: Entries) -> int:
-    """Steps that there were to be: a finished report has as `steps` those that were taken."""
-    begun = [event for event in dicts(story.get("events")) if event.get("event") == "begun"]
-    return whole(begun[-1], "steps") if begun else whole(story, "steps")
+def taken_steps(report: Report) -> int:
+    return report.step or report.steps or len(report.curves.losses)
 
 
-def taken_steps(story: Entries) -> int:
-    return whole(story, "step") or whole(story, "steps") or len(listed(story.get("losses")))
-
-
-def counted_steps(story: Entries) -> str:
+def counted_steps(report: Report) -> str:
     """Steps that were taken, of how many if not all."""
-    taken, wanted = taken_steps(story), wanted_steps(story)
+    taken, wanted = taken_steps(report), report.steps
     of = f" of {wanted:,}" if wanted > taken else ""
-    return f"{taken:,}{of} {step_word(story)}{'s' * ((wanted if of else taken) != 1)}"
+    return f"{taken:,}{of} {step_word(report)}{'s' * ((wanted if of else taken) != 1)}"
 
 
 def sentence_case(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def headline(story: Entries) -> str:
+def headline(report: Report) -> str:
     """Where it stands, in one sentence.
 
-    >>> headline({"state": "training", "step": 3, "steps": 10, "seconds": [2.0] * 3})
+    >>> from shoestring.runs.report import Curves
+    >>> headline(Report(state="training", step=3, steps=10, curves=Curves(seconds=[2.0] * 3)))
     'Step 3 of 10, about 14 s left.'
-    >>> headline({"state": "died", "step": 3, "steps": 10})
+    >>> headline(Report(state="died", step=3, steps=10))
     'Died at step 3 of 10.'
     """
-    state, step, steps = state_of(story), whole(story, "step"), whole(story, "steps")
-    budget, left = figure_of(story, "budget", "memory"), seconds_left(story)
+    state, step, steps = state_of(report), report.step, report.steps
+    budget, left = report.memory, seconds_left(report)
     if state == "planning":
         return f"Planning how to train inside {bytes_text(budget)}." if budget else "Planning how to train."
-    word = step_word(story)
+    word = step_word(report)
     place = f"{word} {step:,} of {steps:,}" if steps else f"{word} {step:,}"
     if state == "training" and not step:
         return f"The first {word} runs."
@@ -140,31 +129,35 @@ def headline(story: Entries) -> str:
         return place.capitalize() + (f", about {about(left)} left." if left else ".")
     if state in ENDED_EARLY:
         return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first {word}."
-    return verdict(story)
+    return verdict(report)
 
 
-def verdict(story: Entries) -> str:
+def verdict(report: Report) -> str:
     """One sentence on how it went.
 
-    >>> verdict({"steps": 40, "budget": {"memory": 600 << 20}, "measured": {"process_bytes": 500 << 20}})
+    >>> from shoestring.runs.request import Request
+    >>> asked = Request(job="gpt", memory=600 << 20)
+    >>> verdict(Report(step=40, steps=40, request=asked, measured={"process_bytes": 500 << 20}))
     'Trained 40 steps inside 600 MiB.'
-    >>> verdict({"step": 300, "steps": 300, "ended": "no better for 3 validations", "events": [{"event": "begun", "steps": 900}]})
+    >>> verdict(Report(step=300, steps=900, why_ended="no better for 3 validations"))
     'Trained 300 of 900 steps: no better for 3 validations.'
     """
-    used = figure_of(story, "measured", "process_bytes")
-    budget, plain = figure_of(story, "budget", "memory"), figure_of(story, "plain", "process_bytes")
-    steps, ended = taken_steps(story), why_ended(story)
+    used, budget = number(report.measured.get("process_bytes")), report.memory
+    plain = report.plan.plain.get("process_bytes")
+    steps, ended = taken_steps(report), why_ended(report)
     if not steps and used is None:
         return "Nothing was measured in this run."
-    sentence = f"Trained {counted_steps(story)}" if steps else "Trained"
-    if diverged(story):
+    sentence = f"Trained {counted_steps(report)}" if steps else "Trained"
+    if diverged(report):
         return f"{sentence}, but the loss diverged."
     if ended == DATA_ENDED:
         return f"{sentence}: the data ended."
     if ended.startswith(NO_BETTER):
         return f"{sentence}: {shortened(ended, 60)}."
-    by_itself = ended in ("", "steps", "epochs", f"{step_word(story)}s")  # it did what it was to do
-    for ending in said_by_room(story, lambda room: [room.ending(story, "" if by_itself else shortened(ended, 60))]):
+    by_itself = ended in ("", "steps", "epochs", f"{step_word(report)}s")  # it did what it was to do
+    for ending in said_by_room(
+        report, lambda room: [room.ending(report.of_room, "" if by_itself else shortened(ended, 60))]
+    ):
         if ending is not None:
             return f"{sentence}{ending}."
     if used is not None and budget is not None:
@@ -172,8 +165,6 @@ def verdict(story: Entries) -> str:
         sentence += f" inside {bytes_text(budget)}" if used <= budget else over
     elif used is not None or budget is not None:
         sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
-    if (
-        plain is not None and used is not None and plain > used and story.get("techniques")
-    ):  # else there is nothing to boast of
+    if plain is not None and used is not None and plain > used and report.plan.techniques:  # else nothing to boast of
         sentence += f"; plain training would have needed {bytes_text(plain)}"
     return sentence + "."

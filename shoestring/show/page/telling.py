@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 
 from markupsafe import Markup
 
-from shoestring.core.exactness import stated_in
+from shoestring.core.figures import Quantity
 from shoestring.core.units import bytes_text, seconds_text
-from shoestring.planning.spelling import technique_text
+from shoestring.runs.event import (
+    Adopted,
+    Begun,
+    Died,
+    Event,
+    Failed,
+    Finished,
+    Other,
+    Planning,
+    Reformed,
+    Saved,
+    Stopped,
+    Validated,
+    Warned,
+)
+from shoestring.runs.plan_summary import LostPlan, UsedTechnique
+from shoestring.runs.report import Report
 from shoestring.show.page.render import NONE, render, said
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import (
-    Entries,
-    clock,
-    counted,
-    dicts,
-    inner,
-    loss_text,
-    number,
-    share_text,
-    step_word,
-    warnings_in,
-    whole,
-)
+from shoestring.show.page.words import clock, counted, number, share_text, step_word, warnings_in
 
-IN_A_ROW = ("saved", "validated")  # events that are told as one if they follow each other
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000  # what keeps the page small
+BAD = {Warned: "Warning", Failed: "Failed"}  # the word that stands out before an event that is bad news
+TONES = {Warned: "warned", Died: "warned", Failed: "failed"}
 
 
 @dataclass(frozen=True)
@@ -40,15 +46,6 @@ class PlanRow:
 
 
 @dataclass(frozen=True)
-class CheckpointRow:
-    step: int
-    size: float | None  # bytes
-    seconds: float | None  # that training stood still
-    saved: str
-    best: bool
-
-
-@dataclass(frozen=True)
 class EventRow:
     when: str
     tone: str
@@ -56,174 +53,132 @@ class EventRow:
     text: Markup
 
 
-def plan(story: Entries) -> Markup:
+def plan(report: Report) -> Markup:
     """The techniques, and why each is there."""
-    if story.get("techniques") is None:
+    if report.plan.techniques is None:
         return Markup()
-    rows = [PlanRow(technique_text(one), str(one.get("why") or "")) for one in dicts(story["techniques"])[:MOST_ROWS]]
-    level = stated_in(story)
+    level = report.exactness
     return render(
         "plan.html",
         note=f"{level.word.capitalize()}: {level.meaning}." if level is not None else "",
-        rows=rows,
-        plain="The plain round" if step_word(story) == "round" else "Plain training",
+        rows=plan_rows(report.plan.techniques[:MOST_ROWS]),
+        plain="The plain round" if step_word(report) == "round" else "Plain training",
     )
 
 
-def runners_up(story: Entries) -> Markup:
+def plan_rows(techniques: Sequence[UsedTechnique]) -> list[PlanRow]:
+    return [PlanRow(one.text, one.why) for one in techniques]
+
+
+def runners_up(report: Report) -> Markup:
     """The plans that were not taken."""
-    found = dicts(story.get("runners_up"))
+    found = report.plan.runners_up
     rows = [
-        PlanRow(str(one.get("text") or "plain"), "", str(one.get("lost") or ""), tuple(figures(one, step_word(story))))
-        for one in found[:MOST_ROWS]
+        PlanRow(one.text or "plain", "", one.lost, tuple(figures(one, report.quantities))) for one in found[:MOST_ROWS]
     ]
     return render("runners_up.html", rows=rows, more=len(found) - MOST_ROWS) if rows else Markup()
 
 
-def figures(one: Entries, word: str = "step") -> Iterator[str]:
+def figures(one: LostPlan, quantities: Sequence[Quantity]) -> Iterator[str]:
     """What is known of a plan."""
-    size, seconds, up = (number(one.get(name)) for name in ("process_bytes", f"{word}_seconds", "up_bytes"))
-    if size is not None:
-        yield bytes_text(size)
-    if seconds is not None:
-        yield f"{seconds_text(seconds)} a {word}"
-    if up is not None:
-        yield f"{bytes_text(up)} up, a device"
+    for quantity in quantities:
+        value = one.predicted.get(quantity.name)
+        if value is not None and not quantity.optional:
+            yield f"{quantity.text(value)} {quantity.label}"
 
 
-def checkpoints(story: Entries) -> Markup:
+def checkpoints(report: Report) -> Markup:
     """Where the run can go on from, newest first: those that are on disk now."""
-    found = dicts(story.get("checkpoints"))
+    found = report.checkpoints
     if not found:
         return Markup()
-    now = story.get("now")
-    newest = list({whole(one, "step"): one for one in found if one.get("kept", True)}.values())[::-1]  # one of a step
-    rows = [
-        CheckpointRow(
-            whole(one, "step"),
-            number(one.get("bytes")),
-            number(one.get("seconds")),
-            clock(one.get("time"), now),
-            one.get("best") is True,
-        )
-        for one in newest[:MOST_CHECKPOINTS]
-    ]
-    stood, trained = sum(number(one.get("seconds")) or 0.0 for one in found), clock_of(story)
+    newest = list({one.step: one for one in found if one.checkpoint in report.kept}.values())[::-1]  # one of a step
+    stood, trained = sum(one.seconds for one in found), clock_of(report)
     share = (
         f", {share_text(stood / trained.trained)} of its time" if trained is not None and trained.trained > 0 else ""
     )
-    there = (
-        "none is"
-        if not newest
-        else "it is"
-        if len(found) == 1
-        else f"{len(newest):,} of them {'is' if len(newest) == 1 else 'are'}"
-    )
+    verb = "is" if len(newest) == 1 else "are"
+    there = "none is" if not newest else "it is" if len(found) == 1 else f"{len(newest):,} of them {verb}"
     note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; training stood still for {seconds_text(stood)} in all{share}."
     note += f" The newest {MOST_CHECKPOINTS}:" if len(newest) > MOST_CHECKPOINTS else ""
-    return render("checkpoints.html", note=note, word=step_word(story), rows=rows)
+    rows = [(one, clock(one.time, report.now)) for one in newest[:MOST_CHECKPOINTS]]
+    return render("checkpoints.html", note=note, word=step_word(report), rows=rows)
 
 
-def events(story: Entries) -> Markup:
+def events(report: Report) -> Markup:
     """What happened, newest first; checkpoints and validations in a row are told as one."""
-    found = dicts(story.get("events"))
-    grouped = [list(group) for _, group in groupby(found, lambda event: event.get("event") in IN_A_ROW or id(event))]
-    now, newest, word = story.get("now"), grouped[: -MOST_EVENTS - 1 : -1], step_word(story)
+    in_a_row = groupby(report.events, lambda event: isinstance(event, Saved | Validated) or id(event))
+    grouped = [list(group) for _, group in in_a_row]
+    newest, word = grouped[: -MOST_EVENTS - 1 : -1], step_word(report)
     rows = [
-        EventRow(clock(group[-1].get("time"), now), tone_of(group[-1]), strong(group[-1]), event_line(group, word))
+        EventRow(
+            clock(group[-1].time, report.now),
+            TONES.get(type(group[-1]), ""),
+            BAD.get(type(group[-1]), ""),
+            event_line(group, word),
+        )
         for group in newest
     ]
-    earlier, warned = len(grouped) - len(rows), warnings_in(story)
-    note = ("Newest first." if len(rows) + (earlier > 0) > 1 else "") + (
-        f" {counted(warned, 'warning')}." if warned else ""
-    )
+    earlier, warned = len(grouped) - len(rows), warnings_in(report)
+    note = "Newest first." if len(rows) + (earlier > 0) > 1 else ""
+    note += f" {counted(warned, 'warning')}." if warned else ""
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
 
 
-def tone_of(event: Entries) -> str:
-    return {"warning": "warned", "died": "warned", "failed": "failed"}.get(str(event.get("event")), "")
-
-
-def strong(event: Entries) -> str:
-    """The word that stands out before an event that is bad news."""
-    return {"warning": "Warning", "failed": "Failed"}.get(str(event.get("event")), "")
-
-
-def event_line(group: list[Entries], word: str) -> Markup:
-    """A line about an event, or about checkpoints that followed each other."""
+def event_line(group: list[Event], word: str) -> Markup:
+    """A line about an event, or about checkpoints and validations that followed each other."""
     event = group[-1]
-    if len(group) > 1:
-        saved = sum(one.get("event") == "saved" for one in group)
+    if len(group) > 1 and isinstance(event, Saved | Validated):
+        saved = sum(isinstance(one, Saved) for one in group)
         tried = len(group) - saved
-        done = [f"validated {tried:,} time{'s' * (tried != 1)}"] * bool(tried) + [
-            f"saved {counted(saved, 'checkpoint')}"
-        ] * bool(saved)
-        return said(f"{' and '.join(done).capitalize()}, the last at {word} {whole(event, 'step'):,}")
+        done = [f"validated {counted(tried, 'time')}"] * bool(tried)
+        done += [f"saved {counted(saved, 'checkpoint')}"] * bool(saved)
+        return said(f"{' and '.join(done).capitalize()}, the last at {word} {event.step:,}")
     return Markup(". ").join(sentence[:1].upper() + sentence[1:] for sentence in sentences(event, word) if sentence)
 
 
-def sentences(event: Entries, word: str) -> Iterator[str]:
-    kind, step, text = str(event.get("event")), whole(event, "step"), said(event.get("text") or "", 400)
-    memory, how, found = number(event.get("memory")), said(event.get("how") or ""), event.get("differences")
-    if kind == "planning":
-        yield "Planning" + (f" for {bytes_text(memory)}" if memory else "")
-    elif kind == "begun":
-        yield (
-            f"Training goes on from {word} {step:,}"
-            if step
-            else f"Training begins, {counted(whole(event, 'steps'), word)} to do"
-        )
-        yield how
-    elif kind == "saved":
-        yield f"Saved a checkpoint at {word} {step:,}, {known(event, 'bytes')} in {known(event, 'seconds')}"
-    elif kind == "validated":
-        metrics = event.get("metrics")
-        found = metrics.items() if isinstance(metrics, Mapping) else ()
-        told = ", ".join(f"{name} {NONE if number(value) is None else f'{number(value):.4g}'}" for name, value in found)
-        yield said(f"Validated after {word} {step:,}: {told}{', the best so far' * bool(event.get('best'))}", 600)
-    elif kind == "adopted":
-        changes = (
-            found if isinstance(found, list | tuple) else list(found) if isinstance(found, Mapping) else [found or ""]
-        )
-        yield said("Goes on with changes: ") + said("; ".join(str(change) for change in changes), 600)
-    elif kind == "validated":
-        metrics = [
-            f"{name} {loss_text(value)}" for name, value in inner(event, "metrics").items() if number(value) is not None
-        ]
-        yield said(f"Validated at {word} {step:,}: {', '.join(metrics[:5]) or 'no number'}")
-        yield "The best so far" if event.get("best") is True else ""
-    elif kind == "finished":
-        ended = str(event.get("ended") or "steps")
-        yield f"Finished at {word} {step:,}" + ("" if ended in ("steps", f"{word}s") else said(f": {ended}"))
-    elif kind == "stopped":
-        yield text or f"Stopped at {word} {step:,}"
-    elif kind in ("died", "re-formed", "warning", "failed"):
-        yield text
-    else:
-        yield said(kind, 60)
-        yield text
+def sentences(event: Event, word: str) -> Iterator[Markup | str]:
+    match event:
+        case Planning():
+            yield "Planning" + (f" for {bytes_text(event.memory)}" if event.memory else "")
+        case Begun():
+            goes_on = f"Training goes on from {word} {event.step:,}"
+            yield goes_on if event.step else f"Training begins, {counted(event.steps, word)} to do"
+            yield said(event.how)
+        case Saved():
+            size, seconds = bytes_text(event.bytes), seconds_text(event.seconds)
+            yield f"Saved a checkpoint at {word} {event.step:,}, {size} in {seconds}"
+        case Validated():
+            told = (f"{name} {NONE if number(one) is None else f'{one:.4g}'}" for name, one in event.metrics.items())
+            best = ", the best so far" * event.best
+            yield said(f"Validated after {word} {event.step:,}: {', '.join(told)}{best}", 600)
+        case Adopted():
+            yield said("Goes on with changes: ") + said("; ".join(event.differences), 600)
+        case Finished():
+            by_itself = event.ended in ("steps", f"{word}s")
+            yield f"Finished at {word} {event.step:,}" + ("" if by_itself else said(f": {event.ended}"))
+        case Stopped():
+            yield said(event.text, 400) or f"Stopped at {word} {event.step:,}"
+        case Died() | Reformed() | Warned() | Failed():
+            yield said(event.text, 400)
+        case Other():
+            yield said(event.told.get("event", ""), 60)
+            yield said(event.told.get("text") or "", 400)
 
 
-def known(event: Entries, key: str) -> str:
-    value = number(event.get(key))
-    return NONE if value is None else bytes_text(value) if key == "bytes" else seconds_text(value)
-
-
-def shown(story: Entries) -> Markup:
+def shown(report: Report) -> Markup:
     """What the job has to show for it."""
-    text = str(story.get("shown") or "").strip("\n")
+    text = report.result.shown.strip("\n") if report.result is not None else ""
     note = f"The first of {len(text):,} characters." if len(text) > MOST_TEXT else ""
     return render("shown.html", note=note, text=text, most=MOST_TEXT) if text else Markup()
 
 
-def footer(story: Entries) -> Markup:
-    weights = f"sha256 {story['weights_sha256']}" if story.get("weights_sha256") else ""
-    begun = clock(story.get("begun")) if number(story.get("begun")) is not None else ""
+def footer(report: Report) -> Markup:
     facts = [
-        ("Run", story.get("run")),
-        ("Begun", begun),
-        ("Process", story.get("pid")),
-        ("Weights", weights),
-        ("How sure", story.get("sure")),
+        ("Run", str(report.path) if report.path != Path() else ""),
+        ("Begun", clock(report.begun) if report.begun is not None else ""),
+        ("Process", report.pid),
+        ("Weights", f"sha256 {report.weights_sha256}" if report.weights_sha256 else ""),
+        ("How sure", report.plan.sure),
     ]
     return render("footer.html", facts=[(name, value) for name, value in facts if value])

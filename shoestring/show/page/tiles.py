@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shoestring.core.units import about, bytes_text, seconds_text
+from shoestring.runs.report import Report
 from shoestring.show.page.curves import HELD_OUT, metric_names
 from shoestring.show.page.drawing import Strip
 from shoestring.show.page.room_page import page_of, said_by_room
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
-    Entries,
-    figure_of,
-    inner,
     loss_text,
     number,
     numbers,
@@ -22,7 +20,6 @@ from shoestring.show.page.words import (
     state_of,
     step_seconds,
     step_word,
-    whole,
 )
 
 
@@ -37,26 +34,22 @@ class Tile:
     bar: Strip | None = None  # how much of the budget it is
 
 
-def tiles(story: Entries) -> Iterator[Tile]:
+def tiles(report: Report) -> Iterator[Tile]:
     """The figures one looks at first, big."""
-    losses, one, left = numbers(story.get("losses")), step_seconds(story), seconds_left(story)
-    used, budget, word = (
-        figure_of(story, "measured", "process_bytes"),
-        figure_of(story, "budget", "memory"),
-        step_word(story),
-    )
+    losses, one, left = numbers(report.curves.losses), step_seconds(report), seconds_left(report)
+    used, budget, word = number(report.measured.get("process_bytes")), report.memory, step_word(report)
     if losses:
         yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
-    yield from best_tiles(story)
-    if epochs := whole(story, "epochs"):
-        going = state_of(story) == "training"
+    yield from best_tiles(report)
+    if epochs := report.epochs:
+        going = state_of(report) == "training"
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
-    yield from said_by_room(story, lambda room: room.tiles(story))
+    yield from said_by_room(report, lambda room: room.tiles(report.of_room))
     if one is not None:
         yield Tile("Speed", rate_text(1 / one, word), f"{seconds_text(one)}, the median {word}")
-    if used is not None and (budget is not None or page_of(story).plans_memory):
+    if used is not None and (budget is not None or page_of(report).plans_memory):
         over = budget is not None and used > budget
         yield Tile(
             "Memory",
@@ -64,9 +57,9 @@ def tiles(story: Entries) -> Iterator[Tile]:
             "" if budget is None else f"{'above the' if over else 'of'} {bytes_text(budget)}",
             over,
         )
-    found = clock_of(story)
+    found = clock_of(report)
     trained = found.trained if found else None
-    if state_of(story) == "training" and left is not None:
+    if state_of(report) == "training" and left is not None:
         yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
     elif trained:
         yield Tile(
@@ -76,10 +69,12 @@ def tiles(story: Entries) -> Iterator[Tile]:
         )
 
 
-def best_tiles(story: Entries) -> Iterator[Tile]:
+def best_tiles(report: Report) -> Iterator[Tile]:
     """The best validation: its loss and the first of the job's own metrics."""
-    best = inner(story, "best")
-    at = f"best, {step_word(story)} {whole(best, 'step'):,}"
-    names = [name for name in metric_names(story) if number(best.get(name)) is not None]
-    for name in [name for name in names if name == HELD_OUT] + [name for name in names if name != HELD_OUT][:1]:
-        yield Tile("Held-out loss" if name == HELD_OUT else name[:30].capitalize(), loss_text(best[name]), at)
+    best = report.best
+    if best is None:
+        return
+    at = f"best, {step_word(report)} {best.step:,}"
+    known = {name: value for name in metric_names(report) if (value := number(best.metrics.get(name))) is not None}
+    for name in [name for name in known if name == HELD_OUT] + [name for name in known if name != HELD_OUT][:1]:
+        yield Tile("Held-out loss" if name == HELD_OUT else name[:30].capitalize(), loss_text(known[name]), at)

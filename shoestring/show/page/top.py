@@ -6,23 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
+from shoestring.runs.report import Report
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.standing import headline, standing
 from shoestring.show.page.tiles import tiles
-from shoestring.show.page.words import (
-    Entries,
-    clock,
-    counted,
-    dicts,
-    flags_of,
-    job_text,
-    share_done,
-    state_of,
-    step_word,
-    warnings_in,
-    whole,
-)
+from shoestring.show.page.words import clock, counted, flags_of, job_text, share_done, state_of, step_word, warnings_in
 
 MOST_FLAGS = 16
 
@@ -36,43 +25,44 @@ class ProgressBar:
     note: str
 
 
-def top(story: Entries) -> Markup:
-    stands, warned = standing(story), warnings_in(story)
-    flags = [f"{name} {value}" for name, value in flags_of(story).items()]
+def top(report: Report) -> Markup:
+    stands, warned = standing(report), warnings_in(report)
+    flags = [f"{name} {value}" for name, value in flags_of(report).items()]
     return render(
         "top.html",
-        title=title(story),
+        title=title(report),
         stands=stands,
         warned=counted(warned, "warning") if warned else "",
-        job=job_text(story),
+        job=job_text(report),
         flags=flags[:MOST_FLAGS],
         more_flags=len(flags) - MOST_FLAGS,
-        headline=headline(story),
-        last_sign=clock(story.get("last"), story.get("now")) if stands.tone == "died" else "",
-        progress=progress(story),
-        tiles=list(tiles(story)) if state_of(story) else [],
+        headline=headline(report),
+        last_sign=clock(report.last, report.now) if stands.tone == "died" else "",
+        progress=progress(report),
+        tiles=list(tiles(report)) if state_of(report) else [],
     )
 
 
-def title(story: Entries) -> Markup:
+def title(report: Report) -> Markup:
     """What the browser's tab says.
 
-    >>> str(title({"job": "gpt", "state": "training", "step": 3, "steps": 10}))
+    >>> from shoestring.runs.request import Request
+    >>> str(title(Report(request=Request(job="gpt"), state="training", step=3, steps=10)))
     'Training 30 % · gpt · shoestring'
     """
-    word, share = standing(story).word, share_done(story)
-    stands = f"{word} {100 * share:.0f} %" if state_of(story) == "training" and share else word
-    return Markup(" · ").join(word for word in (stands, job_text(story), "shoestring") if word)
+    word, share = standing(report).word, share_done(report)
+    stands = f"{word} {100 * share:.0f} %" if state_of(report) == "training" and share else word
+    return Markup(" · ").join(word for word in (stands, job_text(report), "shoestring") if word)
 
 
-def progress(story: Entries) -> ProgressBar | None:
-    share, state = share_done(story), state_of(story)
+def progress(report: Report) -> ProgressBar | None:
+    share, state = share_done(report), state_of(report)
     if share is None or state in ("planning", "finished", ""):
         return None
     tones = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}
-    saved = min(whole(story, "step"), max((whole(one, "step") for one in dicts(story.get("checkpoints"))), default=0))
-    safe, tone = saved / whole(story, "steps"), tones.get(standing(story).tone, "other")
-    note = saved_text(whole(story, "step"), saved, step_word(story))
+    saved = min(report.step, max((one.step for one in report.checkpoints), default=0))
+    safe, tone = saved / report.steps, tones.get(standing(report).tone, "other")
+    note = saved_text(report.step, saved, step_word(report))
     bar = strip(f"{100 * share:.0f} % done. {note}", [(0, safe, tone), (safe, share, f"{tone} pale")])
     return ProgressBar(bar, f"{100 * share:.0f} %", note)
 

@@ -1,4 +1,4 @@
-"""What the page says, and how it reads the figures it says it with: anything may be missing, nothing may be markup."""
+"""What the page says, and the figures of a report that several sections say it with."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from math import isfinite
-from operator import itemgetter
-from typing import Any, Protocol
 
 from markupsafe import Markup
 
 from shoestring.runs import time_left
+from shoestring.runs.event import Validated, Warned
+from shoestring.runs.report import Report
 from shoestring.show.page.render import NONE, said
 from shoestring.show.page.room_page import page_of, said_by_room
 
@@ -27,105 +27,37 @@ STATES = {
 ENDED_EARLY = ("stopped", "failed", "died")
 
 
-Entries = Mapping[
-    str, Any
-]  # a report or a part of it by its keys (see runs.report); any may be missing, and hold anything
+def number(value: float | None) -> float | None:
+    """The value if it is finite.
 
-
-class HasJson(Protocol):
-    def as_json(self) -> dict[str, Any]: ...
-
-
-def as_mapping(report: Entries | HasJson) -> Entries:
-    """A report by its keys, whether it comes as JSON or as a value."""
-    return report if isinstance(report, Mapping) else report.as_json()
-
-
-# Reading
-
-
-def inner(story: Entries, key: str) -> Entries:
-    """The dict below `key`, empty if there is none."""
-    found = story.get(key)
-    return found if isinstance(found, Mapping) else {}
-
-
-def number(value: object) -> float | None:
-    """The value if one can calculate with it.
-
-    >>> number(3), number(float("nan")), number(None), number(True)
-    (3, None, None, None)
-    >>> number(10**400)   # no float holds it
+    >>> number(3), number(float("nan")), number(None)
+    (3, None, None)
     """
-    try:
-        return value if isinstance(value, (float, int)) and not isinstance(value, bool) and isfinite(value) else None
-    except OverflowError:
-        return None
+    return value if value is not None and isfinite(value) else None
 
 
-def numbers(found: object) -> list[float]:
-    """The entries of a list that one can calculate with.
+def numbers(found: Iterable[float | None]) -> list[float]:
+    """Those that are finite.
 
     >>> numbers([1.0, None, float("inf"), 2])
     [1.0, 2]
     """
-    entries = listed(found)
-    return entries if all_numbers(entries) else [entry for entry in entries if number(entry) is not None]
+    return [value for value in found if value is not None and isfinite(value)]
 
 
-def listed(found: object) -> list[Any]:
-    return list(found) if isinstance(found, (list, tuple)) else []
+def state_of(report: Report) -> str:
+    """One of STATES, or nothing where it is not known yet. A run whose data ended is finished; `standing` tells it apart."""
+    return "finished" if report.state == "data ended" else report.state
 
 
-def all_numbers(entries: Iterable[Any]) -> bool:
-    """Whether one can calculate with all of them: a sum tells it sooner than a look at each."""
-    try:
-        return isfinite(sum(entries))
-    except (TypeError, OverflowError):
-        return False
-
-
-def pairs(found: object) -> list[tuple[Any, float]]:
-    """The [anything, number] entries of a list."""
-    entries = listed(found)
-    if all_numbers(map(itemgetter(1), entries)):
-        return entries
-    return [(first, second) for first, second in entries if number(second) is not None]
-
-
-def dicts(found: object) -> list[Entries]:
-    """The dicts in a list."""
-    return [entry for entry in listed(found) if isinstance(entry, Mapping)]
-
-
-def figure_of(story: Entries, key: str, name: str) -> float | None:
-    return number(inner(story, key).get(name))
-
-
-def whole(story: Entries, key: str) -> int:
-    return int(number(story.get(key)) or 0)
-
-
-def state_of(story: Entries) -> str:
-    """One of STATES, or nothing where the story does not say. A run whose data ended is finished; `standing` tells it apart."""
-    state = story.get("state")
-    return ("finished" if state == "data ended" else state) if isinstance(state, str) and state in STATES else ""
-
-
-def step_word(story: Entries) -> str:
+def step_word(report: Report) -> str:
     """What a run counts: steps, or what its room calls them."""
-    return page_of(story).counts
+    return page_of(report).counts
 
 
-def flags_of(story: Entries) -> dict[str, object]:
-    """What a run was made with: the job's arguments, or the flags that were given where nobody noted those, and what its
-    room was asked for.
-
-    >>> flags_of({"flags": {"width": 8}})
-    {'width': 8}
-    """
-    of_room = said_by_room(story, lambda room: room.flags(story).items())
-    return {**(inner(story, "arguments") or inner(story, "flags")), **dict(of_room)}
+def flags_of(report: Report) -> Mapping[str, object]:
+    """What a run was made with: the job's arguments, and what its room was asked for."""
+    return {**report.arguments, **dict(said_by_room(report, lambda room: room.flags(report.of_room).items()))}
 
 
 def short(value: float) -> str:
@@ -137,8 +69,8 @@ def short(value: float) -> str:
     return f"{value:g}".replace("e-0", "e-")
 
 
-def warnings_in(story: Entries) -> int:
-    return sum(event.get("event") == "warning" for event in dicts(story.get("events")))
+def warnings_in(report: Report) -> int:
+    return sum(isinstance(event, Warned) for event in report.events)
 
 
 # Saying
@@ -185,13 +117,12 @@ def counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-def clock(when: object, now: object = None) -> str:
+def clock(when: float | None, now: float = -1.0) -> str:
     """The time of day; with the day if it is not that of `now`."""
-    moment, other = (number(one) for one in (when, now))
-    if moment is None or not 0 <= moment < 4e9:
+    if when is None or not 0 <= when < 4e9:
         return NONE
-    there = time.localtime(moment)
-    same = other is not None and 0 <= other < 4e9 and time.localtime(other)[:3] == there[:3]
+    there = time.localtime(when)
+    same = 0 <= now < 4e9 and time.localtime(now)[:3] == there[:3]
     return time.strftime("%H:%M:%S" if same else f"{there.tm_mday} %b %H:%M", there)
 
 
@@ -206,47 +137,34 @@ def loss_text(loss: float) -> str:
 # Where it stands
 
 
-def job_text(story: Entries) -> Markup:
-    """What the job is called: its file without folder and ending, whichever way it was given.
+def job_text(report: Report) -> Markup:
+    """What the job is called.
 
-    >>> str(job_text({"job": "jobs/gpt.py"})), str(job_text({"job": "gpt"})), str(job_text({}))
-    ('gpt', 'gpt', 'training run')
+    >>> from shoestring.runs.request import Request
+    >>> str(job_text(Report(request=Request(job="jobs/gpt.py")))), str(job_text(Report()))
+    ('gpt', 'training run')
     """
-    name = str(story.get("job") or story.get("name") or "training run")
-    return said(name.removesuffix(".py").rpartition("/")[2] if name.endswith(".py") else name, 80)
+    return said(report.job or report.path.name or "training run", 80)
 
 
-def numbers_of_steps(story: Entries) -> list[int]:
-    """The number of the step that each loss is of."""
-    losses, found = listed(story.get("losses")), listed(story.get("step_numbers"))
-    fit = len(found) == len(losses) and all_numbers(found)
-    return [int(step) for step in found] if fit else list(range(1, len(losses) + 1))
-
-
-def step_seconds(story: Entries) -> float | None:
+def step_seconds(report: Report) -> float | None:
     """Seconds of the median step: the one speed that a page tells. Before it is a measured figure, it is that of the last steps."""
-    found = figure_of(story, "measured", "step_seconds")
-    return found if found is not None and found > 0 else time_left.pace(lately(story))
+    return number(report.measured.get("step_seconds")) or time_left.pace(lately(report))
 
 
-def lately(story: Entries) -> list[float]:
+def lately(report: Report) -> list[float]:
     """Seconds of the last steps, as many as are asked for how fast it is."""
-    return numbers(listed(story.get("seconds"))[-time_left.RECENT - time_left.YOUNG :])
+    return numbers(report.curves.seconds[-time_left.RECENT - time_left.YOUNG :])
 
 
-def seconds_left(story: Entries) -> float | None:
+def seconds_left(report: Report) -> float | None:
     """Seconds until the last step is done, as the terminal says it too."""
-    done = [
-        (whole(one, "step"), float(one["seconds"]))
-        for one in dicts(story.get("events"))
-        if one.get("event") == "validated" and number(one.get("seconds")) is not None
-    ]
-    return time_left.time_left(whole(story, "step"), whole(story, "steps"), lately(story), done)
+    done = [(one.step, one.seconds) for one in report.events if isinstance(one, Validated)]
+    return time_left.time_left(report.step, report.steps, lately(report), done)
 
 
-def share_done(story: Entries) -> float | None:
-    steps = whole(story, "steps")
-    return min(1.0, whole(story, "step") / steps) if steps > 0 and "step" in story else None
+def share_done(report: Report) -> float | None:
+    return min(1.0, report.step / report.steps) if report.steps > 0 else None
 
 
 def rate_unit(per_second: float, word: str = "step") -> tuple[float, str]:

@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from shoestring.runs.events import NAME
 from shoestring.runs.folder import holder
 from shoestring.runs.history import History
-from shoestring.runs.report import report_of
+from shoestring.runs.report import Report, report_of
 from shoestring.show.page import content, prepare
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.top import title
@@ -62,7 +62,7 @@ class FollowedRun:
         self.looked = self.due = self.drawn = float("-inf")  # when it was looked at, may be drawn again, was drawn
         self.turn = Lock()  # of who looks
         self.state = ""
-        self.show({"name": name, "run": str(path), "text": "This run is being read …"})
+        self.show(Report(path, text="This run is being read …"))
 
     def look(self, now: float) -> None:
         """Draw the run again if there is news, and it is time or the news is more than another step; one at a time does."""
@@ -109,16 +109,16 @@ class FollowedRun:
         self.fold.read(self.path)
         before = time.thread_time() if whole else before
         try:
-            told = report_of(self.path, self.fold).as_json() | {"name": self.name}
+            told = report_of(self.path, self.fold)
             self.show(told)
         except Exception as error:  # whatever is wrong with this run, the others go on
-            told = {"name": self.name, "run": str(self.path), "text": f"This run can't be read: {error!s}"}
+            told = Report(self.path, text=f"This run can't be read: {error!s}")
             self.show(told)
-        if told.get("pid") is None:  # nothing is expected of it: what it takes in memory is only what was drawn
+        if told.pid is None:  # nothing is expected of it: what it takes in memory is only what was drawn
             self.fold = History()
         return time.thread_time() - before
 
-    def show(self, told: dict[str, Any]) -> None:
+    def show(self, told: Report) -> None:
         html = content(told)
         self.summary, self.state, self.curves = summary(told, self.name), state_of(told), curves(told)
         self.view = View(title(told), html, mark(html))

@@ -8,7 +8,9 @@ from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
 from shoestring.planning.quantities import compared, plan_summary
+from shoestring.runs.history import metrics_of
 from shoestring.runs.report import Report
+from shoestring.runs.report_json import best_json, cut_json, measured_json
 from shoestring.runs.request import Request
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.outcome import plan_file
@@ -18,15 +20,15 @@ from shoestring.training.plan import Plan
 def finished_report(job: Job, request: Request, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
     plan = plan_summary(plan_file(chosen, {}))
     report: dict[str, Any] = {
-        "run": told.run,
+        "run": str(told.path),
         "job": told.job,
         "flags": dict(request.flags),
         "arguments": dict(told.arguments),
         "steps": told.step,
-        "losses": list(told.losses),
+        "losses": list(told.curves.losses),
         "budget": {"memory": request.memory},
         "predicted": plan["predicted"],
-        "measured": dict(told.measured),
+        "measured": measured_json(told),
         "off": {
             one.quantity.name: one.off for one in compared(plan["predicted"], told.measured) if one.off is not None
         },
@@ -36,8 +38,8 @@ def finished_report(job: Job, request: Request, chosen: Plan, told: Report, resu
         "exact": chosen.exactness <= Exactness.ROUNDING,
         "sure": chosen.sure,
         "warnings": list(chosen.warnings),
-        "metrics": told.metrics,
-        "best": told.best,
+        "metrics": metrics_of(told.validated),
+        "best": best_json(told),
         "epochs": told.epochs,
         "ended": told.why_ended,
         "asked": {"steps": job.steps, "epochs": job.epochs},
@@ -46,7 +48,7 @@ def finished_report(job: Job, request: Request, chosen: Plan, told: Report, resu
         "world": result.world,
     }
     if result.restarts is not None:
-        report |= told.cut()
+        report |= cut_json(told.plan.mesh, told.plan.cut, told.timed)
         report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
         report["sent_bytes"] = {
             "predicted": plan["predicted"].get("sent_bytes"),

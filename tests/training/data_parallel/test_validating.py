@@ -13,6 +13,7 @@ from shoestring.jobfile import loaded_job
 from shoestring.measure.timeline import peak
 from shoestring.runs.export import best_weights
 from shoestring.runs.folder import Folder
+from shoestring.runs.history import metrics_of
 from shoestring.runs.report import report_of
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
@@ -37,7 +38,7 @@ OTHERS = (LocalSteps(h=2), CompressGradients("int8"), Asynchronous("server"), As
 def alone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     folder = tmp_path_factory.mktemp("alone")
     Group(folder, 1, JOB, [], 8, str(folder)).results()
-    return report_of(folder).metrics
+    return metrics_of(report_of(folder).validated)
 
 
 @pytest.mark.parametrize("technique", [*EXACT, *OTHERS], ids=str)
@@ -49,13 +50,15 @@ def test_a_group_finds_what_one_process_does(
     told = report_of(tmp_path / "run")
     assert told.why_ended == "steps" and told.best is not None
     best = best_weights(Folder(tmp_path / "run"))
-    assert best.step == told.best["step"] and set(best.all_weights()) == {
+    assert best.step == told.best.step and set(best.all_weights()) == {
         f"{k}.{j}.{kind}" for k in range(3) for j in (0, 2) for kind in ("weight", "bias")
     } | {"3.weight", "3.bias"}
     if technique in EXACT:
-        assert [one["step"] for one in told.metrics] == [3, 6, 8]
+        assert [one["step"] for one in metrics_of(told.validated)] == [3, 6, 8]
         for metric in ("loss", "accuracy"):
-            assert [one[metric] for one in told.metrics] == pytest.approx([one[metric] for one in alone], rel=1e-4)
+            assert [one[metric] for one in metrics_of(told.validated)] == pytest.approx(
+                [one[metric] for one in alone], rel=1e-4
+            )
         peaks = [
             peak(rehearse(replace(loaded_job(JOB, {}), mesh=on_one_axis(Link(rank, 3, True))), (technique,)))
             for rank in range(3)
@@ -63,9 +66,10 @@ def test_a_group_finds_what_one_process_does(
         assert [worker["peak_bytes"] for worker in results[0]["workers"]] == [one.bytes for one in peaks]
         assert len({result["weights_sha256"] for result in results if result["weights_sha256"]}) == 1
     else:
-        assert told.metrics[-1]["step"] == 8 and told.metrics[-1]["loss"] == pytest.approx(alone[-1]["loss"], rel=0.2)
+        last = told.validated[-1]
+        assert last.step == 8 and last.metrics["loss"] == pytest.approx(alone[-1]["loss"], rel=0.2)
         if isinstance(technique, LocalSteps):  # when they meet: at the next even step
-            assert [one["step"] for one in told.metrics] == [4, 6, 8]
+            assert [one["step"] for one in metrics_of(told.validated)] == [4, 6, 8]
 
 
 @pytest.mark.parametrize("technique", [DataParallel(), Shard(3)], ids=str)
@@ -98,7 +102,7 @@ def test_stages_find_what_one_process_does(technique: Pipeline, whole: bool, tmp
         place.mkdir()
         (place / "run").mkdir()
         results = Group(place, world, JOB, plan, 8, str(place / "run"), flags=flags).results()
-        found.append(report_of(place / "run").metrics)
+        found.append(metrics_of(report_of(place / "run").validated))
     plain, staged = found
     assert [one["step"] for one in staged] == [one["step"] for one in plain] == [3, 6, 8]
     for metric in ("loss", "accuracy") if not whole else ("accuracy",):
@@ -127,7 +131,7 @@ def test_stages_of_split_layers_find_what_one_process_does(own: bool, tmp_path: 
             str(tmp_path / name / "run"),
             flags={"own": own},
         ).results()
-        found[name] = report_of(tmp_path / name / "run").metrics
+        found[name] = metrics_of(report_of(tmp_path / name / "run").validated)
     metric = "loss of the first" if own else "loss"
     assert [one["step"] for one in found["cut"]] == [2, 4]
     assert [one[metric] for one in found["cut"]] == pytest.approx([one[metric] for one in found["alone"]], rel=1e-5)

@@ -20,6 +20,7 @@ from shoestring.jobfile import loaded_job
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Stepped, Validated
 from shoestring.runs.report import report_of
+from shoestring.runs.report_json import report_json
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.execution import sent_job as sending
 from shoestring.training.execution.script_group import NobodyAsks, StepsFromEvents, group_of
@@ -62,7 +63,7 @@ def test_two_stages_train_the_very_model_as_one_process_would(tmp_path: Path) ->
     for own, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(own, other, atol=1e-6)
     told = report_of(tmp_path / "run")
-    found = json.loads(json.dumps(told.as_json()))
+    found = json.loads(json.dumps(report_json(told)))
     assert told.state == "finished" and found["mesh"] == {"data": 1, "stage": 2, "tensor": 1}
     assert found["cut"] == [2, 2] and found["schedule"] == "1f1b"
     assert found["bubble"]["predicted"] == 0.2 and 0 < found["bubble"]["measured"] < 1

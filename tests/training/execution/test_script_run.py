@@ -115,4 +115,4 @@ def test_a_run_goes_on_with_its_plan_and_says_so_if_another_is_given(tmp_path: P
     ):
         list(islice(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a"), 3))
     list(shoestring.train(job(), (Checkpoint(every=1),), run=tmp_path / "a", adopt=True))
-    assert [one["name"] for one in report_of(tmp_path / "a").techniques] == ["Checkpoint"]
+    assert [one.name for one in report_of(tmp_path / "a").plan.techniques or ()] == ["Checkpoint"]
