@@ -2,7 +2,7 @@
 
 Contract: `gradients` adds to `.grad`; clipping by the global norm belongs to `update`
 (tests/training/test_promises_clipped.py). What must survive a restart is in `Run.state`, in classes that inherit from
-`RunState`: nothing is asked of a part by the name of an attribute (tests/core/test_parts.py).
+`RunState`: nothing is asked of a part by the name of an attribute (tests/core/test_run.py).
 
 State is put together part by part: `whole_optimizer` widens what the part that was applied next gives, and
 `own_optimizer` narrows it on the way back, so that Pipeline, TensorParallel and Shard need not know of each other

@@ -7,7 +7,7 @@ model is called through `Run.together`, outside of a step, wherever a technique 
 precision.
 
 Contract: Trained weights have the same bits with validation and without it
-(tests/training/planning/test_validation.py).
+(tests/training/test_validation.py).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The predicted peak is exact because the program is the same. What can't run on f
 plan says so.
 
 Contract: A rehearsal invents no value: code that looks at one is planned from real steps
-(tests/training/planning/test_values.py). Training begins from `seed` after the model was made from `seed`, so a
+(tests/training/evidence/test_rehearse.py). Training begins from `seed` after the model was made from `seed`, so a
 rehearsal draws the same numbers (tests/training/test_honest.py).
 """
 
