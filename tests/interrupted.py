@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shoestring import Job
-from shoestring.core.run import Run, brought_home
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish

@@ -1,23 +1,17 @@
 """A run: the replaceable parts that the training loop calls.
 
 Contract: `gradients` adds to `.grad`; clipping by the global norm belongs to `update`
-(tests/training/test_promises_clipped.py). What must survive a restart is in `Run.state`, in classes that inherit from
-`RunState`: nothing is asked of a part by the name of an attribute (tests/core/test_run.py).
-
-State is put together part by part: `whole_optimizer` widens what the part that was applied next gives, and
-`own_optimizer` narrows it on the way back, so that Pipeline, TensorParallel and Shard need not know of each other
-(tests/training/tensor/test_sliced_stages.py). `weights` are the model's with what is trained beside them, `result` has
-averages in their place, and `digested` is what the SHA-256 is of (tests/training/memory/test_ema.py).
+(tests/training/test_promises_clipped.py). What must survive a restart is in `Run.state` (core/run_state.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,109 +25,9 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.optimizer import made_optimizer
 from shoestring.core.private import number_of
+from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
-from shoestring.core.staging import OwnTimes
 from shoestring.core.stepping import UNDIVIDED, Stepping, tried_stepping
-
-
-@runtime_checkable
-class StoredTensor(Protocol):
-    """A weight that is not in memory: on disk, or in parts on several workers."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-
-    def pieces(
-        self,
-    ) -> Iterator[
-        Tensor
-    ]: ...  # its numbers in order, some at a time; all workers that hold parts must read it together
-
-
-class RunState:
-    """Base class for a part of a run that has state: a technique overrides the defaults that do not fit.
-
-    A part's abilities are the methods of its class, never optional attributes.
-    """
-
-    of_technique: ClassVar[bool] = True  # whether a technique made it, so that the report shows its state
-    beside_model: ClassVar[bool] = (
-        False  # whether it has weights that are trained beside the model's, without which a run can't be resumed
-    )
-    on_disk: ClassVar[bool] = (
-        False  # whether its state is in a file that only it can read; a checkpoint says what lies where in it
-    )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Its state for a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state from `state_dict`."""
-
-    def saved(self) -> None:
-        """A checkpoint with its state is safe on disk. Called before the next step, and only if `on_disk`."""
-
-    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Undo this part's sharding of the optimizer state: the state of all weights, from this worker's. Parts are
-        called from the last applied to the first, so that the first returns what one process would have."""
-        return own
-
-    def own_optimizer(self, whole: dict[str, Any]) -> dict[str, Any] | None:
-        """The inverse, called from the first applied to the last: this worker's part of a whole state. None: it has
-        none."""
-        return whole
-
-    @property
-    def kept(self) -> Mapping[str, StoredTensor]:
-        """Weights of the model that it stores elsewhere, by name."""
-        return {}
-
-    def merged(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The model's weights by name, merged with what it trains beside them."""
-        return weights
-
-    def told(self, weights: Mapping[str, Any]) -> Mapping[str, Any]:
-        """State included in the trained model's SHA-256: the model's weights, or what it trains beside them."""
-        return weights
-
-    def guarding(self) -> AbstractContextManager[object]:
-        """While inside, refuse code of the job that is called outside of a step and uses a weight that is not here."""
-        return nullcontext()
-
-    def finish(self) -> None:
-        """The run is over and the model's weights are in memory: merge what it trained beside them into them."""
-
-    @property
-    def averages(self) -> Mapping[str, Tensor]:
-        """Averages over the steps that replace weights in exports, by name. Its state has them as "averages" too, each
-        once."""
-        return {}
-
-    @property
-    def moved(self) -> int:
-        """Bytes that it has moved to and from the disk so far."""
-        return 0
-
-    @property
-    def stored(self) -> int:
-        """Bytes that it stores on the disk."""
-        return 0
-
-    @property
-    def buffers(self) -> Sequence[Tensor]:
-        """Its buffers for reading and writing."""
-        return ()
-
-    @property
-    def own_times(self) -> OwnTimes | None:
-        """This worker's actions in the last step, with their times; None without a schedule."""
-        return None
-
-    @property
-    def remark(self) -> str:
-        """A remark for the user."""
-        return ""
 
 
 class StepNotes:
@@ -175,6 +69,7 @@ class Slice:
 AddUp = Callable[[Tensor, bool], bool]
 
 
+Able = TypeVar("Able")
 MakesContext = Callable[[], AbstractContextManager[object]]
 
 
@@ -288,6 +183,10 @@ class Run:
     last: bool = True  # True in the last micro-batch: gradients may be reduced now
     noted: StepNotes = field(default_factory=StepNotes)  # values that steps write and reports read
 
+    def state_that(self, ability: type[Able]) -> list[Able]:
+        """The parts of its state that have an ability, in the order in which techniques were applied."""
+        return [part for part in self.state.values() if isinstance(part, ability)]
+
 
 def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
     """Sum the gradients of every weight that several stages use."""
@@ -296,68 +195,10 @@ def add_up_shared(shared: Mapping[nn.Parameter, AddUp]) -> None:
         weight.grad = gradient if add_up(gradient, weight.grad is not None) else None
 
 
-def stored_weights(run: Run) -> dict[str, StoredTensor]:
-    """The weights that are not in memory, by name."""
-    return {name: one for part in run.state.values() for name, one in part.kept.items()}
-
-
-def weights(run: Run) -> dict[str, Any]:
-    """The model's state by name: tensors and stored tensors, with what is trained beside them."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
-    for part in run.state.values():
-        found = part.merged(found)
-    return dict(found)
-
-
-def digest_state(run: Run) -> dict[str, Any]:
-    """State included in the trained model's SHA-256: the model's state, or the part of it that a technique trains."""
-    found: Mapping[str, Any] = {**run.model.state_dict(), **stored_weights(run)}
-    for part in run.state.values():
-        found = part.told(found)
-    return dict(found)
-
-
-def result(run: Run) -> dict[str, Any]:
-    """The model's state for export: as `weights`, with averages where a part keeps them."""
-    return {**weights(run), **{name: value for part in run.state.values() for name, value in part.averages.items()}}
-
-
-@contextmanager
-def guarded_outside(run: Run) -> Iterator[None]:
-    """Around code of the job that is called outside of a step, in `OutsideSteps.usable`: refuses weights that are not here."""
-    with ExitStack() as stack:
-        for part in run.state.values():
-            stack.enter_context(part.guarding())
-        yield
-
-
-def traffic(run: Run) -> int:
-    """Bytes moved to and from the disk so far."""
-    return sum(part.moved for part in run.state.values())
-
-
-def stored(run: Run) -> int:
-    """Bytes of state on the disk."""
-    return sum(part.stored for part in run.state.values())
-
-
 def weighed(loss: Tensor, share: float) -> Tensor:
     """A part of the batch's loss, weighted by its share of the batch's weight; NaN from a mean over nothing counts as
     zero."""
     return share * loss if share else 0.0 * loss.nan_to_num(0.0)
-
-
-def brought_home(run: Run) -> None:
-    """Bring all weights back into memory, where possible; the run is over."""
-    found = {
-        name: torch.cat([piece.clone() for piece in one.pieces()]).view(one.shape)
-        for name, one in stored_weights(run).items()
-    }
-    for name, parameter in run.model.named_parameters():
-        if name in found:
-            parameter.data = found[name].to(parameter.device)
-    for part in run.state.values():
-        part.finish()
 
 
 def clip_across_workers(run: Run, parameters: Sequence[nn.Parameter]) -> Tensor:

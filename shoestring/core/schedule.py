@@ -27,7 +27,8 @@ from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"

@@ -27,7 +27,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, guarded_outside, stored_weights
+from shoestring.core.run import Run
+from shoestring.core.run_weights import guarded_outside, stored_weights
 from shoestring.core.seams import calls_user
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed

@@ -20,9 +20,10 @@ from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
-from shoestring.training.technique import Owned, mesh_sizes
+from shoestring.training.technique import Owned
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.models import job, seeded

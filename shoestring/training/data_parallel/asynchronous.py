@@ -40,14 +40,15 @@ from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.data_parallel.reducer import BUCKET
 from shoestring.training.data_parallel.server import ASK, AssignmentServer
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 
 KINDS = ("server", "hogwild")
 LONGEST = 1000  # largest delay: every staleness up to it is counted
 
 
 @dataclass(frozen=True)
-class Asynchronous(TrainingTechnique):
+class Asynchronous(GroupTechnique):
     """Let every worker's gradient move the weights as soon as it arrives.
 
     Costs: gradients of older weights, and results that differ from run to run.

@@ -13,13 +13,14 @@ from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
 from shoestring.core.link import CompletedWork, GroupDone, Link, Sending
 from shoestring.core.private import number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import DividesOptimizer, RunState
 from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
 from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets, part_of
 from shoestring.training.data_parallel.server import ASK, DONE, FINISHED, PULL, PUSH
 
 
-class Client(RunState, Assignment):
+class Client(RunState, DividesOptimizer, Assignment):
     """A worker's side of the parameter server. It keeps no state: weights and optimizer are the server's."""
 
     asynchronous = True
@@ -100,6 +101,9 @@ class Client(RunState, Assignment):
             self.request(DONE)
 
     # The server saves all state
+
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        return own
 
     def own_optimizer(self, whole: dict[str, Any]) -> None:
         return None

@@ -30,14 +30,16 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
-from shoestring.core.run import Run, RunState, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
-from shoestring.training.technique import MIXED, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import MIXED
 
 
 @dataclass(frozen=True)
-class DataParallel(TrainingTechnique):
+class DataParallel(GroupTechnique):
     """Give every worker its own part of each batch and add up the gradients (DDP).
 
     Costs: about twice the bytes of all gradients sent by every worker in a step; every worker holds the whole

@@ -27,11 +27,11 @@ from shoestring.training.data_parallel.client import Client, client_run
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, mixed_drift
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.server import PULL, AssignmentServer, Push
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
 
 
 @dataclass(frozen=True)
-class DropStragglers(TrainingTechnique):
+class DropStragglers(GroupTechnique):
     """Go on in every round without the last gradients.
 
     Costs: the work of the workers that were dropped, and results that differ from run to run.

@@ -23,7 +23,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.core.schedule import Schedule
 from shoestring.training.data_parallel.data_parallel import trained_parameters
 from shoestring.training.data_parallel.learning_rate import rate_times

@@ -25,7 +25,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
     data_parallel_refusal,
@@ -42,13 +43,14 @@ from shoestring.training.data_parallel.local_updates import (
     unflatten_into,
 )
 from shoestring.training.data_parallel.reducer import BUCKET, make_buckets
+from shoestring.training.group_technique import GroupTechnique
 from shoestring.training.technique import TrainingTechnique
 
 LONG = 1 << 60  # more steps than any run has
 
 
 @dataclass(frozen=True)
-class LocalSteps(TrainingTechnique):
+class LocalSteps(GroupTechnique):
     """Let every worker take several steps before the workers average their weights.
 
     Costs: some of what the model learns, the more the larger h is; every worker holds the whole model and its own

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.link import Link
-from shoestring.core.run import Run, RunState, weighed
+from shoestring.core.run import Run, weighed
+from shoestring.core.run_state import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
 from shoestring.training.data_parallel.gradient_codecs import Codec

@@ -35,13 +35,14 @@ from shoestring.training.data_parallel.data_parallel import (
     with_traffic,
 )
 from shoestring.training.data_parallel.sharding import Sharding
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 
 STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Shard(TrainingTechnique):
+class Shard(GroupTechnique):
     """Divide optimizer state, gradients and weights among the workers (ZeRO, FSDP).
 
     Costs: the bytes of `DataParallel` with stages 1 and 2, half as many again with stage 3.

@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
@@ -26,7 +25,9 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, RunState, plain_run, stored, traffic
+from shoestring.core.run import Run, plain_run
+from shoestring.core.run_state import RunState
+from shoestring.core.run_weights import stored, traffic
 from shoestring.core.schedule import takes_steps, with_schedule
 from shoestring.core.technique import applied, in_order
 from shoestring.data.feed import with_step_count
@@ -94,9 +95,7 @@ def tracked(
     with tracker:
         plain = prepared(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(plain.optimizer).union(
-            plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE)
-        )
+        tracker.log.traits |= plain.stepping().traits.union(*(kind.noticed(plain) for kind in CATALOGUE))
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
     before, sent = traffic(plain), plain.team.mesh.sent
@@ -131,11 +130,6 @@ def planned_data(
         if job.largest is not None:
             feeds.append(stack.enter_context(data_begun(replace(job, mesh=on_one_axis()))))
         yield feeds[0], lambda: [one for feed in feeds for one in feed.held()]
-
-
-def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """Traits of the job's optimizer that techniques depend on."""
-    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
 def remember_last(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
@@ -179,7 +173,7 @@ def prepared(
         if not isinstance(part, RunState):
             raise Mistake(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
-                f"class inherit from shoestring.core.run.RunState"
+                f"class inherit from shoestring.core.run_state.RunState"
             )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from shoestring.core.link import Link, agreement, agreement_bytes
-from shoestring.core.run import Run, traffic
+from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk
+from shoestring.core.run_weights import traffic
 from shoestring.core.signals import asked_by, listen
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
@@ -126,7 +128,7 @@ class Recorder:
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
-        self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
+        self.saver.on_disk = [part.saved for part in run.state_that(LivesOnDisk)]
         for text in filter(None, (part.remark for part in run.state.values())):
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates

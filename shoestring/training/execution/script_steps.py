@@ -13,7 +13,7 @@ from torch import nn
 
 from shoestring.core import random_state
 from shoestring.core.job import Job
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.instructions import require
 from shoestring.processes.task import Worker

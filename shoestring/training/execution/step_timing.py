@@ -7,6 +7,7 @@ from typing import Any
 
 from shoestring.core.mesh import lines
 from shoestring.core.run import Run
+from shoestring.core.run_state import RecordsTimes
 from shoestring.core.staging import OwnTimes, together
 from shoestring.runs.event import StageTimes
 
@@ -15,7 +16,7 @@ TOLD_AFTER = 5  # the first report is after so many steps of a process, for `wat
 
 def own_times(run: Run) -> OwnTimes | None:
     """This worker's actions and times; None if no part of the run has a schedule."""
-    return next((found for part in run.state.values() if (found := part.own_times) is not None), None)
+    return next((found for part in run.state_that(RecordsTimes) if (found := part.own_times) is not None), None)
 
 
 def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:

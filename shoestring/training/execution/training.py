@@ -25,7 +25,9 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, digest_state, guarded_outside, stored_weights, weights
+from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk
+from shoestring.core.run_weights import digest_state, guarded_outside, stored_weights, weights
 from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
@@ -350,7 +352,11 @@ def readable_state(run: Run) -> dict[str, Any]:
             else value is None or isinstance(value, (int, float, str))
         )
 
-    states = {name: part.state_dict() for name, part in run.state.items() if part.of_technique and not part.on_disk}
+    states = {
+        name: part.state_dict()
+        for name, part in run.state.items()
+        if part.of_technique and not isinstance(part, LivesOnDisk)
+    }
     return {name: state for name, state in states.items() if state and plain(state)}
 
 

@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState, TrainsBeside
 from shoestring.measure.interception import OnTop, patched
 from shoestring.runs.low_rank import merge_updates, with_update
 
@@ -41,10 +42,8 @@ class AdapterUpdate(NamedTuple):
         return found if scale == 1 else found * scale
 
 
-class Adapters(RunState):
+class Adapters(RunState, TrainsBeside):
     """All updates of a run, and the weights that are trained in full beside them."""
-
-    beside_model = True
 
     def __init__(self, run: Run, rank: int, where: str, also: str, alpha: float) -> None:
         self.model, self.rank, self.scale, self.alpha = run.model, rank, alpha / rank, alpha

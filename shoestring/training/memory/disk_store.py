@@ -27,7 +27,7 @@ from itertools import count
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from xxhash import xxh3_64
 from shoestring.core.errors import Mistake
 from shoestring.core.private import FakeTensor
 from shoestring.core.regular import NotRegular, regular
-from shoestring.core.run import RunState
+from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.units import bytes_text
 
 PAGE = 4096  # bytes: direct I/O needs offsets, sizes and addresses that are multiples of it
@@ -304,10 +304,9 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
         )
 
 
-class OnDisk(RunState):
+class OnDisk(LivesOnDisk):
     """Run state that lives in a disk store."""
 
-    on_disk: ClassVar[bool] = True
     store: DiskStore
 
     @property

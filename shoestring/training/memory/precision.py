@@ -23,7 +23,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.measure.instructions import deadly, require
 from shoestring.training.technique import TrainingTechnique
 

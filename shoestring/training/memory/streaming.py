@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
+from shoestring.core.run_state import KeepsWeights
 from shoestring.measure.interception import Guard, instead, patched
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
@@ -36,7 +37,7 @@ UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one re
 NAME = "stream.bin"
 
 
-class Streaming(OnDisk):
+class Streaming(OnDisk, KeepsWeights):
     """A run whose weights move between disk and memory."""
 
     def __init__(self, run: Run, coded: bool) -> None:

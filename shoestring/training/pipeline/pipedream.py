@@ -40,7 +40,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
-from shoestring.core.run import Run, StoredTensor
+from shoestring.core.run import Run
+from shoestring.core.run_state import StoredTensor
 from shoestring.training.pipeline.schedule import staleness
 from shoestring.training.pipeline.stages import VALUES, Stages
 from shoestring.training.pipeline.step_clock import StepClock

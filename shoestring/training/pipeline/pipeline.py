@@ -31,6 +31,7 @@ from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
+from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of, worth_trying
 from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.partition import smallest_maximum
@@ -45,7 +46,7 @@ FURTHER = 2.5  # upper bound per micro-batch: how many times farther than plain 
 
 
 @dataclass(frozen=True)
-class Pipeline(TrainingTechnique):
+class Pipeline(StagedTechnique):
     """Divide the model into stages, one for each worker, and send a batch through them in pieces.
 
     Costs: idle time while the line fills and drains, and values and gradients sent across every cut.

@@ -27,7 +27,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, RunState, StoredTensor, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RecordsTimes, RunState, StoredTensor
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
@@ -59,7 +60,7 @@ class PieceInFlight:
     rest: DeferredWeights | None = None  # the weight gradients, when those of inputs are done
 
 
-class Stages(RunState):
+class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     """One worker's part of a pipeline."""
 
     def __init__(

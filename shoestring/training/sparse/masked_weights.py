@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.training.sparse.schedule import SparsitySchedule
 from shoestring.training.sparse.weights import Units
 

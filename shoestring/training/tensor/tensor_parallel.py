@@ -28,7 +28,8 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_layers import TensorParts
 
@@ -39,7 +40,7 @@ WORK = ("forward", "backward", "flops", "backward_flops")  # fields of a block t
 
 
 @dataclass(frozen=True)
-class TensorParallel(TrainingTechnique):
+class TensorParallel(GroupTechnique):
     """Split every layer among the workers.
 
     Costs: four sums of a block's output in every step and block, more than a pipeline sends.

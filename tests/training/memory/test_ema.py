@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shoestring import Job, Mistake
-from shoestring.core.run import result, weights
+from shoestring.core.run_weights import result, weights
 from shoestring.measure.timeline import peak
 from shoestring.training.conflicts import clash
 from shoestring.training.data_parallel.data_parallel import DataParallel

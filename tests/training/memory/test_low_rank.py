@@ -25,7 +25,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, brought_home, digest_state, weights
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home, digest_state, weights
 from shoestring.core.technique import parsed, text
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak

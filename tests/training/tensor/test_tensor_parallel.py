@@ -19,7 +19,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.core.run import brought_home, weights
+from shoestring.core.run_weights import brought_home, weights
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.measure.blocks import blocks
 from shoestring.planning.choose import asked_for
