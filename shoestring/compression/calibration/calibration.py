@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -45,8 +45,12 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
 PROBE = GridSetting(4, 64)  # the grid by which a weight's sensitivity is measured
-PROBED, FEWEST = 32, 8  # vectors of outputs, and samples, on which single weights are tried, at least
-LOOKED_AT = 4096  # rows of a table by which the error of a grid is estimated, before it is made of all of them
+PROBED, FEWEST = 32, 4  # vectors of outputs, and samples, on which single weights are tried, at least
+SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (
+    8,
+    64,
+    4096,
+)  # by one row in 8, from 64 to 4096 of them, errors of grids are estimated
 NOTHING = 1e-12  # damage below this is rounding of the outputs
 AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
@@ -218,33 +222,30 @@ class Calibration:
     # Forms
 
     def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
-        """The labels of a weight on grids, all rounded at once."""
-        labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
+        """The labels of a weight on grids. Their errors are estimated from some rows; a grid is made when its form is asked for."""
+        made = [self.gridded(weight, setting) for setting in settings]
         missing = [
-            setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways
+            (one, grid) for one, grid in zip(settings, made, strict=True) if (weight.name, grid[0]) not in self.ways
         ]
-        rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
-        if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
-            few = value[:: -(-rows // LOOKED_AT)]
-            for setting, one in zip(missing, round_to_grid(few, missing), strict=True):
-                self.add(
-                    weight,
-                    self.gridded(weight, setting),
-                    one.error * rows / len(few),
-                    partial(self.rounded_form, weight, value, setting),
-                )
-        elif missing:
-            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
-            for setting, one in zip(
-                missing, round_to_grid(value, missing, self.moment(weight), self.mask(weight)), strict=True
-            ):
-                form = grid_form(weight, setting, one, self.inputs_first(weight))
-                error = (
-                    one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)
-                )  # which rounds once more
-                self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
+        if missing:
+            errors = self.grid_errors(weight, [setting for setting, _ in missing])
+            for (setting, grid), error in zip(missing, errors, strict=True):
+                self.add(weight, grid, error, partial(self.rounded_form, weight, setting))
             trim()
-        return labels
+        return [label for label, _ in made]
+
+    def grid_errors(self, weight: Weight, settings: Sequence[GridSetting]) -> list[float]:
+        """The errors of a weight on grids, as those of some of its rows, evenly spread: rows are rounded independently."""
+        value, mask, rows = self.matrix(weight, self.values[weight.name]), self.mask(weight), self.shape(weight)[0]
+        some = slice(None, None, max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT)))
+        few = value[some]
+        rounded = round_to_grid(few, settings, self.moment(weight), None if mask is None else mask[some])
+        times, shape = rows / max(len(few), 1), replace(weight, shape=tuple(few.shape))
+        if weight.dtype == torch.float32:
+            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
+            return [times * one.error / inputs for one in rounded]
+        forms = (grid_form(shape, setting, one) for setting, one in zip(settings, rounded, strict=True))
+        return [times * self.rows_error(weight, form.dense(), few) for form in forms]  # which round once more
 
     def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
         return (
@@ -302,8 +303,11 @@ class Calibration:
             return None
         return moment
 
-    def rounded_form(self, weight: Weight, value: Tensor, setting: GridSetting) -> WeightFormat:
-        return grid_form(weight, setting, round_to_grid(value, [setting])[0], self.inputs_first(weight))
+    def rounded_form(self, weight: Weight, setting: GridSetting) -> WeightFormat:
+        value = self.matrix(weight, self.values[weight.name])
+        one = round_to_grid(value, [setting], self.moment(weight), self.mask(weight))[0]
+        trim()
+        return grid_form(weight, setting, one, self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
@@ -334,10 +338,13 @@ class Calibration:
 
     def error(self, weight: Weight, form: WeightFormat) -> float:
         """What is off in a form, in the metric of the weight's inputs."""
+        return self.rows_error(weight, *(self.matrix(weight, one) for one in (form.dense(), self.values[weight.name])))
+
+    def rows_error(self, weight: Weight, found: Tensor, wanted: Tensor) -> float:
+        """What is off in rows of a weight's matrix."""
         moment, total = self.moment(weight), 0.0
         some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))  # rows
-        mine, wanted = (self.matrix(weight, one).split(some) for one in (form.dense(), self.values[weight.name]))
-        for one, other in zip(mine, wanted, strict=True):
+        for one, other in zip(found.split(some), wanted.split(some), strict=True):
             off = (one - other).float()
             total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
         return total / (1 if moment is None else max(self.usage[weight.name].inputs, 1))

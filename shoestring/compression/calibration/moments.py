@@ -52,6 +52,10 @@ class SecondMoment:
                 self.panels.append(self.scratch.keep(new))
             self.squares[begin:end] = new[:, begin:].diagonal()
 
+    def copy(self) -> SecondMoment:
+        panels = [self.scratch.keep(self.scratch.read(place)) for place in self.panels]
+        return SecondMoment(self.scratch, self.columns, self.squares.clone(), panels)
+
     def diagonal(self) -> Tensor:
         return self.squares
 
