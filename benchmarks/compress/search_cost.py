@@ -4,8 +4,8 @@
 
 Each model is built from a configuration of transformers with random weights (SmolLM2-135M: its own weights, `smollm.py`) and searched in a
 fresh process with one thread. Counted is everything from drawing samples to the confirmed plan: seconds of user and system time of the
-process; and the highest resident memory (VmHWM) less what was resident before the model was built, which holds the interpreter, torch and
-the model's library. So the model itself is one of the times its memory that are told.
+process; and the highest resident memory (VmHWM) less what is resident beside the model's weights before the search: the interpreter, torch,
+the model's library and the data. So the model itself is one of the times its memory that are told.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
 RESULTS = HERE / "search_cost.json"
 SHARE = 0.15  # of the weights' bytes: the size asked for
 LENGTH, SAMPLES, BATCH = 64, 512, 16
@@ -83,46 +84,47 @@ def measured(name: str) -> dict[str, Any]:
     import resource
 
     import torch
-    import transformers  # noqa: F401 (not counted as the model's)
 
-    import shoestring.compression.session as session
     from shoestring import Job
+    from shoestring.compression import session
+    from shoestring.compression.calibration.scratch import trim
     from shoestring.compression.library import source_of
     from shoestring.core.budget import Budget
 
-    sys.path.insert(0, str(HERE))
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    before = resident("VmRSS")
-    model, draw = network(name)
-    batches = [draw() for _ in range(SAMPLES // BATCH)] if name != "smollm2" else __import__("smollm").pieces()
+    draw = network(name)[1]
+    batches = [draw() for _ in range(SAMPLES // BATCH)]
     half = len(batches) // 2
 
     def forward(model: Any, batch: Any) -> Any:
         return model(**batch).logits
 
     job = Job(
-        model=lambda: model,
+        model=lambda: network(name)[0],
         data=lambda: batches[:half],
         held_out=lambda: batches[half:],
         forward=forward,
         loss=lambda output, batch: output.square().mean(),
     )
     source = source_of(job, None, {})
-    del model
     weights = sum(one.numel() for one in source.model.parameters())
     held = sum(one.nbytes for one in source.model.parameters())
+    del draw
+    trim()
+    before = resident("VmRSS") - held
     Path("/proc/self/clear_refs").write_text("5")
     begun = resource.getrusage(resource.RUSAGE_SELF)
     found = session.begun(source, session.CompressOptions(Budget(size=int(SHARE * held)), unseen=64))
     ended = resource.getrusage(resource.RUSAGE_SELF)
+    highest = resident("VmHWM")
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
     assert found.plan.checked is not None
     return {
         "weights": weights,
         "seconds": seconds,
         "seconds_a_million": seconds / (weights / 1e6),
-        "times_memory": (resident("VmHWM") - before) / held,
+        "times_memory": (highest - before) / held,
         "predicted": found.plan.cost.known["damage"],
         "damage": found.plan.checked.damage,
     }
