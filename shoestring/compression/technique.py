@@ -129,11 +129,16 @@ class ModelCost:
     def choice(self) -> AllocationChoice:
         """Allocate, measure the damages that this relies on, allocate again with damages that are known better now."""
         found = AllocationChoice(options := self.priced(), self.best(options))
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if self.can_be_small(options) else 0):
             if not self.measure(found.allocation):
                 break
             found = AllocationChoice(options := self.priced(), self.best(options))
         return found
+
+    def can_be_small(self, options: Options) -> bool:
+        """Whether its smallest forms keep the size. If not, it is only told how near they come, which takes no exact damage."""
+        size = self.wanted.size
+        return size is None or fixed_bytes(self.about, self.buffers) + smallest_bytes(options) <= size
 
     def best(self, options: Options) -> Allocation[StorageOffer]:
         budget = self.wanted

@@ -46,11 +46,7 @@ from shoestring.core.errors import Mistake
 
 PROBE = GridSetting(4, 64)  # the grid by which a weight's sensitivity is measured
 PROBED, FEWEST = 32, 4  # vectors of outputs, and samples, on which single weights are tried, at least
-SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (
-    8,
-    64,
-    4096,
-)  # by one row in 8, from 64 to 4096 of them, errors of grids are estimated
+SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (8, 64, 4096)  # by one row in 8, from 64 to 4096 of them, errors are estimated
 NOTHING = 1e-12  # damage below this is rounding of the outputs
 AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
@@ -154,15 +150,17 @@ class Calibration:
         return tuple(weight for weight in self.weights if weight.name not in self.too_large)
 
     @property
+    def left_plain(self) -> tuple[str, ...]:
+        """Weights that stay as they are because of their numbers."""
+        return tuple(
+            f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+            for name, value in self.too_large.items()
+        )
+
+    @property
     def told(self) -> tuple[str, ...]:
         """What the user should know: what techniques left alone, and why."""
-        return (
-            *self.notes,
-            *(
-                f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
-                for name, value in self.too_large.items()
-            ),
-        )
+        return (*self.notes, *self.left_plain)
 
     @cached_property
     def usage(self) -> dict[str, Usage]:
@@ -235,17 +233,22 @@ class Calibration:
         return [label for label, _ in made]
 
     def grid_errors(self, weight: Weight, settings: Sequence[GridSetting]) -> list[float]:
-        """The errors of a weight on grids, as those of some of its rows, evenly spread: rows are rounded independently."""
-        value, mask, rows = self.matrix(weight, self.values[weight.name]), self.mask(weight), self.shape(weight)[0]
-        some = slice(None, None, max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT)))
-        few = value[some]
+        """The errors of a weight on grids, as those of some of its rows: rows are rounded independently."""
+        some, times = self.some_rows(weight)
+        few, mask = self.matrix(weight, self.values[weight.name])[some], self.mask(weight)
         rounded = round_to_grid(few, settings, self.moment(weight), None if mask is None else mask[some])
-        times, shape = rows / max(len(few), 1), replace(weight, shape=tuple(few.shape))
         if weight.dtype == torch.float32:
             inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
             return [times * one.error / inputs for one in rounded]
+        shape = replace(weight, shape=tuple(few.shape))
         forms = (grid_form(shape, setting, one) for setting, one in zip(settings, rounded, strict=True))
         return [times * self.rows_error(weight, form.dense(), few) for form in forms]  # which round once more
+
+    def some_rows(self, weight: Weight) -> tuple[slice, float]:
+        """Rows of a weight's matrix, evenly spread, by which errors are estimated; and how many rows there are for each of them."""
+        rows = self.shape(weight)[0]
+        step = max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT))
+        return slice(None, None, step), rows / max(-(-rows // step), 1)
 
     def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
         return (
@@ -337,8 +340,10 @@ class Calibration:
         return None if found is None else self.matrix(weight, found)
 
     def error(self, weight: Weight, form: WeightFormat) -> float:
-        """What is off in a form, in the metric of the weight's inputs."""
-        return self.rows_error(weight, *(self.matrix(weight, one) for one in (form.dense(), self.values[weight.name])))
+        """What is off in a form, in the metric of the weight's inputs; estimated from some rows, as that of a grid is."""
+        some, times = self.some_rows(weight)
+        mine, wanted = (self.matrix(weight, one)[some] for one in (form.dense(), self.values[weight.name]))
+        return times * self.rows_error(weight, mine, wanted)
 
     def rows_error(self, weight: Weight, found: Tensor, wanted: Tensor) -> float:
         """What is off in rows of a weight's matrix."""
