@@ -61,7 +61,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
 def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:
     feed = Feed(job)
     run = prepared(job, techniques, seeded(job), folder, resumed)
-    feed.assignment = run.assignment
+    feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     if resumed:
         checkpoint, _ = newest_good(folder / "checkpoints")

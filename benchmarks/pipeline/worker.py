@@ -192,7 +192,7 @@ def ours(
     assert isinstance(stages, Stages)
     times, idle = [], []
     begun = time.perf_counter()
-    for _ in steps(run, islice(Feed(here, run.assignment), settings.steps)):
+    for _ in steps(run, islice(Feed(here, run.team.assignment), settings.steps)):
         times.append(time.perf_counter() - begun)
         idle.append(idle_share(tuple(here.link.objects(tuple(stages.spans)))))
         begun = time.perf_counter()

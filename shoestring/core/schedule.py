@@ -119,7 +119,7 @@ def with_schedule(job: Job, run: Run) -> Run:
     """The run with the job's schedule, if it has one."""
     if job.schedule is None:
         return run
-    made = job.schedule(run.optimizer, run.steps) if takes_steps(job) else job.schedule(run.optimizer)
+    made = job.schedule(run.optimizer, run.settings.steps) if takes_steps(job) else job.schedule(run.optimizer)
     scheduler = made.scheduler if isinstance(made, PerEpoch) else made
     missing = [
         name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))

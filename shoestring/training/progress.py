@@ -57,7 +57,7 @@ class Progress(RunState):
 
     def begin_step(self, batch: Any) -> Any:
         if self.schedule is not None:
-            self.schedule.begin_step(self.feed.epoch, self.run.assignment)
+            self.schedule.begin_step(self.feed.epoch, self.run.team.assignment)
         return batch
 
     @property

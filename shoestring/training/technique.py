@@ -1,7 +1,7 @@
 """Techniques of a training step: their subject is a Run, and their cost is a Ledger.
 
 Contract: A technique wraps the user's modules from outside, for the time of a forward, and leaves nothing behind on the
-model (tests/training/test_apply_is_pure.py). The mesh follows from a plan's techniques in one place, `mesh_sizes`: as
+model (tests/training/test_technique.py). The mesh follows from a plan's techniques in one place, `mesh_sizes`: as
 many workers along stage and tensor as they want, the others along data (tests/core/test_mesh.py).
 """
 
@@ -120,7 +120,7 @@ class TrainingTechnique(Technique[Run, Ledger], ABC):
     @property
     def owns(self) -> frozenset[Owned]:
         """What `apply` changes in place, because memory has no room for two of it, or because the optimizer holds it: the run that was
-        given can't be used without this technique any more. All else stays as it was (tests/training/test_apply_is_pure.py)."""
+        given can't be used without this technique any more. All else stays as it was (tests/training/test_technique.py)."""
         return frozenset()
 
     @property

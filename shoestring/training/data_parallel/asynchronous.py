@@ -102,7 +102,7 @@ class Asynchronous(TrainingTechnique):
         return ledger if self.kind == "hogwild" else server_ledger(ledger)
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         check(run, link, "Asynchronous", 2)
         if self.kind == "hogwild":
             return hogwild_run(run, link, self.delay, self.correct)
@@ -131,7 +131,11 @@ class Asynchronous(TrainingTechnique):
             server.version += 1
 
         return replace(
-            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+            run,
+            gradients=gradients,
+            update=update,
+            team=replace(run.team, assignment=server),
+            state={**run.state, "pushes": server.pushes},
         )
 
 

@@ -122,7 +122,7 @@ def client_run(run: Run, client: Client) -> Run:
             return torch.zeros(())
         client.statistics.begin()
         loss = run.gradients(now, batch)
-        client.push(number_of(loss), float(run.weight(batch)))
+        client.push(number_of(loss), float(run.cuts.weight(batch)))
         return loss
 
     def update(now: Run) -> None:
@@ -133,6 +133,6 @@ def client_run(run: Run, client: Client) -> Run:
         gradients=gradients,
         backward=backward,
         update=update,
-        assignment=client,
+        team=replace(run.team, assignment=client),
         state={**run.state, "pushes": client},
     )

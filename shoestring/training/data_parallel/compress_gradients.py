@@ -113,10 +113,10 @@ class CompressGradients(TrainingTechnique):
         return with_traffic(made, sent, 2 * held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         if self.kind == "topk":
             return sharing_updates(run, link, self.codec)
-        feedback = ErrorFeedback(run.mesh)
+        feedback = ErrorFeedback(run.team.mesh)
         parts: dict[str, RunState] = {"feedback": feedback}
         if self.kind == "powersgd":
             factors = LowRankFactors(self.rank)

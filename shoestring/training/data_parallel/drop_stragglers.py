@@ -84,7 +84,7 @@ class DropStragglers(TrainingTechnique):
         return replace(made, update=replace(made.update, rise=rise))
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         check(run, link, "DropStragglers", self.backup + 2)
         return client_run(run, Client(run, link)) if link.rank else self.server_run(run, link)
 
@@ -116,7 +116,11 @@ class DropStragglers(TrainingTechnique):
             server.version += 1
 
         return replace(
-            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+            run,
+            gradients=gradients,
+            update=update,
+            team=replace(run.team, assignment=server),
+            state={**run.state, "pushes": server.pushes},
         )
 
 

@@ -112,7 +112,7 @@ class LocalSteps(TrainingTechnique):
         )
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
@@ -122,7 +122,7 @@ class LocalSteps(TrainingTechnique):
             if not averaging.apart:
                 return together.gradients(now, batch)
             statistics.begin()
-            return own_gradients(run, replace(now, shared=run.shared), batch)
+            return own_gradients(run, replace(now, held=replace(now.held, shared=run.held.shared)), batch)
 
         def update(now: Run) -> None:
             run.update(now)
@@ -134,7 +134,7 @@ class LocalSteps(TrainingTechnique):
             together,
             gradients=gradients,
             update=update,
-            synchronised=lambda: averaging.due,
+            team=replace(together.team, synchronised=lambda: averaging.due),
             state={**run.state, "meetings": averaging},
         )
 
@@ -156,7 +156,9 @@ class WeightAveraging(RunState):
     def begin(self) -> None:
         """A step begins."""
         self.step += 1
-        self.due = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.steps
+        self.due = (
+            not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.settings.steps
+        )
 
     @property
     def apart(self) -> bool:

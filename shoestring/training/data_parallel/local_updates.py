@@ -58,7 +58,11 @@ def sharing_updates(run: Run, link: Link, codec: Codec) -> Run:
 
 def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
     """The loss and the gradients of a worker's own samples; zero where it has none."""
-    idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.assignment.idle else now
+    idle = (
+        replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0))
+        if now.team.assignment.idle
+        else now
+    )
     return run.gradients(replace(idle, backward=run.backward), batch)
 
 
@@ -84,7 +88,7 @@ class LocalUpdates(RunState):
             self.link.gather(message, received).wait()
             for update in received.split(len(message)):
                 self.codec.add(update, shared, times=self.weight)
-            unflatten_into(members, shared if self.step >= self.run.steps else own.add_(shared))
+            unflatten_into(members, shared if self.step >= self.run.settings.steps else own.add_(shared))
 
     def state_dict(self) -> dict[str, Any]:
         return {

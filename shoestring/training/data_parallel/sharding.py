@@ -164,9 +164,9 @@ class Sharding(RunState):
         for group in optimizer.param_groups:
             for piece in group["params"]:
                 if piece.grad is not None:
-                    square += self.run.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
+                    square += self.run.held.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
         self.link.sum(square).wait()
-        self.run.summed(square)
+        self.run.held.summed(square)
         norm = square.sqrt_()
         self.run.noted.note_norm(norm)
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)

@@ -4,14 +4,14 @@ The predicted peak is exact because the program is the same. What can't run on f
 plan says so.
 
 Contract: A rehearsal invents no value: code that looks at one is planned from real steps
-(tests/training/planning/test_values.py). Training begins from `seed` after the model was made from `seed`, so a
+(tests/training/evidence/test_rehearse.py). Training begins from `seed` after the model was made from `seed`, so a
 rehearsal draws the same numbers (tests/training/test_honest.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -99,16 +99,16 @@ def tracked(
         )
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
-    before, sent = traffic(plain), plain.mesh.sent
+    before, sent = traffic(plain), plain.team.mesh.sent
     last: list[Batch] = []  # the batch of the last step: it stays in memory, as its loss does, until the next step
-    with planned_data(job, plain.assignment, batches) as (source, held):
+    with planned_data(job, plain.team.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
             run = watch_run(plain, tracker, holders)
         for _ in tracked_steps(run, islice(remember_last(source, last), STEPS), tracker):
             tracker.log.moved.append(traffic(run) - before)
-            tracker.log.sent.append(run.mesh.sent - sent)
-            before, sent = traffic(run), run.mesh.sent
+            tracker.log.sent.append(run.team.mesh.sent - sent)
+            before, sent = traffic(run), run.team.mesh.sent
         tracker.log.draws |= not all(
             one.same() for one in generators
         )  # the tracker sees what torch draws, and nothing else
@@ -168,7 +168,11 @@ def prepared(
         job = with_step_count(job)
     techniques = in_order(techniques)
     plain = with_schedule(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
-    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
+    plain = replace(
+        plain,
+        settings=replace(plain.settings, folder=folder, resumed=resumed),
+        example=lambda: next(planned_batches(job, plain.team.assignment)),
+    )
     check_division(techniques, plain)
     run = applied(techniques, plain)
     for name, part in run.state.items():
@@ -187,14 +191,7 @@ def entered_by_methods(run: Run) -> Run:
         with as_calls(run.blocks.values()):
             return run.forward(model, batch)
 
-    @contextmanager
-    def usable() -> Iterator[None]:
-        with as_calls(run.blocks.values()), run.usable():
-            yield
+    def calls() -> AbstractContextManager[None]:
+        return as_calls(run.blocks.values())
 
-    @contextmanager
-    def together() -> Iterator[None]:
-        with as_calls(run.blocks.values()), run.together() if run.together is not None else run.usable():
-            yield
-
-    return replace(run, forward=forward, usable=usable, together=together)
+    return replace(run, forward=forward, outside=run.outside.within(calls, calls))

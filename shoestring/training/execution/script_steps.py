@@ -76,7 +76,7 @@ def steps_here(
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, techniques, model, tracked=False)
-    feed.assignment = run.assignment
+    feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     for number, loss in enumerate(steps(run, course.batches()), 1):
         value = finite(float(loss), number)

@@ -11,7 +11,7 @@ from torch import Tensor
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Run, StoredTensor, gather_objects, stored_weights
+from shoestring.core.run import Run, StoredTensor, stored_weights
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
@@ -54,7 +54,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         "model": other,
         "optimizer": optimizer_state(run),
         "feed": feed.state_dict(),
-        "chances": gather_objects(run, random_state.state())[:: run.mesh.drawing_alike],
+        "chances": run.team.objects(random_state.state())[:: run.team.mesh.drawing_alike],
         "parts": {name: part.state_dict() for name, part in run.state.items()},
         "best": best,
         "on_disk": on_disk(run),
@@ -126,10 +126,10 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
     feed.load_state_dict(state["feed"])
-    if run.mesh.draws_as < len(state["chances"]):
-        random_state.restore(state["chances"][run.mesh.draws_as])
+    if run.team.mesh.draws_as < len(state["chances"]):
+        random_state.restore(state["chances"][run.team.mesh.draws_as])
     else:
-        random_state.seed_worker(feed.job.seed, run.mesh.draws_as, state["step"])
+        random_state.seed_worker(feed.job.seed, run.team.mesh.draws_as, state["step"])
     return state
 
 

@@ -50,7 +50,7 @@ class Adapters(RunState):
         self.model, self.rank, self.scale, self.alpha = run.model, rank, alpha / rank, alpha
         self.whole = also_trained(run.model, also)
         modules, self.left = choose_modules(run.model, where, set(self.whole))
-        self.updates = {name: new_update(name, module, rank, run.seed) for name, module in modules.items()}
+        self.updates = {name: new_update(name, module, rank, run.settings.seed) for name, module in modules.items()}
         self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before freezing
         whole = dict.fromkeys(self.whole.values())
         for parameter in run.model.parameters():

@@ -11,7 +11,7 @@ system supports it, so that the page cache takes no memory from others. `read` a
 the work, and a request waits for the previous one on the same buffer or region. With fake tensors (a rehearsal) nothing
 moves, and bytes are counted.
 
-Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_streamed.py,
+Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_disk_weights.py,
 decisions/007). Weights that are kept elsewhere are asked of the run (`core.run.weights`), never of the model.
 """
 

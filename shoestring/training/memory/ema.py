@@ -74,10 +74,11 @@ class EMA(TrainingTechnique):
 
         @contextmanager
         def usable() -> Iterator[None]:
-            with run.usable(), average.in_place():
+            with run.outside.usable(), average.in_place():
                 yield
 
-        return replace(run, update=update, usable=usable, state={**run.state, "ema": average})
+        outside = replace(run.outside, usable=usable)
+        return replace(run, update=update, outside=outside, state={**run.state, "ema": average})
 
 
 class AveragedWeights(RunState):

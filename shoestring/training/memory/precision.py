@@ -155,11 +155,8 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
             lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
         )
 
-    return replace(
-        run,
-        forward=lambda model, batch: run.forward(model, small_batch(batch)),
-        evaluate=lambda model, batch: run.evaluate(model, small_batch(batch)),
-    )
+    outside = replace(run.outside, evaluate=lambda model, batch: run.outside.evaluate(model, small_batch(batch)))
+    return replace(run, forward=lambda model, batch: run.forward(model, small_batch(batch)), outside=outside)
 
 
 class LossScale(RunState):

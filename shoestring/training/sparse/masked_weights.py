@@ -122,9 +122,9 @@ def mask_drift(share: float) -> float:
 
 def check_steps(technique: str, run: Run) -> int:
     """How many steps the run takes, which a schedule must know."""
-    if not run.steps:
+    if not run.settings.steps:
         raise Mistake(
             f"{technique}: the job says epochs, and its data do not tell how many steps make one, so no schedule of zeros can be "
             f"made: give the Job steps=..."
         )
-    return run.steps
+    return run.settings.steps

@@ -50,7 +50,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[float]]:
     """Weights and losses after a few steps."""
     run = prepared(made, techniques, seeded(made))
-    losses = [float(loss) for loss in steps(run, islice(Feed(made, run.assignment), STEPS))]
+    losses = [float(loss) for loss in steps(run, islice(Feed(made, run.team.assignment), STEPS))]
     brought_home(run)
     return flat(run.model), losses
 
@@ -103,11 +103,11 @@ def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
     model = seeded(made)
     torch.manual_seed(seed)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(Feed(made, run.assignment), STEPS)):
+    for _ in steps(run, islice(Feed(made, run.team.assignment), STEPS)):
         pass
     batch = next(iter(made.data()))
     model.eval()
-    with torch.no_grad(), run.usable():
+    with torch.no_grad(), run.outside.usable():
         return float(made.loss(made.forward(model, batch), batch))
 
 

@@ -268,7 +268,7 @@ def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
 
 def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [
-        EntryPoint("hello", "tests.show.test_page:greeting", "shoestring.sections"),
+        EntryPoint("hello", "tests.show.page.test_document:greeting", "shoestring.sections"),
         EntryPoint("broken", "nothing_like_it", "shoestring.sections"),
     ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
