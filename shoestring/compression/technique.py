@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
 from shoestring.compression.allocate_outputs import OutputSums
-from shoestring.compression.calibration.calibration import Calibration, StorageChoice
+from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.latency import LatencyTimer
+from shoestring.compression.calibration.storage_choice import StorageChoice
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes

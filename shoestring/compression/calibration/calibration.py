@@ -32,11 +32,11 @@ from shoestring.compression.calibration.latency import LatencyTimer, latency_tim
 from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.calibration.moments import SecondMoment
 from shoestring.compression.calibration.probe import first_samples, join_if_equivalent
-from shoestring.compression.calibration.scratch import Scratch, ScratchTensor, trim
+from shoestring.compression.calibration.scratch import Scratch, trim
+from shoestring.compression.calibration.storage_choice import StorageChoice
 from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage, weights_of
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
-from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
 from shoestring.compression.formats.packed_modules import temporary_formats
 from shoestring.compression.formats.sparse import SparseFormat
@@ -52,36 +52,6 @@ AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
 Damages = tuple[float, ...]  # of every output
 T = TypeVar("T")
-
-
-@dataclass
-class StorageChoice:
-    """A way to store a weight, whose form is made when it is needed."""
-
-    stored: Stored
-    error: float  # estimated
-    make: Callable[[], WeightFormat]
-    scratch: Scratch | None = None  # where it lies once it was made: all ways of all weights are larger than the model
-    parts: dict[str, ScratchTensor] | None = None
-
-    @property
-    def form(self) -> WeightFormat:
-        if self.parts is None or self.scratch is None:
-            form = self.make()
-            self.put_aside(form)
-            return form
-        tensors = {name: self.scratch.read(place) for name, place in self.parts.items()}
-        return KINDS[self.stored.kind](self.stored.shape, self.stored.dtype, self.stored.settings, tensors)
-
-    def put_aside(self, form: WeightFormat) -> None:
-        """Read it from the file from now on; what made it is given up, with all that it holds."""
-        if self.scratch is not None:
-            self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
-            self.make = given_up
-
-
-def given_up() -> WeightFormat:
-    raise AssertionError("a form that was put aside is read, not made again")
 
 
 class MadeOnce(Generic[T]):
