@@ -1,7 +1,7 @@
 """The state of a run: what must survive a restart, in classes that inherit from `RunState`.
 
 What a part can do beyond saving its state is said by the other classes here that it inherits from; nothing is asked of
-it by the name of an attribute (tests/core/test_parts.py).
+it by the name of an attribute (tests/core/test_run.py).
 
 The optimizer's state is put together part by part: `whole_optimizer` widens what the part that was applied next gives,
 and `own_optimizer` narrows it on the way back, so that Pipeline, TensorParallel and Shard need not know of each other
