@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -283,11 +284,7 @@ class CompressSession:
     def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
         """Everything, as `compress --json` prints it."""
         told, plan, plain = self.figures(measured), self.plan, self.outcome.plain
-
-        def both(name: str, times: float = 1.0) -> Amount:
-            one = told[name]
-            return Amount(*(None if value is None else value * times for value in (one.predicted, one.measured)))
-
+        both = partial(amount, told)
         return CompressReport(
             folder=str(folder),
             size_bytes=both("size_bytes"),
@@ -311,6 +308,11 @@ class CompressSession:
             notes=(*self.source.notes, *self.given.notes, *plan.cost.told, *measured.notes),
             files=(TENSORS, MANIFEST),
         )
+
+
+def amount(told: Figures, name: str, times: float = 1.0) -> Amount:
+    one = told[name]
+    return Amount(*(None if value is None else value * times for value in (one.predicted, one.measured)))
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:

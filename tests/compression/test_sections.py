@@ -20,7 +20,7 @@ from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
 from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP
 from tests.show.made_runs import append
-from tests.show.test_page import well_nested
+from tests.show.page.test_document import well_nested
 
 NASTY = '<b>x</b><script>alert(1)</script> & "it" \ud800'
 PARTS = {
