@@ -114,9 +114,10 @@ def whole_round(case: Case, cores: int) -> None:
     """Shoestring as its users run it: choose, order, work, send, combine, advance, in as many processes as there are cores."""
     from shoestring.federated.layout import layout_of
     from shoestring.federated.plain import plain_round
+    from shoestring.federated.play import play
     from shoestring.federated.prepare import several
     from shoestring.federated.records import records_of
-    from shoestring.federated.round import Population, ServerState, play
+    from shoestring.federated.round import Population, ServerState
     from shoestring.federated.simulation.cohort import Engine, choose_method, engine_work
     from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices
 

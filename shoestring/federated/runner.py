@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
-
-import torch
 
 from shoestring.core.codec import finite_json
 from shoestring.core.errors import Mistake, OverBudget
@@ -26,10 +24,11 @@ from shoestring.core.signals import asked_by, listening
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan
-from shoestring.federated.round import RoundResult, ServerState, Sums, Tensors
+from shoestring.federated.round import ServerState
+from shoestring.federated.round_events import events_of_round, unlearned
+from shoestring.federated.saved_weights import fits, row_of, weights_and_aliases
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
-from shoestring.measure.process import status
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import (
     RunCheckpoint,
@@ -42,24 +41,18 @@ from shoestring.runs.checkpoints import (
     whole_number,
 )
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
+from shoestring.runs.event import Begun, Event, Failed, Finished, Stopped, Validated, Warned
 from shoestring.runs.events import Events, event_of, record_of
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.report import report_of
 from shoestring.runs.saver import Saver, Snapshot
-from shoestring.runs.tensors import TensorFile
+from shoestring.runs.tensors import UnreadableTensors
 from shoestring.training.validation import check_goal, run_validation
 
 PARTS = ("step", "server", "devices", "parts", "best")  # what a checkpoint's state must have to be gone on from
 FAILED = 3  # rounds in a row in which no device's work can be used: then it is the job that fails, or it has diverged
-NAMED_IN_TEXT = 3
-NAMED = 20  # missing devices of a round whose names are noted
-CLOCK, SKIPPED = (
-    ".clock",
-    ".skipped",
-)  # how techniques call, in the server's state, simulated time and rounds that they made nothing of
 BUDGET = "epsilon is spent"  # why a run is over whose next round would exceed it
 
 
@@ -140,19 +133,14 @@ class Runner:
 
     def restore(self, checkpoint: RunCheckpoint) -> None:
         with believed(checkpoint):
-            self.take(checkpoint, checkpoint.state(), checkpoint.weights())
+            self.take(checkpoint, checkpoint.state())
 
-    def take(self, checkpoint: RunCheckpoint, state: dict[str, Any], weights: TensorFile) -> None:
-        row = self.given.row.clone()
-        for name, view in self.given.layout.views(row).items():
-            source = weights.metadata.get(f"alias {name}", name)
-            if source not in weights.entries or weights[source].shape != view.shape:
-                raise Mistake(
-                    f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: the model is "
-                    f"not the one it was made of; give the flags it was begun with, another --run, or --fresh"
-                )
-            view.copy_(weights[source])
+    def take(self, checkpoint: RunCheckpoint, state: dict[str, Any]) -> None:
+        row = row_of(checkpoint, self.given.layout)
         server = {name: value.clone() for name, value in state["server"].items()}
+        for name, initial in self.server.state.items():
+            if name not in server or not fits(server[name], initial):
+                raise UnreadableTensors(f"its {name} is not what the run's techniques keep")
         self.server = self.given.server_at(whole_number(state["step"]), row, server)
         self.simulation.states.update(
             {name: {key: value.clone() for key, value in one.items()} for name, one in state["devices"].items()}
@@ -242,14 +230,8 @@ class Runner:
                 f"the server's rule) or shorter updates (NormBound) may help; what was saved before is in {self.folder.path}"
             )
         self.server = played.server
-        told = self.noted(played, time.perf_counter() - begun, grown(before, played.server.state, CLOCK))
-        told += [
-            Warned(
-                f"round {self.round} moved no weights: too few devices answered for {rule}; choose more a round, or let it expect "
-                f"fewer malicious ones"
-            )
-            for rule in grown(before, played.server.state, SKIPPED)
-        ]
+        self.saver.losses.append(played.loss)
+        told = events_of_round(played, before, time.perf_counter() - begun, self.spent())
         if self.given.job.validates and (last or self.round % self.every == 0):
             told.append(self.validate())
         self.keep_and_tell(told, last)
@@ -272,50 +254,9 @@ class Runner:
         last = self.round + 1 == self.given.rounds
         return self.failed + 1 >= FAILED or not (self.answered or (self.given.population.per_round == 1 and not last))
 
-    def noted(self, played: RoundResult, seconds: float, clocks: dict[str, float]) -> list[Event]:
-        """What is told of a round. Of a private one no device is named."""
-        loss, simulated = played.loss, max(clocks.values(), default=played.seconds)
-        self.saver.losses.append(loss)
-        spent: Mapping[str, float] = (
-            self.ledger.spent_figures(exactly=self.round == self.given.rounds) if self.ledger else {}
-        )
-        named = not self.ledger
-        found: list[Event] = [
-            Stepped(self.round, loss, seconds, status("VmRSS"), status("VmHWM")),
-            RoundFinished(
-                step=self.round,
-                participants=len(played.participants),
-                samples=played.samples,
-                up=played.up,
-                senders=played.senders,
-                down=played.down,
-                ordered=played.ordered,
-                missing=len(played.missing),
-                missing_names=played.missing[:NAMED] if named else (),
-                rejected=tuple((one.name if named else "", one.why) for one in played.rejected),
-                epsilon=spent.get("epsilon"),
-                epsilon_in_all=spent.get("epsilon_in_all"),
-                before=means(played.before) or None,
-                after=means(played.after) or None,
-                simulated=simulated if simulated not in (0.0, 1.0) else None,
-            ),
-        ]
-        if played.restored:
-            found.append(
-                Warned(
-                    f"in round {self.round} the work of {len(played.restored)} devices was not finite"
-                    f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"
-                )
-            )
-        if not played.participants:
-            found.append(
-                Warned(
-                    f"nobody's update is in round {self.round}: {len(played.missing)} devices did not answer, "
-                    f"{len(played.rejected)} could not be used; the weights stay as they were"
-                    + (", but for noise" if self.ledger else "")
-                )
-            )
-        return found
+    def spent(self) -> Mapping[str, float] | None:
+        """What a private run has spent; None if it is not private."""
+        return self.ledger.spent_figures(exactly=self.round == self.given.rounds) if self.ledger else None
 
     def validate(self) -> Validated:
         """Try the global model on the job's held-out data."""
@@ -351,7 +292,7 @@ class Runner:
     def snapshot_of(self, state: dict[str, Any]) -> Snapshot:
         """The weights of now, and some state."""
         self.given.layout.load(self.model, self.server.row)
-        weights, aliases = named_weights(self.model)
+        weights, aliases = weights_and_aliases(self.model)
         course = (
             {"course": {"best": self.best}} if self.given.job.validates else {}
         )  # as a training has it: best weights are pruned by it
@@ -405,53 +346,3 @@ class Runner:
             said = (str(error).strip().splitlines() or [""])[0]
             self.say(Warned(f"the job's `show` failed: {type(error).__name__}: {said}; the weights are saved"))
             return ""
-
-
-def unlearned(losses: Sequence[float]) -> str:
-    """What is to be said of rounds whose losses did not fall; empty if they did, or if there are too few to tell.
-
-    >>> unlearned([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), unlearned([2.0, 2.1, 1.0]), unlearned([1.0, 2.0])
-    ('the loss did not fall: 2.05 in the first 2 rounds, 2.3 in the last 2', '', '')
-    """
-    third = len(losses) // 3
-    first, last = sum(losses[:third]) / max(third, 1), sum(losses[len(losses) - third :]) / max(third, 1)
-    return f"the loss did not fall: {first:.3g} in the first {third} rounds, {last:.3g} in the last {third}" * bool(
-        third and last >= first
-    )
-
-
-def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
-    """Counters of techniques by this word that have grown in a round, and by how much."""
-    found = {
-        name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(())))
-        for name, value in after.items()
-        if name.endswith(word)
-    }
-    return {name: by for name, by in found.items() if by}
-
-
-def some_of(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED_IN_TEXT]) + ", …" * (len(names) > NAMED_IN_TEXT)
-
-
-def means(sums: Sums) -> dict[str, float | None]:
-    """Means of metrics; None: it is not finite."""
-    found: dict[str, float | None] = finite_json(
-        {name: total / weight for name, (total, weight) in sums.items() if weight}
-    )
-    return found
-
-
-def named_weights(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """A model's state by name, and those of its names that are others' too."""
-    weights: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    seen: dict[tuple[int, int], str] = {}
-    for name, value in model.state_dict().items():
-        place = (value.data_ptr(), value.numel())
-        if value.numel() and place in seen:
-            aliases[name] = seen[place]
-        else:
-            seen[place] = name
-            weights[name] = value
-    return weights, aliases

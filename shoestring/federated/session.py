@@ -106,7 +106,8 @@ def begun(job: Job, held: OpenedRun, offers: AvailableTechniques | None = None, 
     note(held.folder.path, Planning())
     if asked.epsilon is not None and not newest_good(held.folder.checkpoints)[0]:
         check_room(held.folder.path, asked.ledger, asked.ledger_epsilon)
-    kept = None if held.changed else kept_plan(held.folder, partial(plan_in, offers=offers), adopt)
+    read = partial(plan_in, offers=offers, use=held.request.use, private=asked.epsilon is not None)
+    kept = None if held.changed else kept_plan(held.folder, read, adopt)
     if kept is not None:
         return Federation(held, prepared(job, asked, how=kept.how), kept.plan, None)
     outcome = chosen(job, asked, held.request.use, offers)

@@ -16,9 +16,9 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import drift, in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
 from shoestring.federated.room import FederatedRoom
-from shoestring.federated.round import RoundResult, play
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.planning.choose import asked_for
 from tests.federated.toys import toy

@@ -18,9 +18,9 @@ from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.evidence import UpdateEvidence, mean_square
 from shoestring.federated.options import FederateOptions
+from shoestring.federated.play import play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepared
 from shoestring.federated.room import FederatedRoom, planned
-from shoestring.federated.round import play
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import SHARES, TopK

@@ -12,8 +12,9 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.layout import layout_of
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import mean
+from shoestring.federated.play import play, update_problems
 from shoestring.federated.prepare import prepared
-from shoestring.federated.round import ServerState, Updates, play, update_problems
+from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.seeds import generator_of, seed_of
 from tests.federated.toys import toy, toy_job
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 import shoestring
 from shoestring.core.local import Local
 from shoestring.federated.events import RoundFinished
-from shoestring.federated.round import play
+from shoestring.federated.play import play
 from shoestring.federated.techniques.advance.momentum import FedAvgM
 from shoestring.federated.techniques.behaviour.malicious import Malicious
 from shoestring.runs.event import Event, Validated, Warned

@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import shoestring
+from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.cadence import Cadence
+from shoestring.runs.checkpoints import draft, newest_good, publish
 from shoestring.runs.event import Event, Saved, Stepped, Warned
+from shoestring.runs.folder import Folder
 from shoestring.runs.report import report_of
 from shoestring.show.page import page
 from tests.federated import toys
@@ -269,6 +273,52 @@ def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: 
     with pytest.raises(OSError, match=r"privacy\.jsonl"):
         run(file, folder, **PRIVATE)
     assert report_of(folder).of_kind(RoundFinished) == before
+
+
+NOISE = ["Clip(norm=0.1)", "GaussianNoise(multiplier=1.0)"]
+
+
+@pytest.mark.parametrize(
+    ("use", "techniques", "how", "said"),
+    [
+        (None, [], {}, "it has no noise, and an epsilon is asked for"),
+        (None, [0], {}, "it has no noise, and an epsilon is asked for"),
+        (None, [1], {}, "GaussianNoise is of no use without Clip or AdaptiveClip"),
+        (NOISE, [0, 0, 1], {}, "its techniques are"),
+        (NOISE, [0, 1], {"chunk": -1}, "-1 at once"),
+        (NOISE, [0, 1], {"chunk": 10**9}, "1000000000 at once"),
+        (NOISE, [0, 1], {"kind": "fast"}, "devices can't work fast"),
+    ],
+)
+def test_a_resealed_plan_that_could_not_be_of_what_is_asked_for_is_refused(
+    use: list[str] | None, techniques: list[int], how: dict[str, Any], said: str, file: Path, tmp_path: Path
+) -> None:
+    asked = PRIVATE | {"use": use, "epsilon": 500.0}
+    assert killed(file, tmp_path / "run", lambda event: isinstance(event, Saved) and event.step == 1, **asked)
+    folder = Folder(tmp_path / "run")
+    plan = folder.read("plan.json")
+    chosen = plan["chosen"]
+    chosen["techniques"] = [chosen["techniques"][place] for place in techniques]
+    folder.write("plan.json", plan | {"how": plan["how"] | how})
+    with pytest.raises(Mistake, match=rf"plan.json is damaged .*{said}.*adopt"):
+        run(file, tmp_path / "run", **asked)
+
+
+@pytest.mark.parametrize("resealed", [torch.ones(3), torch.ones((), dtype=torch.long), None])
+def test_state_that_the_techniques_can_not_have_kept_is_refused(
+    resealed: torch.Tensor | None, file: Path, tmp_path: Path
+) -> None:
+    killed(file, tmp_path / "run", lambda event: isinstance(event, Saved) and event.step == 1, use=["FedAdam()"])
+    folder = tmp_path / "run" / "checkpoints"
+    newest, _ = newest_good(folder)
+    assert newest is not None
+    state, weights = newest.state(), {name: one.clone() for name, one in newest.weights().items()}
+    del state["server"]["FedAdam.m"]
+    state["server"] |= {} if resealed is None else {"FedAdam.m": resealed}
+    shutil.rmtree(newest.path)
+    publish(draft(folder, newest.step, weights, state, newest.aliases()))
+    with pytest.raises(Mistake, match=r"FedAdam.m is not what the run's techniques keep.*--fresh"):
+        run(file, tmp_path / "run", use=["FedAdam()"])
 
 
 def test_a_run_that_was_asked_for_something_else_is_refused(file: Path, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
 from shoestring.federated.combined_statistics import median_statistics, statistics_problems
 from shoestring.federated.layout import layout_of
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
 from shoestring.federated.room import FederatedRoom, planned
-from shoestring.federated.round import RoundResult, ServerState, Updates, play
+from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.sampling import with_equal_weights

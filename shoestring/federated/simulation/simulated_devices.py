@@ -17,6 +17,7 @@ from torch import Tensor
 from shoestring.core.batch import tensors
 from shoestring.core.job import Job
 from shoestring.federated.device_errors import error_kind
+from shoestring.federated.play import nonfinite_problems
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import (
     DeviceResults,
@@ -26,7 +27,6 @@ from shoestring.federated.round import (
     Order,
     RejectedDevice,
     Round,
-    nonfinite_problems,
 )
 from shoestring.federated.simulation.cohort import MethodDiffers
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of
-from shoestring.federated.round import RoundResult, ServerState, play
+from shoestring.federated.round import ServerState
 from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
 from shoestring.federated.simulation.simulated_devices import SimulatedDevices, States
 from shoestring.federated.technique import FederatedTechnique
@@ -39,7 +40,15 @@ class Simulation:
     ) -> RoundResult:
         before, differs = dict(self.states), ""
         try:
-            return play(self.parts, server, self.ensure_devices(), self.given.population, judges, strict, on_answer)
+            return play(
+                self.parts,
+                server,
+                self.ensure_devices(),
+                self.given.population,
+                judges=judges,
+                strict=strict,
+                on_answer=on_answer,
+            )
         except MethodDiffers as why:
             differs = str(why)
         self.states.clear()
@@ -49,7 +58,15 @@ class Simulation:
             f"devices work one after the other from round {server.round + 1} on, which is slower: {differs}"
             + "; of the rounds before, some were compared and no difference was found" * bool(server.round)
         )
-        return play(self.parts, server, self.ensure_devices(), self.given.population, judges, strict, on_answer)
+        return play(
+            self.parts,
+            server,
+            self.ensure_devices(),
+            self.given.population,
+            judges=judges,
+            strict=strict,
+            on_answer=on_answer,
+        )
 
     def ensure_devices(self) -> SimulatedDevices:
         """The simulated devices, made on first use."""

@@ -13,9 +13,9 @@ from shoestring.core.codec import finite_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.federated.fold import COMPARISONS, ABRow, ABTable, ABTables, comparisons_in
-from shoestring.federated.layout import Layout
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.records import records_of
+from shoestring.federated.saved_weights import row_of
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.simulation.cohort import Engine
 from shoestring.federated.tasks.compare import Comparison
@@ -23,7 +23,6 @@ from shoestring.federated.tasks.gather import Cohort
 from shoestring.federated.tasks.registry import Registry
 from shoestring.federated.tasks.settings import TuneCandidate, Value, text_of
 from shoestring.federated.tasks.task import Attachment, FederatedTask, code_of
-from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.export import checkpoint_of
 from shoestring.runs.folder import Folder
 
@@ -42,20 +41,6 @@ def models_of(given: Prepared, runs: Sequence[str]) -> dict[str, Tensor]:
 
 def name_of(run: str, taken: dict[str, Tensor]) -> str:
     return Path(run).name if Path(run).name not in taken else str(run)
-
-
-def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
-    """The weights of a checkpoint as a row."""
-    row, weights = torch.zeros(layout.size), checkpoint.weights()
-    for name, view in layout.views(row).items():
-        source = weights.metadata.get(f"alias {name}", name)
-        if source not in weights.entries or weights[source].shape != view.shape:
-            raise Mistake(
-                f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: it belongs to another "
-                f"model; give the job and the flags that it was made with"
-            )
-        view.copy_(weights[source])
-    return row
 
 
 def candidates_of(

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of
 from shoestring.federated.room import planned
-from shoestring.federated.round import DeviceView, Objective, Order, RoundResult, Updates, play
+from shoestring.federated.round import DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice
 from shoestring.federated.simulation.shared_buffer import SharedBuffer
 from shoestring.federated.technique import FederatedTechnique

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from shoestring.federated.layout import layout_of
+from shoestring.federated.play import add_sums
 from shoestring.federated.records import records_of
-from shoestring.federated.round import DeviceView, Objective, Order, add_sums
+from shoestring.federated.round import DeviceView, Objective, Order
 from shoestring.federated.simulation.cohort import Engine, engine_work
 from shoestring.federated.tasks.compare import compare
 from shoestring.federated.tasks.evaluate import evaluate

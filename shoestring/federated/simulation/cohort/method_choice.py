@@ -21,6 +21,7 @@ from shoestring.federated.simulation.cohort.stacked import StackedMethod
 from shoestring.federated.simulation.cohort.vmapped import vmapped_losses, vmapped_outputs
 
 ROWS = 24 << 20  # bytes of a chunk's rows at most
+DEVICES = 32  # of a chunk at most
 FUSED, STACKED, SEQUENTIAL = "fused", "stacked", "sequential"
 WORDS = {
     FUSED: "hand-written steps of stacked matrix products",
@@ -83,7 +84,7 @@ def chunk_size(kind: str, plain: SequentialMethod) -> int:
     With more devices, the overhead of calling an operation is shared, which matters most for fused steps of small
     models. With fewer, their tensors fit into the cache, which matters more for stacked models, once they are recorded.
     """
-    most = 8 if kind == STACKED else 32
+    most = 8 if kind == STACKED else DEVICES
     return max(min(most, ROWS // (4 * plain.layout.size)), 2)
 
 

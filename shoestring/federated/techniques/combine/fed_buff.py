@@ -112,37 +112,7 @@ class FedBuff(FederatedTechnique):
             )
 
         def begin(server: ServerState, population: Population) -> ServerState:
-            if reason := self.impossible(population.count, population.per_round):
-                raise Mistake(f"FedBuff: {reason}")
-            server = round.begin(server, population)
-            order, generator = (
-                Order(server.seed, server.round, server.weights),
-                generator_of(server.seed, "FedBuff", server.round),
-            )
-            found = fill_buffer(
-                devices_at_work(server),
-                float(server.state["FedBuff.clock"]),
-                server.round,
-                BufferRules(self.concurrency or population.per_round, self.buffer, self.oldest),
-                lambda busy: draw_idle_device(population.count, busy, generator),
-                lambda number: duration(order, population.name(number)),
-            )
-            versions = server.state["FedBuff.versions"].clone()
-            versions[server.round % (self.oldest + 1)] = server.row
-            return with_state(
-                server, {"FedBuff.versions": versions, **state_entries(found, int(server.state["FedBuff.dropped"]))}
-            )
-
-        def choose(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
-            arrived: list[list[int]] = server.state["FedBuff.arrived"].tolist()
-            versions = sorted({version for _, version in arrived}, reverse=True)
-            return [
-                DeviceGroup(
-                    tuple(population.name(number) for number, begun in sorted(arrived) if begun == version),
-                    server.round - version,
-                )
-                for version in versions
-            ]
+            return self.filled(round.begin(server, population), population, duration)
 
         def order(server: ServerState, group: DeviceGroup) -> Order:
             """The order that the device received when it started: with that round's weights and random numbers."""
@@ -155,7 +125,31 @@ class FedBuff(FederatedTechnique):
         def combine(server: ServerState, arriving: Iterable[Updates]) -> Combined:
             return round.combine(server, map(self.discount, arriving))
 
-        return round.with_(initial=initial, begin=begin, choose=choose, order=order, combine=combine, duration=duration)
+        return round.with_(
+            initial=initial, begin=begin, choose=arrived_groups, order=order, combine=combine, duration=duration
+        )
+
+    def filled(
+        self, server: ServerState, population: Population, duration: Callable[[Order, str], float]
+    ) -> ServerState:
+        """The server when enough devices have finished for a round."""
+        if reason := self.impossible(population.count, population.per_round):
+            raise Mistake(f"FedBuff: {reason}")
+        order = Order(server.seed, server.round, server.weights)
+        generator = generator_of(server.seed, "FedBuff", server.round)
+        found = fill_buffer(
+            devices_at_work(server),
+            float(server.state["FedBuff.clock"]),
+            server.round,
+            BufferRules(self.concurrency or population.per_round, self.buffer, self.oldest),
+            lambda busy: draw_idle_device(population.count, busy, generator),
+            lambda number: duration(order, population.name(number)),
+        )
+        versions = server.state["FedBuff.versions"].clone()
+        versions[server.round % (self.oldest + 1)] = server.row
+        return with_state(
+            server, {"FedBuff.versions": versions, **state_entries(found, int(server.state["FedBuff.dropped"]))}
+        )
 
     def weights_at_age(self, server: ServerState, age: int) -> Tensor:
         """The whole model that was the newest `age` rounds ago."""
@@ -163,6 +157,19 @@ class FedBuff(FederatedTechnique):
 
     def discount(self, updates: Updates) -> Updates:
         return replace(updates, rows=STALENESS[self.staleness](updates.age) * updates.rows) if updates.age else updates
+
+
+def arrived_groups(server: ServerState, population: Population) -> Sequence[DeviceGroup]:
+    """The devices that have finished, by the age of the weights that they began from."""
+    arrived: list[list[int]] = server.state["FedBuff.arrived"].tolist()
+    versions = sorted({version for _, version in arrived}, reverse=True)
+    return [
+        DeviceGroup(
+            tuple(population.name(number) for number, begun in sorted(arrived) if begun == version),
+            server.round - version,
+        )
+        for version in versions
+    ]
 
 
 def state_entries(found: BufferFill, dropped: int) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -50,10 +50,14 @@ class Release:
         )
 
 
+def noise_of(techniques: Iterable[FederatedTechnique]) -> GaussianNoise | DeviceNoise | None:
+    """The technique that makes a plan private; None if none does."""
+    return next((one for one in techniques if isinstance(one, GaussianNoise | DeviceNoise)), None)
+
+
 def release_of(techniques: Sequence[FederatedTechnique], given: Prepared) -> Release | None:
     """How a plan's rounds are released; None if they have no noise, and so need no ledger."""
-    noise = next((one for one in techniques if isinstance(one, GaussianNoise | DeviceNoise)), None)
-    if noise is None:
+    if (noise := noise_of(techniques)) is None:
         return None
     population, asked = given.population, given.asked
     return Release(

@@ -13,7 +13,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
 from shoestring.core.technique import parsed, text
-from shoestring.federated.round import Combined, play
+from shoestring.federated.play import play
+from shoestring.federated.round import Combined
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.advance.adaptive import FedAdagrad, FedAdam, FedYogi
 from shoestring.federated.techniques.advance.fed_sgd import FedSGD

@@ -16,7 +16,8 @@ from shoestring.core.local import Local
 from shoestring.core.statistics import StatisticsRule
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.plain import plain_round
-from shoestring.federated.round import Order, Population, Round, RoundResult, ServerState, play
+from shoestring.federated.play import RoundResult, play
+from shoestring.federated.round import Order, Population, Round, ServerState
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.simulation.cohort import Engine, MethodChoice, engine_work
 from shoestring.federated.simulation.simulated_devices import DeviceWorker, SimulatedDevices
@@ -73,7 +74,11 @@ class Small:
     def round(self, judges: bool = False) -> RoundResult:
         names = list(self.records or COUNTS)
         played = play(
-            self.parts, self.server, self.devices, Population(len(names), names.__getitem__, self.per_round), judges
+            self.parts,
+            self.server,
+            self.devices,
+            Population(len(names), names.__getitem__, self.per_round),
+            judges=judges,
         )
         self.server = played.server
         return played

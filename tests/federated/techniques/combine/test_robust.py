@@ -16,7 +16,8 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parsed, text
 from shoestring.federated.plain import mean
-from shoestring.federated.round import Updates, play
+from shoestring.federated.play import play
+from shoestring.federated.round import Updates
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian, TrimmedMean, median
 from shoestring.federated.techniques.combine.krum import Krum, MultiKrum

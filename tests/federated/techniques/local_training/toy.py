@@ -11,6 +11,7 @@ from torch import Tensor
 from shoestring.core.local import Local
 from shoestring.federated.layout import Layout, LayoutEntry
 from shoestring.federated.plain import plain_round
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.records import Records
 from shoestring.federated.round import (
     DeviceResults,
@@ -19,10 +20,8 @@ from shoestring.federated.round import (
     Order,
     Population,
     Round,
-    RoundResult,
     ServerState,
     Updates,
-    play,
 )
 from shoestring.federated.seeds import seed_of
 from shoestring.federated.simulation.cohort.schedule import batches
@@ -151,7 +150,7 @@ class Run:
         self.devices = Here(self.parts, self.chunk)
 
     def round(self, judges: bool = False) -> RoundResult:
-        played = play(self.parts, self.server, self.devices, population(self.per_round), judges)
+        played = play(self.parts, self.server, self.devices, population(self.per_round), judges=judges)
         self.server = played.server
         return played
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.technique import parsed, text, total_cost
 from shoestring.federated.evidence import UpdateEvidence
+from shoestring.federated.play import RoundResult, play
 from shoestring.federated.randomness import SYSTEM, SeededRandomness, normals
-from shoestring.federated.round import DeviceResults, Order, Population, RoundResult, ServerState, play
+from shoestring.federated.round import DeviceResults, Order, Population, ServerState
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.adaptive_clip import AdaptiveClip
 from shoestring.federated.techniques.private.clip import NORM, Clip, DeviceClip

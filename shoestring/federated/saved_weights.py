@@ -1,0 +1,45 @@
+"""What checkpoints have of a model and its server: weights under all of their names, read as a row; techniques' state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shoestring.core.errors import Mistake
+from shoestring.federated.layout import Layout
+from shoestring.runs.checkpoints import RunCheckpoint
+
+
+def row_of(checkpoint: RunCheckpoint, layout: Layout) -> Tensor:
+    """The weights of a checkpoint as a row."""
+    row, weights = torch.zeros(layout.size), checkpoint.weights()
+    for name, view in layout.views(row).items():
+        source = weights.metadata.get(f"alias {name}", name)
+        if source not in weights.entries or weights[source].shape != view.shape:
+            raise Mistake(
+                f"the checkpoint {checkpoint.path} has no weights {name!r} of the shape {tuple(view.shape)}: it is of another "
+                f"model; give the job and the flags that it was made with, another --run, or --fresh"
+            )
+        view.copy_(weights[source])
+    return row
+
+
+def weights_and_aliases(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A model's state by name, and those of its names that are others' too."""
+    weights: dict[str, torch.Tensor] = {}
+    aliases: dict[str, str] = {}
+    seen: dict[tuple[int, int], str] = {}
+    for name, value in model.state_dict().items():
+        place = (value.data_ptr(), value.numel())
+        if value.numel() and place in seen:
+            aliases[name] = seen[place]
+        else:
+            seen[place] = name
+            weights[name] = value
+    return weights, aliases
+
+
+def fits(found: Tensor, initial: Tensor) -> bool:
+    """Whether a technique can have kept this where it began with `initial`; what began without rows may have any number."""
+    rows = slice(int(initial.dim() > 0 and not len(initial)), None)
+    return found.dtype == initial.dtype and found.dim() == initial.dim() and found.shape[rows] == initial.shape[rows]
