@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
+from shoestring.core.command import Command
 from shoestring.core.rooms import RoomPlugin
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import ClassVar
+
+JOBS = "The job's own arguments are flags too: name the job before --help to see them."
 
 
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
+
+    def commands(self) -> tuple[Command, ...]:
+        return (
+            Command(
+                "distill",
+                "train a student to say what its teachers say",
+                "shoestring.compression.distillation.options:DistillCommand",
+                "shoestring.compression.distillation.command:run",
+                JOBS,
+                job_flags=True,
+                keeps_result=True,
+                runs=True,
+            ),
+            Command(
+                "compress",
+                "a smaller or faster model: down to a size, a latency and a quality at once",
+                "shoestring.compression.arguments:CompressCommand",
+                "shoestring.compression.command:run",
+                JOBS,
+                job_flags=True,
+                keeps_result=True,
+            ),
+        )
 
 
 COMPRESSION = CompressionPlugin()

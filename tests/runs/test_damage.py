@@ -8,8 +8,8 @@ import random
 import shutil
 import signal
 import sys
-from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from shoestring.commands.main import run as command
-from shoestring.commands.run_plan import settled_plan
+from shoestring.core.command import Call
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.processes.named_job import claim_of_run
@@ -32,10 +32,12 @@ from shoestring.runs.resume import opened
 from shoestring.runs.session import kept_plan, kept_report
 from shoestring.show.page import page
 from shoestring.show.watch.follow import FollowedRun
+from shoestring.training.commands.run_plan import settled_plan
 from shoestring.training.execution import training
 from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
+from shoestring.training.options import TrainCommand
 from shoestring.training.outcome import plan_file
 from shoestring.training.plan import Plan, load_plan, plan_in
 from tests.records import records
@@ -249,32 +251,41 @@ def test_deeply_nested_json_is_damage_like_any_other(trained: Trained, tmp_path:
 # Pipes, devices, folders
 
 
+@contextmanager
+def replaced(path: Path, put: Callable[[Path], object]) -> Iterator[None]:
+    """While inside, something else stands at a path. Other tests copy the folder: a device left there would fill the disk."""
+    aside = path.with_name("aside")
+    path.rename(aside)
+    put(path)
+    try:
+        yield
+    finally:
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        aside.rename(path)
+
+
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
 def test_what_is_no_file_is_refused_without_waiting(
     kind: str, trained: Trained, tmp_path: Path, ended_if_it_hangs: None
 ) -> None:
     put = {"pipe": os.mkfifo, "device": lambda path: path.symlink_to("/dev/zero"), "folder": Path.mkdir}
     for path in trained.files:
-        aside = path.with_name("aside")
-        path.rename(aside)
-        put[kind](path)
-        try:
-            asked, checkpoint, told_of = trained.outlook()
-            assert (
-                path.name in ("job.py", "report.json", "report.html", NAME)
-                or told_of
-                or "step-00000006" not in str(path)
-            )
-            assert asked == trained.before[0] and (checkpoint == trained.before[1] or told_of)
-        except Mistake as error:
-            assert path.name in ("run.json", "plan.json", "lock") and path.name in str(error)
-        if path.name == NAME:
-            with pytest.raises(Mistake, match=f"{kind}, not a file"):
-                Events(trained.path)
-        assert holder(trained.path) is None
-        assert bool(trained.look(tmp_path)["damage"]) == (path.name in KEPT)
-        path.rmdir() if kind == "folder" else path.unlink()
-        aside.rename(path)
+        with replaced(path, put[kind]):
+            try:
+                asked, checkpoint, told_of = trained.outlook()
+                assert (
+                    path.name in ("job.py", "report.json", "report.html", NAME)
+                    or told_of
+                    or "step-00000006" not in str(path)
+                )
+                assert asked == trained.before[0] and (checkpoint == trained.before[1] or told_of)
+            except Mistake as error:
+                assert path.name in ("run.json", "plan.json", "lock") and path.name in str(error)
+            if path.name == NAME:
+                with pytest.raises(Mistake, match=f"{kind}, not a file"):
+                    Events(trained.path)
+            assert holder(trained.path) is None
+            assert bool(trained.look(tmp_path)["damage"]) == (path.name in KEPT)
 
 
 # Events
@@ -376,7 +387,7 @@ def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
 def test_a_checkpoint_that_hashes_well_and_cannot_be_unpacked_is_passed_over(
     name: str, data: bytes, trained: Trained, tmp_path: Path
 ) -> None:
-    shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints")
+    shutil.copytree(trained.path / "checkpoints", tmp_path / "checkpoints", symlinks=True)
     *_, before, last = saved(tmp_path / "checkpoints")
     written_again(last, name, data)
     good, bad = newest_good(tmp_path / "checkpoints", PARTS)
@@ -400,7 +411,7 @@ def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained)
     held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
-            settled_plan(Namespace(replan=True), None, held)  # type: ignore[arg-type]
+            settled_plan(TrainCommand("job.py", replan=True), Call("train"), None, held)  # type: ignore[arg-type]
     finally:
         held.lock.release()
         following.unlink()
