@@ -28,7 +28,7 @@ from shoestring.federated.catalogue import CONFLICTS as FEDERATED_CONFLICTS
 from shoestring.federated.catalogue import SLOTS
 from shoestring.training.catalogue import CATALOGUE as TRAINING
 from shoestring.training.conflicts import CONFLICTS as TRAINING_CONFLICTS
-from shoestring.training.technique import UNITING
+from shoestring.training.group_technique import UNITING, GroupTechnique
 
 Kind = type[Technique[Any, Any]]
 Conflicts = Mapping[frozenset[str], str]
@@ -167,8 +167,8 @@ def conflicts_of(kind: Kind, room: RoomPages) -> Iterable[str]:
 
 def stands_for(name: str, kind: Kind) -> bool:
     """Whether a name in a table of conflicts means a technique, one of its settings, or all that unite workers as it does."""
-    axis = getattr(kind, "unites", "")
-    return name.partition("(")[0] == kind.__name__ or bool(axis and name in (UNITING, f"{UNITING} along {axis}"))
+    united = issubclass(kind, GroupTechnique) and name in (UNITING, f"{UNITING} along {kind.unites}")
+    return name.partition("(")[0] == kind.__name__ or united
 
 
 def write(folder: Path) -> None:

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from shoestring import Job
+from tests.training.evidence import test_rehearse as steered
 from tests.training.memory import test_block_state as kept
-from tests.training.planning import test_values as steered
 
 WIDTH = kept.WIDTH
 SAMPLES = 6

@@ -10,20 +10,27 @@ start inherit it.
 No test depends on time (tests/waiting.py, tests/test_no_clocks.py). Hypothesis would fail an example that takes longer than a fifth of a
 second, and give up drawing where that is slow: neither here. It draws the same examples in every run.
 
+Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: without it every process that a test starts compiles shoestring again, and
+pytest rewrites the assertions of every file in every run. That is bytecode of shoestring and of the tests only; what tests write and
+import stays as the variable says.
+
 A shell ignores SIGINT for what it starts in the background, and `nohup` ignores SIGHUP. Commands keep to that, so tests that stop them
 would wait for ever: here no signal is ignored.
 """
 
 from __future__ import annotations
 
+import compileall
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import shoestring
 from shoestring.measure.instructions import cap_this_process
 
 cap_this_process()
@@ -44,6 +51,22 @@ settings.register_profile(
     "shoestring", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
 )
 settings.load_profile("shoestring")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile shoestring once for all processes of the session; a worker of xdist finds it compiled."""
+    if not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(shoestring.__file__).parent, quiet=2)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the rewritten assertions of the test files."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+    try:
+        return (yield)
+    finally:
+        sys.dont_write_bytecode = before
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from shoestring import Job
-from shoestring.core.run import Run, brought_home
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
 from shoestring.runs.checkpoints import newest_good, publish
@@ -61,7 +62,7 @@ def trained(job: Job, techniques: Sequence[Technique], folder: Path, stops: Coll
 def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool) -> tuple[Run, Progress]:
     feed = Feed(job)
     run = prepared(job, techniques, seeded(job), folder, resumed)
-    feed.assignment = run.assignment
+    feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     if resumed:
         checkpoint, _ = newest_good(folder / "checkpoints")

@@ -119,7 +119,9 @@ def test_no_job_that_a_run_names_is_run(
     folder = sent.copied(sent.run, tmp_path / "downloaded")
     shutil.copy(sent.net, tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
-    for name in [one for one in names_of(sent, folder) if one.startswith("/")]:  # others are names of scripts
+    paths = [one for one in names_of(sent, folder) if one.startswith("/")]  # others are names of scripts
+    assert paths
+    for name in paths:
         reseal(folder / "run.json", lambda data, name=name: data.update(job=name, source="0" * 64))  # type: ignore[misc]
         assert command(words) == 2
         told = capsys.readouterr().err

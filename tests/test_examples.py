@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,16 @@ EXAMPLES = [
 ]
 
 
+@cache
+def run(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=HUNG)
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_has_at_most_forty_lines(path: Path) -> None:
     assert len(path.read_text().splitlines()) <= 40
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=HUNG)
-    assert done.returncode == 0, done.stderr[-2000:]
+    assert run(path).returncode == 0, run(path).stderr[-2000:]
 
 
 def test_the_exact_example_is_exact() -> None:
-    done = subprocess.run([sys.executable, str(EXAMPLES[0])], capture_output=True, text=True, timeout=HUNG)
-    assert "same bits after ten steps: True" in done.stdout
+    assert "same bits after ten steps: True" in run(EXAMPLES[0]).stdout

@@ -20,6 +20,7 @@ from tests.warm import python
         ["-m", "shoestring", "plan", "nothing.py"],
         ["-m", "shoestring", "dance"],
         ["-c", "import sys; print(sys.argv); sys.exit(7)", "a", "b c"],
+        ["-c", "# warm\nimport sys\nprint(sys.argv, __name__)\nsys.exit(7)", "a", "b c"],
     ],
 )
 def test_it_says_the_same_and_ends_the_same(words: list[str], tmp_path: Path) -> None:

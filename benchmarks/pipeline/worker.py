@@ -175,6 +175,7 @@ def ours(
     from shoestring.core.actions import idle_share
     from shoestring.data.feed import Feed
     from shoestring.training.evidence.rehearse import prepared
+    from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
     from shoestring.training.loop import steps
@@ -182,7 +183,6 @@ def ours(
     from shoestring.training.pipeline.pipeline import Pipeline
     from shoestring.training.pipeline.schedule import bubble
     from shoestring.training.pipeline.stages import Stages
-    from shoestring.training.technique import mesh_sizes
 
     plan = Pipeline(world, settings.pieces, schedule, balance, chunks)
     here = replace(job, mesh=joined_mesh(join_link(rank, world), mesh_sizes((plan,), world), True))
@@ -192,7 +192,7 @@ def ours(
     assert isinstance(stages, Stages)
     times, idle = [], []
     begun = time.perf_counter()
-    for _ in steps(run, islice(Feed(here, run.assignment), settings.steps)):
+    for _ in steps(run, islice(Feed(here, run.team.assignment), settings.steps)):
         times.append(time.perf_counter() - begun)
         idle.append(idle_share(tuple(here.link.objects(tuple(stages.spans)))))
         begun = time.perf_counter()

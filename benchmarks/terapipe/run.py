@@ -168,10 +168,10 @@ class Contest:
 
         from shoestring.core.mesh import on_one_axis
         from shoestring.training.evidence.rehearse import prepared
+        from shoestring.training.group_technique import mesh_sizes, uniting
         from shoestring.training.links.process_mesh import joined_mesh
-        from shoestring.training.technique import mesh_sizes
 
-        staged = any(one.unites for one in techniques)
+        staged = bool(uniting(techniques))
         mesh = joined_mesh(self.link, mesh_sizes(techniques, 2)) if staged else on_one_axis()
         torch.manual_seed(0)
         return prepared(replace(self.job, mesh=mesh), techniques, self.job.model())

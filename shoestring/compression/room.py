@@ -186,8 +186,9 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         busiest = max(
             (one for one in (self.first.clock.plain, self.timed) if one is not None), key=lambda one: one.busy
         )
-        told = busiest.warning if self.budget.latency is not None else ""
-        return f"{heal}; {told}: ask again when it is quieter" if told else heal
+        busy = busiest.warning if self.budget.latency is not None else ""
+        quieter = (f"{busy}: ask again when it is quieter",) if busy else ()
+        return heal + "".join(f"; {one}" for one in (*self.first.left_plain, *quieter))
 
 
 def excess(cost: ModelCost, found: Fidelity) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -264,14 +265,7 @@ class CompressSession:
         told = self.figures(measured)
         leading = measured.fidelity.leading
         assert leading is not None, "what was measured has outputs"
-
-        def both(name: str, times: float = 1.0) -> dict[str, float | None]:
-            one = told[name]
-            return {
-                "predicted": None if one.predicted is None else one.predicted * times,
-                "measured": None if one.measured is None else one.measured * times,
-            }
-
+        both = partial(predicted_and_measured, told)
         return {
             "folder": str(folder),
             "size_bytes": both("size_bytes"),
@@ -310,6 +304,14 @@ class CompressSession:
             "notes": [*self.source.notes, *self.given.notes, *self.plan.cost.told, *measured.notes],
             "files": [TENSORS, MANIFEST],
         }
+
+
+def predicted_and_measured(told: Figures, name: str, times: float = 1.0) -> dict[str, float | None]:
+    one = told[name]
+    return {
+        "predicted": None if one.predicted is None else one.predicted * times,
+        "measured": None if one.measured is None else one.measured * times,
+    }
 
 
 def loaded_model(source: ModelSource, target: Path) -> nn.Module:

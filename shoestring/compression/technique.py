@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from shoestring.compression.allocate import Allocation, Option, frontier, smallest_bytes, total
 from shoestring.compression.allocate_outputs import OutputSums
-from shoestring.compression.calibration.calibration import Calibration, StorageChoice
+from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.latency import LatencyTimer
+from shoestring.compression.calibration.storage_choice import StorageChoice
 from shoestring.compression.calibration.weight_usage import Weight
 from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import Stored, fixed_bytes, folder_bytes, numbers_bytes, stored_bytes
@@ -129,11 +130,16 @@ class ModelCost:
     def choice(self) -> AllocationChoice:
         """Allocate, measure the damages that this relies on, allocate again with damages that are known better now."""
         found = AllocationChoice(options := self.priced(), self.best(options))
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS if self.can_be_small(options) else 0):
             if not self.measure(found.allocation):
                 break
             found = AllocationChoice(options := self.priced(), self.best(options))
         return found
+
+    def can_be_small(self, options: Options) -> bool:
+        """Whether its smallest forms keep the size. If not, it is only told how near they come, which takes no exact damage."""
+        size = self.wanted.size
+        return size is None or fixed_bytes(self.about, self.buffers) + smallest_bytes(options) <= size
 
     def best(self, options: Options) -> Allocation[StorageOffer]:
         budget = self.wanted

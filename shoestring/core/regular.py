@@ -24,6 +24,7 @@ KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFLNK: "a link",
 }
+LARGEST = 1 << 30  # bytes of a file that is read as a whole
 
 
 class NotRegular(OSError, Mistake):
@@ -75,5 +76,8 @@ def not_a_folder(path: Path) -> str:
 
 
 def read_regular(path: str | Path) -> bytes:
+    """A file's whole content. A larger one than any of ours, which may be nothing but a hole, is refused."""
     with open(path, "rb", opener=regular) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise OSError(errno.EFBIG, f"its {size:,} bytes are more than any file of ours has", str(path))
         return file.read()

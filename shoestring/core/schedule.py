@@ -27,7 +27,8 @@ from shoestring.core.assignment import Assignment
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.core.seams import calls_user
 
 EXAMPLE = "schedule=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)"
@@ -119,7 +120,7 @@ def with_schedule(job: Job, run: Run) -> Run:
     """The run with the job's schedule, if it has one."""
     if job.schedule is None:
         return run
-    made = job.schedule(run.optimizer, run.steps) if takes_steps(job) else job.schedule(run.optimizer)
+    made = job.schedule(run.optimizer, run.settings.steps) if takes_steps(job) else job.schedule(run.optimizer)
     scheduler = made.scheduler if isinstance(made, PerEpoch) else made
     missing = [
         name for name in ("step", "state_dict", "load_state_dict") if not callable(getattr(scheduler, name, None))

@@ -6,7 +6,7 @@ A room has a base class for both, such as `training.technique.TrainingTechnique`
 frozen dataclass whose fields are its knobs, and overrides the defaults that do not fit.
 
 Contract: `apply` changes no field of the subject, the job or the links that it is given
-(tests/training/test_apply_is_pure.py). One number, `order`, sorts techniques for `cost` and `apply` alike
+(tests/training/test_technique.py). One number, `order`, sorts techniques for `cost` and `apply` alike
 (decisions/003).
 """
 

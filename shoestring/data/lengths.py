@@ -9,7 +9,7 @@ for others.
 Data whose batches are all alike are planned for by their first ones.
 
 Contract: Everything in planning takes its batches from `planned_batches(job)`; a child process is given the number of
-the largest batch and goes to it in its own feed (tests/training/planning/test_lengths.py).
+the largest batch and goes to it in its own feed (tests/data/test_lengths.py).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ Devices work in groups, a row of a matrix each, so a thousand simulated devices 
 device works on a single row. State that must survive a restart is in `ServerState.state`, or in `DeviceView.state` on a
 device.
 
-Contract: What is kept is kept as tensors, saved with every checkpoint (tests/federated/test_kill.py). The rows of a
+Contract: What is kept is kept as tensors, saved with every checkpoint (tests/federated/test_session.py). The rows of a
 chunk never depend on how many processes there are (tests/federated/simulation/test_simulated_devices.py).
 """
 

@@ -37,6 +37,7 @@ from shoestring.core.private import (
     tree_leaves,
 )
 from shoestring.core.run import Run
+from shoestring.core.run_state import KeepsAverages, LivesOnDisk
 from shoestring.measure.fake import WORKSPACES, Stage
 from shoestring.measure.holdings import Holders
 
@@ -421,9 +422,9 @@ def hold_run(run: Run, tracker: Tracker) -> None:
     """Count the tensors that a run holds."""
     tracker.hold((*run.model.parameters(), *stepped_tensors(run)), "parameters")
     tracker.hold(run.model.buffers(), "buffers")
-    tracker.hold((average for part in run.state.values() for average in part.averages.values()), "buffers")
+    tracker.hold((average for part in run.state_that(KeepsAverages) for average in part.averages.values()), "buffers")
     tracker.hold(state_tensors(run.optimizer), "optimizer")
-    tracker.hold((buffer for part in run.state.values() for buffer in part.buffers), "buffers of the disk")
+    tracker.hold((buffer for part in run.state_that(LivesOnDisk) for buffer in part.buffers), "buffers of the disk")
 
 
 def stepped_tensors(run: Run) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ and lines that the ledger lacks (somebody restored an older copy) count in the s
 somebody who forges both the ledger and the checkpoints: no key signs them.
 
 Contract: A round of a private federation is in the ledger before anything of it leaves the process, and one that is
-played again counts again (tests/privacy/test_ledger.py, tests/federated/test_kill.py).
+played again counts again (tests/privacy/test_ledger.py, tests/federated/test_session.py).
 """
 
 from __future__ import annotations

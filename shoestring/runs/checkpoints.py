@@ -34,7 +34,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.files import sync
 from shoestring.core.regular import NotRegular, read_regular, regular
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 from shoestring.runs.disk_weights import Reader
 from shoestring.runs.packing import packed, unpacked
 from shoestring.runs.tensors import TensorFile, UnreadableTensors, write_tensors

@@ -222,12 +222,14 @@ def read_records(folder: Path, offset: int = 0, most: int = -1) -> FoundRecords:
             file.seek(offset)
             data = file.read(most)
             if data and most > 0 and b"\n" not in data:  # a line that is longer
-                data += file.readline()
+                data += file.readline(PIECE)
     except FileNotFoundError:
         return FoundRecords([], offset, 0, 0)
     except OSError as error:
         return FoundRecords([], offset, 0, 0, f"{NAME} can't be read: {error}")
     size = data.rfind(b"\n") + 1
+    if not size and len(data) > PIECE:
+        return FoundRecords([], offset, 0, len(data), f"{NAME} has a line longer than any of ours")
     lines = [line for line in data[:size].split(b"\n") if line]
     events = events_of(lines)
     return FoundRecords(events, offset + size, len(lines) - len(events), len(data) - size)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, write_whole
 from shoestring.core.job import Job
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of

@@ -16,7 +16,7 @@ from, a damaged event is skipped and counted, and the report tells of both inste
 (tests/runs/test_unreadable.py).
 
 A lock counts only on a file that still has its name: whoever begins a run anew moves the folder away with its lock
-(tests/runs/test_one_process.py). A run is finished when its last weights are saved (tests/runs/test_full_disk.py).
+(tests/runs/test_folder.py). A run is finished when its last weights are saved (tests/runs/test_saver.py).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 
 
 def with_update(weight: Tensor, a: Tensor, b: Tensor, scale: float, transposed: bool) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import dense_parts
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 from shoestring.measure.process import memory_all
 from shoestring.runs.tensors import TensorFile
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shoestring.core.errors import CURES, Mistake
 from shoestring.core.regular import not_a_folder
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import BEST, draft, make_room, prune, prune_best, publish
 from shoestring.runs.event import Event, Saved, Warned

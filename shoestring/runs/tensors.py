@@ -18,7 +18,7 @@ from torch import Tensor
 
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import regular
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 
 DTYPES = {
     "F64": torch.float64,

@@ -14,6 +14,7 @@ from shoestring.core.mesh import on_one_axis
 from shoestring.core.staging import Staging
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.training.evidence.step import first_batch
+from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique
 
@@ -60,7 +61,5 @@ def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[t
 def staging(techniques: tuple[TrainingTechnique, ...], ledger: Ledger) -> Staging | None:
     """Where a plan cuts the model, on the ledger of the plain step; None if it does not."""
     costs = list(accumulate(techniques, lambda now, technique: technique.cost(now), initial=ledger))
-    return next(
-        filter(None, (technique.staging(now, costs[-1]) for technique, now in zip(techniques, costs, strict=False))),
-        None,
-    )
+    pairs = zip(techniques, costs, strict=False)
+    return next((one.staging(now, costs[-1]) for one, now in pairs if isinstance(one, StagedTechnique)), None)

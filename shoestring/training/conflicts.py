@@ -12,7 +12,7 @@ from itertools import combinations
 from typing import Any
 
 from shoestring.core.technique import Technique
-from shoestring.training.technique import UNITING
+from shoestring.training.group_technique import UNITING
 
 ALL_GRADIENTS = "fp16 must look at all gradients for overflow before any weight moves"
 SERVED = ("Asynchronous", "DropStragglers")  # the first worker keeps the weights and serves the others

@@ -30,9 +30,10 @@ from shoestring.training.evidence.held_out import looked_through, with_own
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
+from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.plan import Plan, ProcessBasis, RankFigures
 from shoestring.training.process_figure import ProcessFigure, estimated, expected_process, overhead
-from shoestring.training.technique import TrainingTechnique, environment, mesh_sizes
+from shoestring.training.technique import TrainingTechnique, environment
 
 Techniques = tuple[TrainingTechnique, ...]
 Combination = Candidate[TrainingTechnique, Ledger]
@@ -93,7 +94,7 @@ class Predictor:
         )  # tried before workers that may wait for each other
         highest = peak(log)
         if self.rehearsals.job.validates and any(
-            technique.serves for technique in one.techniques
+            technique.serves for technique in uniting(one.techniques)
         ):  # there only the first worker validates
             highest = max(highest, peak(self.log(one.techniques, rank=0)), key=lambda found: found.bytes)
         seconds = one.known["step_seconds"]
@@ -160,7 +161,7 @@ class Predictor:
     def divided(self, techniques: Techniques) -> bool:
         """Whether workers hold different parts of the model, so that each must be rehearsed to find the one that needs
         most."""
-        return self.devices > 1 and any(one.unites not in ("", "data") for one in techniques)
+        return self.devices > 1 and any(one.unites != "data" for one in uniting(techniques))
 
     def by_rank(self, techniques: Techniques) -> tuple[tuple[RankFigures, ...], Log]:
         """The figures of every kind of worker, the first worker's first; and the log of the one that needs most. For a
@@ -281,7 +282,7 @@ class Predictor:
         job = self.rehearsals.job
         if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
             return plan
-        serves, alike = any(technique.serves for technique in plan.techniques), self.alike(plan.techniques)
+        serves, alike = any(technique.serves for technique in uniting(plan.techniques)), self.alike(plan.techniques)
         found = []
         with suppress(Exception):  # the plan is usable without them
             each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
@@ -299,13 +300,11 @@ class Predictor:
         """Bytes that the first worker sends per step, with the agreement after it; and, if the other workers send
         something else, what each of them sends in a step of its own. If steps differ, the mean over all, each kind of
         step rehearsed."""
-        united = sorted(
-            (technique for technique in techniques if technique.unites), key=lambda one: one.unites != "data"
-        )
+        united = sorted(uniting(techniques), key=lambda one: one.unites != "data")
         if self.devices == 1 or not united:
             return 0.0, 0.0
-        uniting = united[0]  # along data if there are several replicas: the other axes communicate in every step
-        if uniting.serves:
+        first = united[0]  # along data if there are several replicas: the other axes communicate in every step
+        if first.serves:
             return float(self.rehearsals.log(techniques, rank=0).sent[-1]), float(log.sent[-1])
         place = self.rehearsals.job.link
         if rank is None and place.rank and not self.alike(techniques):
@@ -319,16 +318,16 @@ class Predictor:
             else 0
         )
         total_steps = self.rehearsals.job.steps
-        kinds = uniting.talking(total_steps)
+        kinds = first.talking(total_steps)
         if not kinds:
             return float(log.sent[-1] + told), 0.0
-        others = [technique for technique in techniques if technique is not uniting]
+        others = [technique for technique in techniques if technique is not first]
         total = sum(
             count * self.rehearsals.log(in_order((*others, kind)), rank).sent[-1]
             for kind, count in kinds.items()
             if count
         )
-        total += told * uniting.agreements(total_steps)
+        total += told * first.agreements(total_steps)
         return total / max(total_steps, 1), 0.0
 
     def alike(self, techniques: Techniques) -> bool:
@@ -465,7 +464,7 @@ def place_of(moment: Moment) -> str:
 
 def agrees(techniques: Techniques) -> float:
     """Fraction of steps that end in a barrier; 0 = asynchronous."""
-    return next((technique.agrees for technique in techniques if technique.unites == "data"), 1.0)
+    return next((technique.agrees for technique in uniting(techniques) if technique.unites == "data"), 1.0)
 
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoestring.core.job import Job, interval, target
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.core.schedule import Schedule
 from shoestring.data.feed import Feed
 from shoestring.training.validation import SilentObserver, check_goal, run_validation
@@ -57,7 +58,7 @@ class Progress(RunState):
 
     def begin_step(self, batch: Any) -> Any:
         if self.schedule is not None:
-            self.schedule.begin_step(self.feed.epoch, self.run.assignment)
+            self.schedule.begin_step(self.feed.epoch, self.run.team.assignment)
         return batch
 
     @property

@@ -17,10 +17,11 @@ from shoestring.planning.choose import asked_for, candidates
 from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
+from shoestring.training.group_technique import GroupTechnique, axes_not_united, mesh_sizes, uniting
 from shoestring.training.plan import Plan
 from shoestring.training.predict import Combination, Predictor, Techniques, splits
 from shoestring.training.savings import costs_more, excess
-from shoestring.training.technique import TrainingTechnique, axes_not_united, mesh_sizes
+from shoestring.training.technique import TrainingTechnique
 
 NOISE = 0.03  # relative difference of step times between two plannings of one job; more if timed steps varied more
 TRIALS = 2  # real trials of plans whose process follows no rule,
@@ -116,7 +117,7 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         return families(techniques)
 
     def concerns(self, kind: type[TrainingTechnique]) -> bool:
-        return self.predictor.devices > 1 or not kind.unites  # only groups need uniting
+        return self.predictor.devices > 1 or not issubclass(kind, GroupTechnique)  # only groups need uniting
 
     def why_inexact(self, one: TrainingTechnique, cost: Ledger) -> str:
         return f" ({cost.findings.reasons['mixes samples']})" if splits(one, cost) else ""
@@ -142,7 +143,7 @@ def complete(techniques: Techniques, ledger: Ledger) -> bool:
         sizes = mesh_sizes(techniques, ledger.workers.everybody)
     except Mistake:  # the techniques do not fit this number of workers
         return False
-    return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in techniques if one.unites)
+    return not axes_not_united(techniques, sizes) and all(sizes[one.unites] > 1 for one in uniting(techniques))
 
 
 def combinations(

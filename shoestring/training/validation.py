@@ -3,11 +3,11 @@ model's state (buffers, attributes, its own generators, the mode of every module
 
 Metrics are means weighted by batch weight, so a group, in which every worker has its part of every batch, gets the same
 result as one process; if workers do not wait for each other, the one that counts steps validates whole batches. The
-model is called through `Run.together`, outside of a step, wherever a technique keeps its weights and in their
+model is called through `OutsideSteps.together`, outside of a step, wherever a technique keeps its weights and in their
 precision.
 
 Contract: Trained weights have the same bits with validation and without it
-(tests/training/planning/test_validation.py).
+(tests/training/test_validation.py).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, gather_objects, guarded_outside, stored_weights
+from shoestring.core.run import Run
+from shoestring.core.run_weights import guarded_outside, stored_weights
 from shoestring.core.seams import calls_user
 from shoestring.data.elements import held_out_feed
 from shoestring.data.feed import Feed
@@ -97,10 +98,13 @@ def run_validation(
             with watch.around(), guarded_outside(run):
                 found = metrics_by_name(job.validate(run.model), "validate")
             return dict(
-                gather_objects(run, found)[0]
+                run.team.objects(found)[0]
             )  # all workers computed it; where it draws or reads a clock, the first worker's result counts
         return means(
-            run, job, once_through(held_out(job, run.assignment.asynchronous)) if batches is None else batches, watch
+            run,
+            job,
+            once_through(held_out(job, run.team.assignment.asynchronous)) if batches is None else batches,
+            watch,
         )
 
 
@@ -113,7 +117,7 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
             stack.enter_context(restoring_state(run))
             stack.enter_context(torch.no_grad())
             # The job's own validation may call the model any number of times, so all weights are made available
-            stack.enter_context(run.usable() if run.together is None or job.validate is not None else run.together())
+            stack.enter_context(run.outside.used_by_all() if job.validate is None else run.outside.usable())
         random_state.seed(job.seed)
         try:
             yield
@@ -127,7 +131,7 @@ def validating(run: Run, job: Job, watch: SilentObserver) -> Iterator[None]:
 def restoring_state(run: Run) -> Iterator[None]:
     """While inside, every module is in evaluation mode; afterwards the model's state is restored."""
     # Asynchronous workers change shared weights and statistics meanwhile: then only generators are restored
-    shared, modes = run.assignment.asynchronous, {module: module.training for module in run.model.modules()}
+    shared, modes = run.team.assignment.asynchronous, {module: module.training for module in run.model.modules()}
     before: list[Frozen] = [*generators_of(run.model)] if shared else BlockState(run.model).picture()
     before += map(FrozenGenerator, generators_beside(run))
     elsewhere = stored_weights(run)
@@ -167,7 +171,10 @@ def restoring_state(run: Run) -> Iterator[None]:
 def generators_beside(run: Run) -> Iterator[Any]:
     """Random generators that a model's code refers to: in its file, or in the closures of its functions."""
     places: dict[int, list[Any]] = {}
-    for code in (run.evaluate, *{type(module): type(module).forward for module in run.model.modules()}.values()):
+    for code in (
+        run.outside.evaluate,
+        *{type(module): type(module).forward for module in run.model.modules()}.values(),
+    ):
         if isinstance(code, FunctionType) and not str(code.__module__).startswith(
             "torch."
         ):  # a class made at run time has no module
@@ -199,7 +206,7 @@ def means(run: Run, job: Job, batches: Iterable[tuple[Batch, bool]], watch: Sile
             totals[name] = (total + weight * value if weight else total, whole + weight)
     whole_totals: dict[str, tuple[float, float]] = {}
     for told in (
-        gather_objects(run, totals) if not run.link.imagined else [totals]
+        run.team.objects(totals) if not run.team.link.imagined else [totals]
     ):  # in the order of workers, so that all get the same result
         for name, (total, weight) in told.items():
             before = whole_totals.get(name, (0.0, 0.0))
@@ -218,7 +225,7 @@ def batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
 @calls_user("model, loss or metrics")
 def raw_batch_metrics(run: Run, job: Job, batch: Batch) -> Mapping[str, Any]:
     try:
-        output = run.evaluate(run.model, batch)
+        output = run.outside.evaluate(run.model, batch)
     except RuntimeError as error:
         if NO_GRADIENT not in str(error):
             raise

@@ -11,7 +11,7 @@ import pytest
 
 from shoestring.compression.sections import compression_page
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, tab
-from tests.show.test_compression_page import made_report
+from tests.compression.test_sections import made_report
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 390, 768, 1280)

@@ -12,8 +12,8 @@ import pytest
 from shoestring.runs.folder import Lock
 from tests.browser.test_charts_in_browser import chart, opened_report, over
 from tests.browser.test_page_in_browser import OUTSIDE, OVERLAPS, seen, served, tab
+from tests.federated.test_sections import NASTY, ROWS, federated_run, round_fields
 from tests.show.made_runs import add, made_run
-from tests.show.test_federation_page import NASTY, ROWS, federated_run, round_fields
 
 pytestmark = pytest.mark.browser
 CHARTS = (

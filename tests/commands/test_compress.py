@@ -148,7 +148,7 @@ def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsy
 
 
 STEPS = 600  # that a healing takes here, however fast the machine is
-KILLED = f"""
+KILLED = f"""# warm
 import os, signal, sys
 from functools import partialmethod
 from itertools import count
@@ -170,6 +170,7 @@ run(sys.argv[1:])
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.group_technique import GroupTechnique, uniting
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.adapters import trained_state
 from shoestring.training.memory.allocator import Allocator, installed
@@ -142,10 +143,13 @@ PAIRS: list[tuple[Technique, ...]] = [
     in_order((across, one))
     for across in (Pipeline(2, 2), TensorParallel(2))
     for one in ALL
-    if one.unites in ("", "data")
-    and not conflict((across, one))
-    and not isinstance(one, SequencePipeline)
-    and not (isinstance(one, Checkpoint) and one.schedule)
+    if not isinstance(one, GroupTechnique)
+    or (
+        one.unites == "data"
+        and not conflict((across, one))
+        and not isinstance(one, SequencePipeline)
+        and not (isinstance(one, Checkpoint) and one.schedule)
+    )
 ]  # which is of the blocks of another job
 
 
@@ -177,7 +181,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     source = SEQUENCES if any(isinstance(one, (SequencePipeline, TensorParallel)) for one in plan) else JOB
     (tmp_path / "job.py").write_text(source)
     Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
-    axes = {one.unites for one in plan} - {""}
+    axes = {one.unites for one in uniting(plan)}
     count = 3 if isinstance(technique, DropStragglers) else 2 ** len(axes)
     devices = ["--devices", str(count)] if axes else []
     words = ["train", "job.py", "--plan", "plan.json", "--save-every", str(EVERY), "--json", *devices]

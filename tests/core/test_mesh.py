@@ -12,7 +12,7 @@ from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, lines, on_one_axis, rank_at
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.shard import Shard
-from shoestring.training.technique import axes_not_united
+from shoestring.training.group_technique import axes_not_united
 
 SIZES = st.dictionaries(st.sampled_from(["data", "stage", "tensor"]), st.integers(1, 4), min_size=1)
 

@@ -20,7 +20,7 @@ from shoestring.federated.techniques.advance.momentum import FedAvgM
 from shoestring.federated.techniques.behaviour.malicious import Malicious
 from shoestring.runs.event import Event, Validated, Warned
 from shoestring.runs.report import report_of
-from tests.federated.test_kill import JOB
+from tests.federated.test_session import JOB
 from tests.federated.toys import records, toy, toy_job
 
 

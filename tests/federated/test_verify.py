@@ -16,7 +16,7 @@ from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedPlan
 from shoestring.federated.simulation.cohort import recording
 from shoestring.federated.verify import MOST, ROUNDS, rounds_to_verify, verify_plan
-from tests.federated.simulation.cohort.test_awkward import clients, job_of
+from tests.federated.simulation.cohort.test_agreement import clients, job_of
 from tests.federated.toys import toy
 
 PLAIN = FederatedPlan((), Exactness.BITS, {})

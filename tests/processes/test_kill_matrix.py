@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.test_cli import answer
+from tests.commands.test_main import answer
 from tests.records import records, steps_in
 from tests.waiting import UNTIL_EXISTS
 

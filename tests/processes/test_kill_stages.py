@@ -15,9 +15,9 @@ from shoestring.core.technique import described
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event
 from shoestring.training.pipeline.pipeline import Pipeline
-from tests.commands.test_cli import answer
+from tests.commands.test_main import answer
 from tests.processes import test_kill_matrix as matrix
-from tests.processes.test_group import LifeClock, suspended_at
+from tests.processes.group.test_launch import LifeClock, suspended_at
 from tests.records import records, steps_in
 from tests.tasks import train_task
 from tests.waiting import PASS_GATE, Gates

@@ -23,6 +23,8 @@ from shoestring.show.page import page
 from tests.golden import lost
 from tests.waiting import HUNG
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 GOLDEN = Path(__file__).parent.parent / "golden"
 VERSIONS = sorted(path.name for path in GOLDEN.glob("version-*"))
 

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from shoestring.core.errors import Mistake
 from shoestring.runs import checkpoints
 from shoestring.runs.checkpoints import FILES, damage, draft, publish
+from shoestring.runs.event import Warned
+from shoestring.runs.events import NAME, note
+from shoestring.runs.folder import Folder
+from shoestring.runs.history import History
+
+HOLE = 1 << 40  # bytes of a file that takes no place on the disk, and more than any memory
 
 
 @pytest.mark.parametrize("unreadable", [*FILES, "manifest.json"])
@@ -37,3 +44,18 @@ def test_the_file_that_can_not_be_read_is_the_one_that_is_blamed(
     monkeypatch.setattr(hashlib, "file_digest", digest)
     monkeypatch.setattr(checkpoints, "read_regular", read)
     assert damage(checkpoint) == f"{unreadable} can't be read (Input/output error)"
+
+
+def test_a_file_that_is_nothing_but_a_hole_is_refused_and_not_read(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").touch()
+    os.truncate(tmp_path / "plan.json", HOLE)
+    with pytest.raises(Mistake, match=f"plan.json is damaged .*its {HOLE:,} bytes are more than any file of ours"):
+        Folder(tmp_path).read("plan.json")
+
+
+def test_events_are_read_up_to_a_hole(tmp_path: Path) -> None:
+    note(tmp_path, Warned("before"))
+    os.truncate(tmp_path / NAME, HOLE)
+    found = History().read(tmp_path)
+    assert [one.text for one in found.others if isinstance(one, Warned)] == ["before"]
+    assert found.wrong == "events.jsonl has a line longer than any of ours"

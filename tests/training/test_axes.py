@@ -25,6 +25,7 @@ from shoestring.planning.choose import asked_for
 from shoestring.training.axes import kinds_of_workers
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -36,7 +37,6 @@ from shoestring.training.plan import Plan, load_plan, plan_in
 from shoestring.training.planner import Planner
 from shoestring.training.room import combinations
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 
 MB = 10**6
 
@@ -129,7 +129,7 @@ def test_on_four_workers_stages_and_copies_are_chosen_together() -> None:
     assert stages == {1, 2, 4} and len(every) < 5000
     for found in every:  # copies of the model are united, and lone copies are not
         lines = next((one.stages for one in found.techniques if isinstance(one, Pipeline)), 1)
-        assert any(one.unites == "data" for one in found.techniques) == (lines < 4)
+        assert any(one.unites == "data" for one in uniting(found.techniques)) == (lines < 4)
         assert found.known["world"] == 4
 
 

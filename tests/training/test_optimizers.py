@@ -15,7 +15,7 @@ from torch import nn
 import shoestring
 from shoestring import Lamb, Lars, Mistake
 from shoestring.core.hardware import Hardware
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import prepared, rehearse, tracked

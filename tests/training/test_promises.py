@@ -16,7 +16,8 @@ from shoestring.core.batch import Batch, split
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, brought_home
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak

@@ -14,7 +14,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.core.technique import drift, in_order, total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
@@ -32,11 +32,11 @@ from shoestring.compression.calibration.latency import LatencyTimer, latency_tim
 from shoestring.compression.calibration.model_outputs import Outputs
 from shoestring.compression.calibration.moments import SecondMoment
 from shoestring.compression.calibration.probe import first_samples, join_if_equivalent
-from shoestring.compression.calibration.scratch import Scratch, ScratchTensor, trim
+from shoestring.compression.calibration.scratch import Scratch, trim
+from shoestring.compression.calibration.storage_choice import StorageChoice
 from shoestring.compression.calibration.weight_usage import Usage, Weight, record_usage, weights_of
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
 from shoestring.compression.formats.grid import GridFormat, matrix_shape
-from shoestring.compression.formats.kinds import KINDS
 from shoestring.compression.formats.manifest import Stored
 from shoestring.compression.formats.packed_modules import temporary_formats
 from shoestring.compression.formats.sparse import SparseFormat
@@ -45,43 +45,13 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 
 PROBE = GridSetting(4, 64)  # the grid by which a weight's sensitivity is measured
-PROBED, FEWEST = 32, 8  # vectors of outputs, and samples, on which single weights are tried, at least
-LOOKED_AT = 4096  # rows of a table by which the error of a grid is estimated, before it is made of all of them
+PROBED, FEWEST = 32, 4  # vectors of outputs, and samples, on which single weights are tried, at least
+SHARE_OF_ROWS, FEWEST_ROWS, LOOKED_AT = (8, 64, 4096)  # by one row in 8, from 64 to 4096 of them, errors are estimated
 NOTHING = 1e-12  # damage below this is rounding of the outputs
 AT_ONCE = 1 << 22  # numbers of a weight that are compared at once
 
 Damages = tuple[float, ...]  # of every output
 T = TypeVar("T")
-
-
-@dataclass
-class StorageChoice:
-    """A way to store a weight, whose form is made when it is needed."""
-
-    stored: Stored
-    error: float  # estimated
-    make: Callable[[], WeightFormat]
-    scratch: Scratch | None = None  # where it lies once it was made: all ways of all weights are larger than the model
-    parts: dict[str, ScratchTensor] | None = None
-
-    @property
-    def form(self) -> WeightFormat:
-        if self.parts is None or self.scratch is None:
-            form = self.make()
-            self.put_aside(form)
-            return form
-        tensors = {name: self.scratch.read(place) for name, place in self.parts.items()}
-        return KINDS[self.stored.kind](self.stored.shape, self.stored.dtype, self.stored.settings, tensors)
-
-    def put_aside(self, form: WeightFormat) -> None:
-        """Read it from the file from now on; what made it is given up, with all that it holds."""
-        if self.scratch is not None:
-            self.parts = {name: self.scratch.keep(tensor) for name, tensor in form.tensors().items()}
-            self.make = given_up
-
-
-def given_up() -> WeightFormat:
-    raise AssertionError("a form that was put aside is read, not made again")
 
 
 class MadeOnce(Generic[T]):
@@ -150,15 +120,17 @@ class Calibration:
         return tuple(weight for weight in self.weights if weight.name not in self.too_large)
 
     @property
+    def left_plain(self) -> tuple[str, ...]:
+        """Weights that stay as they are because of their numbers."""
+        return tuple(
+            f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
+            for name, value in self.too_large.items()
+        )
+
+    @property
     def told(self) -> tuple[str, ...]:
         """What the user should know: what techniques left alone, and why."""
-        return (
-            *self.notes,
-            *(
-                f"{name} has numbers up to {value:.3g}, and float16 holds {LARGEST:,.0f} at most: it is stored as it is"
-                for name, value in self.too_large.items()
-            ),
-        )
+        return (*self.notes, *self.left_plain)
 
     @cached_property
     def usage(self) -> dict[str, Usage]:
@@ -218,33 +190,35 @@ class Calibration:
     # Forms
 
     def grids(self, weight: Weight, settings: Sequence[GridSetting]) -> list[str]:
-        """The labels of a weight on grids, all rounded at once."""
-        labels = [f"grid {setting.bits}/{setting.group}" for setting in settings]
+        """The labels of a weight on grids. Their errors are estimated from some rows; a grid is made when its form is asked for."""
+        made = [self.gridded(weight, setting) for setting in settings]
         missing = [
-            setting for setting, label in zip(settings, labels, strict=True) if (weight.name, label) not in self.ways
+            (one, grid) for one, grid in zip(settings, made, strict=True) if (weight.name, grid[0]) not in self.ways
         ]
-        rows, value = self.shape(weight)[0], self.matrix(weight, self.values[weight.name])
-        if missing and self.moment(weight) is None and rows > LOOKED_AT and self.mask(weight) is None:
-            few = value[:: -(-rows // LOOKED_AT)]
-            for setting, one in zip(missing, round_to_grid(few, missing), strict=True):
-                self.add(
-                    weight,
-                    self.gridded(weight, setting),
-                    one.error * rows / len(few),
-                    partial(self.rounded_form, weight, value, setting),
-                )
-        elif missing:
-            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
-            for setting, one in zip(
-                missing, round_to_grid(value, missing, self.moment(weight), self.mask(weight)), strict=True
-            ):
-                form = grid_form(weight, setting, one, self.inputs_first(weight))
-                error = (
-                    one.error / inputs if weight.dtype == torch.float32 else self.error(weight, form)
-                )  # which rounds once more
-                self.add(weight, self.gridded(weight, setting), error, given_up).put_aside(form)
+        if missing:
+            errors = self.grid_errors(weight, [setting for setting, _ in missing])
+            for (setting, grid), error in zip(missing, errors, strict=True):
+                self.add(weight, grid, error, partial(self.rounded_form, weight, setting))
             trim()
-        return labels
+        return [label for label, _ in made]
+
+    def grid_errors(self, weight: Weight, settings: Sequence[GridSetting]) -> list[float]:
+        """The errors of a weight on grids, as those of some of its rows: rows are rounded independently."""
+        some, times = self.some_rows(weight)
+        few, mask = self.matrix(weight, self.values[weight.name])[some], self.mask(weight)
+        rounded = round_to_grid(few, settings, self.moment(weight), None if mask is None else mask[some])
+        if weight.dtype == torch.float32:
+            inputs = 1 if self.moment(weight) is None else max(self.usage[weight.name].inputs, 1)
+            return [times * one.error / inputs for one in rounded]
+        shape = replace(weight, shape=tuple(few.shape))
+        forms = (grid_form(shape, setting, one) for setting, one in zip(settings, rounded, strict=True))
+        return [times * self.rows_error(weight, form.dense(), few) for form in forms]  # which round once more
+
+    def some_rows(self, weight: Weight) -> tuple[slice, float]:
+        """Rows of a weight's matrix, evenly spread, by which errors are estimated; and how many rows there are for each of them."""
+        rows = self.shape(weight)[0]
+        step = max(1, rows // min(max(FEWEST_ROWS, rows // SHARE_OF_ROWS), LOOKED_AT))
+        return slice(None, None, step), rows / max(-(-rows // step), 1)
 
     def gridded(self, weight: Weight, setting: GridSetting) -> tuple[str, Stored]:
         return (
@@ -302,8 +276,11 @@ class Calibration:
             return None
         return moment
 
-    def rounded_form(self, weight: Weight, value: Tensor, setting: GridSetting) -> WeightFormat:
-        return grid_form(weight, setting, round_to_grid(value, [setting])[0], self.inputs_first(weight))
+    def rounded_form(self, weight: Weight, setting: GridSetting) -> WeightFormat:
+        value = self.matrix(weight, self.values[weight.name])
+        one = round_to_grid(value, [setting], self.moment(weight), self.mask(weight))[0]
+        trim()
+        return grid_form(weight, setting, one, self.inputs_first(weight))
 
     def inputs_first(self, weight: Weight) -> bool:
         """Whether it is multiplied as x W: then what is rounded is W^T, whose rows belong to outputs as those of other weights do."""
@@ -333,11 +310,16 @@ class Calibration:
         return None if found is None else self.matrix(weight, found)
 
     def error(self, weight: Weight, form: WeightFormat) -> float:
-        """What is off in a form, in the metric of the weight's inputs."""
+        """What is off in a form, in the metric of the weight's inputs; estimated from some rows, as that of a grid is."""
+        some, times = self.some_rows(weight)
+        mine, wanted = (self.matrix(weight, one)[some] for one in (form.dense(), self.values[weight.name]))
+        return times * self.rows_error(weight, mine, wanted)
+
+    def rows_error(self, weight: Weight, found: Tensor, wanted: Tensor) -> float:
+        """What is off in rows of a weight's matrix."""
         moment, total = self.moment(weight), 0.0
         some = max(1, AT_ONCE // max(self.shape(weight)[1], 1))  # rows
-        mine, wanted = (self.matrix(weight, one).split(some) for one in (form.dense(), self.values[weight.name]))
-        for one, other in zip(mine, wanted, strict=True):
+        for one, other in zip(found.split(some), wanted.split(some), strict=True):
             off = (one - other).float()
             total += float(off.square().sum(dtype=torch.float64)) if moment is None else moment.error(off)
         return total / (1 if moment is None else max(self.usage[weight.name].inputs, 1))

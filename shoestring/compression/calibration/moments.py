@@ -14,6 +14,7 @@ from torch import Tensor
 from shoestring.compression.calibration.scratch import Scratch, ScratchTensor
 
 PANEL = 256  # rows of a panel
+WAITING = 4  # inputs are added when there is one for so many columns, or more
 DAMPING = 0.01  # fraction of the mean second moment added to the diagonal, so that errors in unseen inputs count too
 
 
@@ -25,6 +26,7 @@ class SecondMoment:
     columns: int
     squares: Tensor  # the diagonal, in memory
     panels: list[ScratchTensor] = field(default_factory=list)
+    waiting: list[ScratchTensor] = field(default_factory=list)  # inputs that are not in it yet
     known_factor: Factor | None = None
 
     @classmethod
@@ -41,8 +43,17 @@ class SecondMoment:
         return made
 
     def add(self, rows: Tensor) -> None:
-        """Add x x^T of further inputs (inputs, columns)."""
+        """Add x x^T of further inputs (inputs, columns). A few wait in the file for others: all panels are written again for them."""
         self.known_factor = None
+        self.waiting.append(self.scratch.keep(rows))
+        if sum(one.shape[0] for one in self.waiting) >= self.columns // WAITING:
+            self.finish()
+
+    def finish(self) -> None:
+        """Add the inputs that wait. Called before anything is read."""
+        if not self.waiting:
+            return
+        rows, self.waiting = torch.cat([self.scratch.read(one) for one in self.waiting]), []
         for number, (begin, end) in enumerate(panel_bounds(self.columns)):
             new = rows[:, begin:end].T @ rows[:, :end]
             if number < len(self.panels):
@@ -52,11 +63,18 @@ class SecondMoment:
                 self.panels.append(self.scratch.keep(new))
             self.squares[begin:end] = new[:, begin:].diagonal()
 
+    def copy(self) -> SecondMoment:
+        self.finish()
+        panels = [self.scratch.keep(self.scratch.read(place)) for place in self.panels]
+        return SecondMoment(self.scratch, self.columns, self.squares.clone(), panels)
+
     def diagonal(self) -> Tensor:
+        self.finish()
         return self.squares
 
     def rows(self, chosen: Tensor) -> Tensor:
         """Whole rows of M (chosen, columns)."""
+        self.finish()
         found = torch.empty(len(chosen), self.columns)
         for place, (begin, end) in zip(self.panels, panel_bounds(self.columns), strict=True):
             panel = self.scratch.read(place)
@@ -71,6 +89,7 @@ class SecondMoment:
 
     def error(self, off: Tensor) -> float:
         """off M off^T, summed over the rows of `off`."""
+        self.finish()
         total = 0.0
         for place, (begin, end) in zip(self.panels, panel_bounds(self.columns), strict=True):
             panel, mine = self.scratch.read(place), off[:, begin:end]
@@ -82,6 +101,7 @@ class SecondMoment:
         """Cholesky factor, with as little damping as needed; None if even 100 times the damping does not make M
         positive definite."""
         if self.known_factor is None:
+            self.finish()
             mean = float(self.squares.double().mean()) or 1.0
             tried = (cholesky_factor(self, times * DAMPING * mean) for times in (1, 10, 100))
             self.known_factor = next((one for one in tried if one is not None), None)

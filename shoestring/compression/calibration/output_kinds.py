@@ -35,7 +35,7 @@ from shoestring.compression.calibration.fidelity import (
     measure_from_values,
     with_variance,
 )
-from shoestring.compression.calibration.model_outputs import compared_names, named_tensors, uncompared_names
+from shoestring.compression.calibration.model_outputs import Outputs, compared_names, named_tensors, uncompared_names
 from shoestring.compression.calibration.probe import first_samples
 from shoestring.compression.calibration.scratch import trim
 from shoestring.core import random_state
@@ -191,9 +191,7 @@ def measures_of(
     by_values = measure == R2 or (
         measure == AUTO and any(name not in found or found[name].measure == R2 for name in names)
     )
-    said = collect_outputs(
-        model, job.forward, batches if by_values else batches[:1], [OutputMeasure(name, COSINE) for name in names]
-    )
+    said = some_outputs(model, job, batches if by_values else batches[:1], names)
     made = []
     for name in names:
         mine = [one[name] for one in said]
@@ -204,6 +202,21 @@ def measures_of(
         made.append(add_value_statistics(replace(how, axis=validated_axis(how, mine[0], axis)), mine, found.get(name)))
     trim()
     return tuple(made), tuple(notes)
+
+
+def some_outputs(model: nn.Module, job: Job, batches: Sequence[Batch], names: Sequence[str]) -> list[Outputs]:
+    """The outputs of batches; if those of all would be large, of the first samples of each."""
+    found: list[Outputs] = []
+    for batch in batches:
+        whole = collect_outputs(model, job.forward, [batch], [OutputMeasure(name, COSINE) for name in names])[0]
+        share = LARGE / (max(sum(one.numel() for one in whole.values()), 1) * len(batches))
+        found.append(
+            {
+                name: one[: max(1, int(share * len(one)))].clone() if one.dim() and share < 1 else one
+                for name, one in whole.items()
+            }
+        )
+    return found
 
 
 def add_value_statistics(how: OutputMeasure, said: Sequence[Tensor], watched: OutputMeasure | None) -> OutputMeasure:

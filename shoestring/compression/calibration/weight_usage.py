@@ -82,7 +82,7 @@ class Usage:
     """How the observed forward passes used one weight."""
 
     calls: int = 0  # of modules that own it; 1 if it was used although none of them was called
-    scratch: Scratch | None = None  # file that holds the moment; None: no moments are recorded
+    inputs_read: InputMoments | None = None  # None: no moments are recorded
     moment: SecondMoment | None = None  # sum of x x^T over inputs: (columns, columns); of rows if inputs_first
     inputs: int = 0  # number of inputs x in that sum
     largest: float = 0.0  # largest absolute input
@@ -98,14 +98,46 @@ class Usage:
             return
         self.largest = max(self.largest, float(rows.abs().max()))
         if self.mixed or (self.inputs and self.inputs_first != inputs_first):
-            self.mixed, self.moment = True, None
+            self.mixed = True
             return
         if len(rows) > ROWS:  # evenly spread
             rows = rows[:: -(-len(rows) // ROWS)]
         self.inputs_first, self.inputs = inputs_first, self.inputs + len(rows)
-        if self.scratch is not None:
-            self.moment = self.moment or SecondMoment.zero(rows.shape[1], self.scratch)
-            self.moment.add(rows.float())
+        if self.inputs_read is not None:
+            self.inputs_read.add(self, rows)
+
+
+class InputMoments:
+    """Second moments of inputs. Weights that always read the same ones (queries, keys and values) share one, and its factor."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self.scratch, self.rows = (
+            scratch,
+            torch.empty(0),
+        )  # a copy of the last inputs: the model may change them in place
+        self.readers: dict[int, Usage] = {}  # of the last inputs, which are added when other inputs come; by id
+        self.owners: dict[int, set[int]] = {}  # by id of a moment: the ids of those who share it
+
+    def add(self, usage: Usage, rows: Tensor) -> None:
+        if id(usage) in self.readers or not torch.equal(rows, self.rows):
+            self.finish()
+            self.rows = rows.clone()
+        self.readers[id(usage)] = usage
+
+    def finish(self) -> None:
+        """Add the last inputs. A moment of which some owners did not read them is split first."""
+        rows, readers, self.rows, self.readers = self.rows.float(), self.readers, torch.empty(0), {}
+        for before in {id(one.moment): one.moment for one in readers.values()}.values():
+            mine = {key for key, one in readers.items() if one.moment is before}
+            moment, others = before, self.owners.get(id(before), mine) - mine
+            if before is None or others:
+                moment = SecondMoment.zero(rows.shape[1], self.scratch) if before is None else before.copy()
+                self.owners[id(before)] = others
+            assert moment is not None, "made above if there was none"
+            self.owners[id(moment)] = mine
+            moment.add(rows)
+            for key in mine:
+                readers[key].moment = moment
 
 
 class UsageProbe(DispatchMode):
@@ -114,7 +146,8 @@ class UsageProbe(DispatchMode):
 
     def __init__(self, weights: Mapping[str, Tensor], scratch: Scratch | None) -> None:
         super().__init__()
-        self.usage = {name: Usage(scratch=scratch) for name in weights}
+        self.inputs_read = InputMoments(scratch) if scratch is not None else None
+        self.usage = {name: Usage(inputs_read=self.inputs_read) for name in weights}
         self.places = {
             one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items() if one.is_contiguous()
         }
@@ -256,5 +289,8 @@ def record_usage(
                 stack.callback(module.register_forward_pre_hook(counted).remove)
         with look:
             yield look.usage
+    if look.inputs_read is not None:
+        look.inputs_read.finish()
     for usage in look.usage.values():
         usage.calls = max(usage.calls, 1) if usage.kinds else 0
+        usage.moment = None if usage.mixed else usage.moment

@@ -111,8 +111,8 @@ def distillation_job(
         )
 
     def loss(output: Any, batch: Batch) -> Tensor:
-        inner, hidden = unwrap(batch), output.hidden if plan.hidden else ()
-        mine = output.own if plan.hidden else output
+        inner = unwrap(batch)
+        mine, hidden = (output.own, output.hidden) if plan.hidden else (output, ())
         check_gradient(plan.hidden, hidden)
         said = teachers.say(inner, [term.teacher for term in plan.hidden])
         taught = distillation_loss(plan.terms, mine, hidden, said, inner, plan.temperature, plan.axis)
@@ -122,14 +122,19 @@ def distillation_job(
 
     job = replace(own, forward=forward, loss=loss)
     if plan.hidden:
-        metrics = own.metrics
-        job = replace(
-            job,
-            model=ProjectedStudent(own.model, widths),
-            weights=weights_without_projections(own),
-            metrics=metrics and (lambda output, batch: metrics(output.own, batch)),
-        )
+        job = with_projections(job, ProjectedStudent(own.model, widths))
     return job if unlabelled is None else mix_unlabelled(job, own, unlabelled, ratio)
+
+
+def with_projections(job: Job, model: ProjectedStudent) -> Job:
+    """The job of a student whose hidden states are projected to the teacher's widths."""
+    metrics = job.metrics
+    return replace(
+        job,
+        model=model,
+        weights=weights_without_projections(job),
+        metrics=metrics and (lambda output, batch: metrics(output.own, batch)),
+    )
 
 
 def weights_without_projections(own: Job) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor, nn
 
 from shoestring.compression.distillation.losses import TeacherOutputs, compared_tensor, distillation_loss
-from shoestring.compression.distillation.method import distillation_settings
+from shoestring.compression.distillation.method import DistillationSettings, distillation_settings
 from shoestring.compression.distillation.unlabelled import Unlabelled, mix_unlabelled, unwrap
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -57,18 +57,7 @@ def codistillation_job(
 ) -> Job:
     """A job that trains several peers of the student's architecture together."""
     plan = distillation_settings(objective, temperature, alpha, axis)
-    if peers < 2:
-        raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
-    if plan.hidden:
-        raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
-    if plan.alpha == 1:
-        raise Mistake(
-            "--alpha 1 with peers: no peer would learn from the labels, they would only agree with each other; give less than 1"
-        )
-    if own.weights:
-        raise Mistake(
-            "the student's job loads weights from a file, so all peers would start as the same model: leave `weights` out"
-        )
+    check_peers(own, peers, plan)
 
     def forward(model: nn.Module, batch: Batch) -> PeerOutputs:
         assert isinstance(model, Peers), "the model that this job makes"
@@ -102,6 +91,22 @@ def codistillation_job(
         show=show and (lambda model: show(first(model))),
     )
     return job if unlabelled is None else mix_unlabelled(job, own, unlabelled, ratio)
+
+
+def check_peers(own: Job, peers: int, plan: DistillationSettings) -> None:
+    """Raise Mistake for what peers can't learn by."""
+    if peers < 2:
+        raise Mistake(f"--peers {peers}: co-distillation needs 2 or more")
+    if plan.hidden:
+        raise Mistake("peers learn from each other's outputs: leave hidden(...) out of the objective")
+    if plan.alpha == 1:
+        raise Mistake(
+            "--alpha 1 with peers: no peer would learn from the labels, they would only agree with each other; give less than 1"
+        )
+    if own.weights:
+        raise Mistake(
+            "the student's job loads weights from a file, so all peers would start as the same model: leave `weights` out"
+        )
 
 
 def first_peer(weights: Mapping[str, V]) -> dict[str, V]:

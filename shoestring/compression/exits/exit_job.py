@@ -86,9 +86,7 @@ def exit_job(
     if train not in ("all", "heads"):
         raise Mistake(f'train={train!r}: give "all" (trunk and heads) or "heads" (the trunk stays as it is)')
     after = tuple(sorted(after))
-    shares = tuple(weights) if weights is not None else (1.0,) * len(after)
-    if len(shares) != len(after) or any(not share >= 0 for share in shares):
-        raise Mistake(f"weights={shares} for exits after {after}: give one for each, 0 or more")
+    shares = shares_of(weights, after)
     shapes, classes = shapes_of(job, after)
     make, frozen = head or usual_head, train == "heads"
 
@@ -115,6 +113,14 @@ def exit_job(
         return {**job.metrics(output.end, batch), **at}
 
     return replace(job, model=model, loss=loss, metrics=metrics if job.metrics is not None else None)
+
+
+def shares_of(weights: Sequence[float] | None, after: Sequence[int]) -> tuple[float, ...]:
+    """The weight of each exit's loss."""
+    shares = tuple(weights) if weights is not None else (1.0,) * len(after)
+    if len(shares) != len(after) or any(not share >= 0 for share in shares):
+        raise Mistake(f"weights={shares} for exits after {after}: give one for each, 0 or more")
+    return shares
 
 
 def divergence(logits: Tensor, target: Tensor, temperature: float) -> Tensor:

@@ -123,24 +123,10 @@ def module_of(model: nn.Module, edit: FactorEdit) -> nn.Module:
 
 def chain_for(layer: Any, edit: FactorEdit) -> nn.Module:
     """The chain that replaces a layer, with its dtype and on its device."""
-    kinds: tuple[Any, ...] = {
-        LowRankEdit: (nn.Linear, nn.Conv2d),
-        TuckerEdit: (nn.Conv2d,),
-        TensorTrainEdit: (nn.Embedding,),
-    }[type(edit)]
-    if not isinstance(layer, kinds) and not (isinstance(edit, LowRankEdit) and is_transposed(layer)):
-        raise Mistake(
-            f"{edit.module} is a {type(layer).__name__}, which {type(edit).__name__} can't replace: these edits are of another "
-            f"model"
-        )
-    if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
-        raise Mistake(
-            f"{edit.module} has {layer.weight.numel()} parameters, and would have {count} after {edit}: factorization never "
-            f"makes a layer larger, so the manifest was changed; use an intact folder"
-        )
+    check_replaceable(layer, edit)
+    kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
     stride: Any = getattr(layer, "stride", 1)
     padding: Any = getattr(layer, "padding", 0)
-    kind = {"dtype": layer.weight.dtype, "device": layer.weight.device}
     bias = getattr(layer, "bias", None) is not None
     match edit:
         case LowRankEdit(rank=rank) if isinstance(layer, nn.Conv2d):
@@ -176,6 +162,25 @@ def chain_for(layer: Any, edit: FactorEdit) -> nn.Module:
                     f"{prod(edit.rows)} x {prod(edit.columns)}: these edits are of another model"
                 )
             return TrainEmbedding(layer.num_embeddings, edit.rows, edit.columns, edit.ranks, layer.padding_idx, **kind)
+
+
+def check_replaceable(layer: Any, edit: FactorEdit) -> None:
+    """Raise Mistake for an edit of another kind of layer, or one that makes the layer larger."""
+    kinds: tuple[Any, ...] = {
+        LowRankEdit: (nn.Linear, nn.Conv2d),
+        TuckerEdit: (nn.Conv2d,),
+        TensorTrainEdit: (nn.Embedding,),
+    }[type(edit)]
+    if not isinstance(layer, kinds) and not (isinstance(edit, LowRankEdit) and is_transposed(layer)):
+        raise Mistake(
+            f"{edit.module} is a {type(layer).__name__}, which {type(edit).__name__} can't replace: these edits are of another "
+            f"model"
+        )
+    if (count := numbers_in_chain(layer, edit)) > MOST_NUMBERS + 4 * layer.weight.numel():
+        raise Mistake(
+            f"{edit.module} has {layer.weight.numel()} parameters, and would have {count} after {edit}: factorization never "
+            f"makes a layer larger, so the manifest was changed; use an intact folder"
+        )
 
 
 def numbers_in_chain(layer: Any, edit: FactorEdit) -> int:

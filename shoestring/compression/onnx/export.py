@@ -201,7 +201,7 @@ def trace_graph(
 ) -> tuple[Any, list[str]]:
     """The model as an ONNX graph with packed weights (`dense`: all in float32), and messages for the user."""
     from shoestring.compression.onnx.emit import write_weight
-    from shoestring.compression.onnx.graph import Graph, inputs_of
+    from shoestring.compression.onnx.graph import Graph
 
     forms = formats_of(model)
     plain = decode_weights(copy.deepcopy(model))
@@ -241,12 +241,20 @@ def trace_graph(
         }
     )
     proto = graph.proto()
-    read = {name for node in graph.nodes for name in inputs_of(node)} | {one.name for one in proto.graph.output}
+    left = keep_read_inputs(proto, weights)
+    name_axes(proto, inputs)
+    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
+
+
+def keep_read_inputs(proto: Any, weights: Collection[str]) -> list[Any]:
+    """Remove the inputs of a graph that no operator reads, and those that are weights; returns the others."""
+    from shoestring.compression.onnx.graph import inputs_of
+
+    read = {name for node in proto.graph.node for name in inputs_of(node)} | {one.name for one in proto.graph.output}
     left = [one for one in proto.graph.input if one.name not in weights and one.name in read]
     del proto.graph.input[:]
     proto.graph.input.extend(left)
-    name_axes(proto, inputs)
-    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
+    return left
 
 
 def free_name(name: str, taken: Collection[str], end: str = "_weight") -> str:

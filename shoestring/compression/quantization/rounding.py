@@ -37,7 +37,7 @@ SHRINKS = (1.0, 0.94, 0.88, 0.82, 0.75, 0.68)  # factors by which a group's rang
 LEAST_SCALE = 6e-8  # smallest positive float16
 LARGEST = 65504.0  # largest float16
 NUMBERS = 1 << 21  # rounded at once, which bounds memory,
-AT_ONCE = 8  # on this many grids; with fewer grids memory is the same, as fitting scales needs more for each
+AT_ONCE = 4  # on this many grids; with fewer grids memory is the same, as fitting scales needs more for each
 
 Grids = Callable[[Tensor], tuple[Tensor, Tensor]]  # columns -> scales and zero points, (columns, rows) each
 
@@ -159,18 +159,20 @@ def gptq(
         lower = factor.unit_panel(number)
         steps, points = grids(factor.order[begin:end])
         off, block = first[begin:end].repeat(1, times), left[begin:end]
+        columns_of = [one.unbind(0) for one in (block, steps, points, off, codes[begin:end])]
         for stop in range(end - begin, 0, -BLOCK):
             start = max(stop - BLOCK, 0)
             inner = lower[start:stop, begin + start : begin + stop]
             for place in range(stop - 1, start - 1, -1):
-                code = nearest_codes(block[place], steps[place], points[place], top)
+                mine, step, point, error, kept_codes = (one[place] for one in columns_of)
+                code = nearest_codes(mine, step, point, top)
                 if kept is not None:
-                    code = torch.where(kept[begin + place], code, points[place])
-                codes[begin + place] = code
-                value = code.sub_(points[place]).mul_(steps[place])
-                block[place] -= value
-                off[place] -= value
-                block[start:place].addr_(inner[place - start, : place - start], off[place])
+                    code = torch.where(kept[begin + place], code, point)
+                kept_codes.copy_(code)
+                value = code.sub_(point).mul_(step)
+                mine.sub_(value)
+                error.sub_(value)
+                block[start:place].addr_(inner[place - start, : place - start], error)
             block[:start].addmm_(lower[start:stop, begin : begin + start].T, off[start:stop])
         left[:begin].addmm_(lower[:, :begin].T, off)
         costs += (block * factor.diagonal[begin:end, None]).square_().sum(0, dtype=torch.float64)

@@ -22,6 +22,7 @@ from shoestring.core.codec import Unreadable, from_json, to_json
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file
 from shoestring.core.job import target
+from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.suggest import did_you_mean
 from shoestring.federated.tasks.release import LEAST
@@ -110,16 +111,18 @@ def attach(name: str, row: Tensor, folder: Path) -> Attachment:
 
 def read_weights(attachment: Attachment, folder: Path) -> Tensor:
     """Read attached weights; a Mistake if the file is not the one that was attached."""
-    file = (folder / attachment.path).resolve()
-    if not file.is_relative_to(folder.resolve()):
-        raise Mistake(
-            f"the model {attachment.name!r} is outside of the task's folder, at {attachment.path}: it is not read"
-        )
     try:
-        data = file.read_bytes()
+        file = (folder / attachment.path).resolve()
+        if not file.is_relative_to(folder.resolve()):
+            raise Mistake(
+                f"the model {attachment.name!r} is outside of the task's folder, at {attachment.path}: it is not read"
+            )
+        data = read_regular(file)
     except FileNotFoundError:
         raise Mistake(f"the model {attachment.name!r} is missing: there is no {file}") from None
-    if hashlib.sha256(data).hexdigest() != attachment.sha256:
+    except (OSError, ValueError) as error:  # ValueError: no such path can be
+        raise Mistake(f"the model {attachment.name!r} can't be read from {attachment.path!r}: {error}") from error
+    if len(data) % 4 or hashlib.sha256(data).hexdigest() != attachment.sha256:
         raise Mistake(
             f"the model {attachment.name!r} is not what was attached: {file} has another SHA-256; attach it again"
         )
@@ -136,10 +139,10 @@ def write_task(task: FederatedTask, folder: Path) -> Path:
 def read_task(folder: Path) -> FederatedTask:
     """Read a task; a Mistake if it is damaged, unknown or of a newer version."""
     try:
-        return from_json(FederatedTask, unsealed((folder / FILE).read_bytes())[0])
+        return from_json(FederatedTask, unsealed(read_regular(folder / FILE))[0])
     except FileNotFoundError:
         raise Mistake(f"there is no task in {folder}: it has no {FILE}") from None
-    except (Damaged, Unreadable) as error:
+    except (OSError, Damaged, Unreadable) as error:
         raise Mistake(f"{folder / FILE} can't be used: {error}") from error
 
 

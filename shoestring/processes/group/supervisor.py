@@ -6,7 +6,7 @@ group/decision.py, and tells the user and the run's events of it.
 Contract: A group that lost a worker is formed again from the last checkpoint and ends with the same bits
 (tests/processes/test_kill_matrix.py, decisions/009): whoever dies, its launcher says so once. An error that would come
 again is one message from one worker and the end. Every wait between workers has a deadline
-(tests/processes/test_supervisor.py).
+(tests/processes/group/test_supervisor.py).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> 
 
 def unplaced(chosen: Plan, world: int) -> str:
     """Why so many workers can't carry out a plan; empty if they can."""
-    from shoestring.training.technique import axes_not_united, mesh_sizes
+    from shoestring.training.group_technique import axes_not_united, mesh_sizes
 
     try:
         sizes = mesh_sizes(chosen.techniques, world)
@@ -68,12 +68,17 @@ def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
     from shoestring.training.catalogue import CATALOGUE, TOGETHER
+    from shoestring.training.group_technique import uniting
 
     note(held.folder.path, Adopted((f"a plan for {world} workers, because {reason}",)))
     use = held.request.use
     if use:
-        rest = [one for one in (parsed(written, CATALOGUE) for written in use) if not one.across]
-        united = world == 1 or any(one.unites for one in rest)
+        rest = [
+            one
+            for one in (parsed(written, CATALOGUE) for written in use)
+            if not any(group.across for group in uniting([one]))
+        ]
+        united = world == 1 or uniting(rest)
         use = tuple(map(text, rest if united else (*rest, TOGETHER)))
     return replace(held, request=replace(held.request, use=use))
 
@@ -137,9 +142,10 @@ def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers:
 
 def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
     """Refuse a plan that these workers, or this disk, can't carry out."""
+    from shoestring.training.group_technique import uniting
     from shoestring.training.memory.disk_store import require_room
 
-    if workers.world > 1 and not any(one.unites for one in chosen.techniques):
+    if workers.world > 1 and not uniting(chosen.techniques):
         raise Mistake(
             f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
             f"(--devices without --plan, --fresh in a folder that has a plan), or train with one"

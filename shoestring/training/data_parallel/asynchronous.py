@@ -40,14 +40,15 @@ from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.pushes import Pushes, may_begin
 from shoestring.training.data_parallel.reducer import BUCKET
 from shoestring.training.data_parallel.server import ASK, AssignmentServer
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 
 KINDS = ("server", "hogwild")
 LONGEST = 1000  # largest delay: every staleness up to it is counted
 
 
 @dataclass(frozen=True)
-class Asynchronous(TrainingTechnique):
+class Asynchronous(GroupTechnique):
     """Let every worker's gradient move the weights as soon as it arrives.
 
     Costs: gradients of older weights, and results that differ from run to run.
@@ -102,7 +103,7 @@ class Asynchronous(TrainingTechnique):
         return ledger if self.kind == "hogwild" else server_ledger(ledger)
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         check(run, link, "Asynchronous", 2)
         if self.kind == "hogwild":
             return hogwild_run(run, link, self.delay, self.correct)
@@ -131,7 +132,11 @@ class Asynchronous(TrainingTechnique):
             server.version += 1
 
         return replace(
-            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+            run,
+            gradients=gradients,
+            update=update,
+            team=replace(run.team, assignment=server),
+            state={**run.state, "pushes": server.pushes},
         )
 
 

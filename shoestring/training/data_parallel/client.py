@@ -13,13 +13,14 @@ from shoestring.core.assignment import Assignment, Batches
 from shoestring.core.batch import Batch
 from shoestring.core.link import CompletedWork, GroupDone, Link, Sending
 from shoestring.core.private import number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import DividesOptimizer, RunState
 from shoestring.training.data_parallel.data_parallel import Statistics, trained_parameters
 from shoestring.training.data_parallel.reducer import Bucket, Reducer, make_buckets, part_of
 from shoestring.training.data_parallel.server import ASK, DONE, FINISHED, PULL, PUSH
 
 
-class Client(RunState, Assignment):
+class Client(RunState, DividesOptimizer, Assignment):
     """A worker's side of the parameter server. It keeps no state: weights and optimizer are the server's."""
 
     asynchronous = True
@@ -101,6 +102,9 @@ class Client(RunState, Assignment):
 
     # The server saves all state
 
+    def whole_optimizer(self, own: dict[str, Any]) -> dict[str, Any]:
+        return own
+
     def own_optimizer(self, whole: dict[str, Any]) -> None:
         return None
 
@@ -122,7 +126,7 @@ def client_run(run: Run, client: Client) -> Run:
             return torch.zeros(())
         client.statistics.begin()
         loss = run.gradients(now, batch)
-        client.push(number_of(loss), float(run.weight(batch)))
+        client.push(number_of(loss), float(run.cuts.weight(batch)))
         return loss
 
     def update(now: Run) -> None:
@@ -133,6 +137,6 @@ def client_run(run: Run, client: Client) -> Run:
         gradients=gradients,
         backward=backward,
         update=update,
-        assignment=client,
+        team=replace(run.team, assignment=client),
         state={**run.state, "pushes": client},
     )

@@ -26,7 +26,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, Sending
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.data_parallel import (
     data_parallel_refusal,
     mixed_drift,
@@ -39,14 +40,14 @@ from shoestring.training.data_parallel.gradient_codecs import CODECS, Codec, Top
 from shoestring.training.data_parallel.local_updates import sharing_updates
 from shoestring.training.data_parallel.power_sgd import PowerSGD, check_rank
 from shoestring.training.data_parallel.reducer import BUCKET, Bucket
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
 
 KINDS = (*CODECS, "powersgd")
 VECTOR = 16  # numbers: a worker's part of a bucket is a multiple of this
 
 
 @dataclass(frozen=True)
-class CompressGradients(TrainingTechnique):
+class CompressGradients(GroupTechnique):
     """Send gradients in fewer bits, or only their largest parts.
 
     Costs: 4 bytes a weight for what is left out and sent later, time to compress, and some of what the model
@@ -113,10 +114,10 @@ class CompressGradients(TrainingTechnique):
         return with_traffic(made, sent, 2 * held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         if self.kind == "topk":
             return sharing_updates(run, link, self.codec)
-        feedback = ErrorFeedback(run.mesh)
+        feedback = ErrorFeedback(run.team.mesh)
         parts: dict[str, RunState] = {"feedback": feedback}
         if self.kind == "powersgd":
             factors = LowRankFactors(self.rank)

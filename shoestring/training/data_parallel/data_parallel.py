@@ -30,14 +30,16 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
-from shoestring.core.run import Run, RunState, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.learning_rate import rate_times
 from shoestring.training.data_parallel.reducer import BUCKET, Bucket, Reducer, Send, make_buckets
-from shoestring.training.technique import MIXED, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import MIXED
 
 
 @dataclass(frozen=True)
-class DataParallel(TrainingTechnique):
+class DataParallel(GroupTechnique):
     """Give every worker its own part of each batch and add up the gradients (DDP).
 
     Costs: about twice the bytes of all gradients sent by every worker in a step; every worker holds the whole
@@ -76,7 +78,7 @@ class DataParallel(TrainingTechnique):
         return with_traffic(with_buckets(ledger), 2 * (world - 1) / world * held, held / BUCKET + 3)
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         averaged = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
         return scale_rate(averaged, link.world, self.warmup) if self.linear else averaged
 
@@ -149,7 +151,7 @@ def sum_gradients(run: Run, link: Link, send: Send, multiple: int = 1, alike: Se
     Where the result depends on what else is in the bucket (compression), weights that several workers of a replica hold
     (along stage or tensor) would drift apart: buckets of these weights alone are sent with `alike`."""
     weights = trained_parameters(run)
-    held = {one for one in weights if alike is not None and (one in run.shared or run.share(one) < 1)}
+    held = {one for one in weights if alike is not None and (one in run.held.shared or run.held.share(one) < 1)}
     buckets = [
         Bucket(members, multiple, str(number))
         for number, members in enumerate(make_buckets(one for one in weights if one not in held))
@@ -178,17 +180,17 @@ def sum_gradients(run: Run, link: Link, send: Send, multiple: int = 1, alike: Se
         for parameter in unused:
             parameter.grad = None
         if now.last:  # another stage may have used weights that no replica of this stage used
-            add_up_shared(run.shared)
+            add_up_shared(run.held.shared)
         statistics.average()
         return total
 
-    return replace(run, gradients=gradients, backward=backward, shared={})
+    return replace(run, gradients=gradients, backward=backward, held=replace(run.held, shared={}))
 
 
 def share_of(run: Run, link: Link, batch: Batch) -> Callable[[], float]:
     """A function for this worker's share of the batch's weight; call it late, since the others' weights are being
     received meanwhile."""
-    own = 0.0 if run.assignment.idle else float(run.weight(batch))
+    own = 0.0 if run.team.assignment.idle else float(run.cuts.weight(batch))
     whole = torch.tensor([own], dtype=torch.float64)
     sending = link.sum(whole)
     found: list[float] = []

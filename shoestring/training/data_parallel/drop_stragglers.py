@@ -27,11 +27,11 @@ from shoestring.training.data_parallel.client import Client, client_run
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, mixed_drift
 from shoestring.training.data_parallel.pushes import Pushes
 from shoestring.training.data_parallel.server import PULL, AssignmentServer, Push
-from shoestring.training.technique import TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
 
 
 @dataclass(frozen=True)
-class DropStragglers(TrainingTechnique):
+class DropStragglers(GroupTechnique):
     """Go on in every round without the last gradients.
 
     Costs: the work of the workers that were dropped, and results that differ from run to run.
@@ -84,7 +84,7 @@ class DropStragglers(TrainingTechnique):
         return replace(made, update=replace(made.update, rise=rise))
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         check(run, link, "DropStragglers", self.backup + 2)
         return client_run(run, Client(run, link)) if link.rank else self.server_run(run, link)
 
@@ -116,7 +116,11 @@ class DropStragglers(TrainingTechnique):
             server.version += 1
 
         return replace(
-            run, gradients=gradients, update=update, assignment=server, state={**run.state, "pushes": server.pushes}
+            run,
+            gradients=gradients,
+            update=update,
+            team=replace(run.team, assignment=server),
+            state={**run.state, "pushes": server.pushes},
         )
 
 

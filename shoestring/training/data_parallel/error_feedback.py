@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shoestring.core.mesh import Mesh, on_one_axis
-from shoestring.core.run import RunState
+from shoestring.core.run_state import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.gradient_codecs import Codec
 from shoestring.training.links.process_link import gather_named_tensors, own_named_tensors

@@ -23,7 +23,8 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.link import GroupDone, Link, PeerLost
 from shoestring.core.private import number_of
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.core.schedule import Schedule
 from shoestring.training.data_parallel.data_parallel import trained_parameters
 from shoestring.training.data_parallel.learning_rate import rate_times
@@ -93,7 +94,9 @@ class Hogwild(RunState, Assignment):
     def steps_done(self, own: int, before: int) -> int:
         """For the first worker its steps; another worker counts parts, and a step is as many parts as all workers
         take."""
-        return own if self.rank == 0 else min(before + self.counts.version // self.parts, self.run.steps or LONG)
+        return (
+            own if self.rank == 0 else min(before + self.counts.version // self.parts, self.run.settings.steps or LONG)
+        )
 
     def next(self, feed: Batches) -> tuple[int, int | None]:
         """The next part. None for the first worker if the others did the whole step meanwhile, or took its last
@@ -127,7 +130,7 @@ class Hogwild(RunState, Assignment):
         """Compute a part's gradient and note its staleness; no gradient if the part has no samples."""
         self.begin()
         loss = torch.zeros(()) if self.idle else self.run.gradients(now, batch)
-        weight = 0.0 if self.idle else float(self.run.weight(batch))
+        weight = 0.0 if self.idle else float(self.run.cuts.weight(batch))
         self.counts.losses[self.rank] += number_of(loss) * weight, weight
         self.stale = self.counts.version - int(self.counts.begun[self.rank])
         return loss
@@ -232,6 +235,6 @@ def hogwild_run(run: Run, link: Link, delay: int, corrected: bool) -> Run:
         run,
         gradients=engine.compute if link.rank else engine.step,
         update=engine.update,
-        assignment=engine,
+        team=replace(run.team, assignment=engine),
         state={**run.state, "pushes": engine},
     )

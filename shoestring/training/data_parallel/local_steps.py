@@ -25,7 +25,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.training.data_parallel.data_parallel import (
     Statistics,
     data_parallel_refusal,
@@ -42,13 +43,14 @@ from shoestring.training.data_parallel.local_updates import (
     unflatten_into,
 )
 from shoestring.training.data_parallel.reducer import BUCKET, make_buckets
+from shoestring.training.group_technique import GroupTechnique
 from shoestring.training.technique import TrainingTechnique
 
 LONG = 1 << 60  # more steps than any run has
 
 
 @dataclass(frozen=True)
-class LocalSteps(TrainingTechnique):
+class LocalSteps(GroupTechnique):
     """Let every worker take several steps before the workers average their weights.
 
     Costs: some of what the model learns, the more the larger h is; every worker holds the whole model and its own
@@ -112,7 +114,7 @@ class LocalSteps(TrainingTechnique):
         )
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         together = sum_gradients(run, link, lambda bucket: link.sum(bucket.filled))
         averaging = WeightAveraging(run, link, self)
         statistics = Statistics(run.model, link)
@@ -122,7 +124,7 @@ class LocalSteps(TrainingTechnique):
             if not averaging.apart:
                 return together.gradients(now, batch)
             statistics.begin()
-            return own_gradients(run, replace(now, shared=run.shared), batch)
+            return own_gradients(run, replace(now, held=replace(now.held, shared=run.held.shared)), batch)
 
         def update(now: Run) -> None:
             run.update(now)
@@ -134,7 +136,7 @@ class LocalSteps(TrainingTechnique):
             together,
             gradients=gradients,
             update=update,
-            synchronised=lambda: averaging.due,
+            team=replace(together.team, synchronised=lambda: averaging.due),
             state={**run.state, "meetings": averaging},
         )
 
@@ -156,7 +158,9 @@ class WeightAveraging(RunState):
     def begin(self) -> None:
         """A step begins."""
         self.step += 1
-        self.due = not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.steps
+        self.due = (
+            not self.apart or (self.step - self.knobs.after) % self.knobs.h == 0 or self.step >= self.run.settings.steps
+        )
 
     @property
     def apart(self) -> bool:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 
 from shoestring.core.batch import Batch
 from shoestring.core.link import Link
-from shoestring.core.run import Run, RunState, weighed
+from shoestring.core.run import Run, weighed
+from shoestring.core.run_state import RunState
 from shoestring.numerics.error_feedback import encode_and_keep
 from shoestring.training.data_parallel.data_parallel import Statistics, share_of, trained_parameters
 from shoestring.training.data_parallel.gradient_codecs import Codec
@@ -58,7 +59,11 @@ def sharing_updates(run: Run, link: Link, codec: Codec) -> Run:
 
 def own_gradients(run: Run, now: Run, batch: Batch) -> Tensor:
     """The loss and the gradients of a worker's own samples; zero where it has none."""
-    idle = replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0)) if now.assignment.idle else now
+    idle = (
+        replace(now, loss=lambda output, part: weighed(now.loss(output, part), 0.0))
+        if now.team.assignment.idle
+        else now
+    )
     return run.gradients(replace(idle, backward=run.backward), batch)
 
 
@@ -84,7 +89,7 @@ class LocalUpdates(RunState):
             self.link.gather(message, received).wait()
             for update in received.split(len(message)):
                 self.codec.add(update, shared, times=self.weight)
-            unflatten_into(members, shared if self.step >= self.run.steps else own.add_(shared))
+            unflatten_into(members, shared if self.step >= self.run.settings.steps else own.add_(shared))
 
     def state_dict(self) -> dict[str, Any]:
         return {

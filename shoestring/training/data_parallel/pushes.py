@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from shoestring.core.run import RunState
+from shoestring.core.run_state import RunState
 
 
 class Pushes(RunState):

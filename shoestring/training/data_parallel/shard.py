@@ -15,8 +15,6 @@ et al.: PyTorch FSDP, 2023, arXiv 2304.11277.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -37,13 +35,14 @@ from shoestring.training.data_parallel.data_parallel import (
     with_traffic,
 )
 from shoestring.training.data_parallel.sharding import Sharding
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 
 STAGES = (1, 2, 3)
 
 
 @dataclass(frozen=True)
-class Shard(TrainingTechnique):
+class Shard(GroupTechnique):
     """Divide optimizer state, gradients and weights among the workers (ZeRO, FSDP).
 
     Costs: the bytes of `DataParallel` with stages 1 and 2, half as many again with stage 3.
@@ -104,7 +103,7 @@ class Shard(TrainingTechnique):
         )
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         sharding, statistics = Sharding(run, link, self.stage), Statistics(run.model, link)
 
         def forward(model: nn.Module, batch: Batch) -> Any:
@@ -125,26 +124,16 @@ class Shard(TrainingTechnique):
             sharding.release()
             total, unused = sharding.reducer.tally(loss)
             if now.last:
-                unused = sharding.add_up_parts(run.shared, unused)
+                unused = sharding.add_up_parts(run.held.shared, unused)
             sharding.set_gradients(unused)
             statistics.average()
             return total
 
         def update(now: Run) -> None:
-            if now.clip:
-                sharding.clip(now.clip, now.optimizer)
+            if now.settings.clip:
+                sharding.clip(now.settings.clip, now.optimizer)
             now.optimizer.step()
             sharding.gather_weights()
-
-        @contextmanager
-        def usable() -> Iterator[None]:
-            with sharding.usable(), run.usable():
-                yield
-
-        @contextmanager
-        def together() -> Iterator[None]:
-            with sharding.together(), run.together() if run.together is not None else run.usable():
-                yield
 
         return replace(
             run,
@@ -152,8 +141,7 @@ class Shard(TrainingTechnique):
             backward=backward,
             gradients=gradients,
             update=update,
-            usable=usable,
-            together=together,
-            shared={},
+            outside=run.outside.within(sharding.usable, sharding.together),
+            held=replace(run.held, shared={}),
             state={**run.state, "shards": sharding},
         )

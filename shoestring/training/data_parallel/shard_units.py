@@ -81,7 +81,7 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
         own = [
             parameter
             for parameter in block.parameters()
-            if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.shared
+            if count[parameter] == 1 and (stage == 3 or parameter.requires_grad) and parameter not in run.held.shared
         ]
         inside += [(block, members) for members in alike(own)]
     outside = [
@@ -89,13 +89,13 @@ def cut_up(run: Run, stage: int) -> list[tuple[nn.Module | None, list[nn.Paramet
         for parameter in run.model.parameters()
         if count.get(parameter, 0) != 1
         and (stage == 3 or parameter.requires_grad)
-        and parameter not in run.elsewhere
-        and parameter not in run.shared
+        and parameter not in run.held.elsewhere
+        and parameter not in run.held.shared
     ]
     return [
         *inside,
         *((None, members) for kind in alike(outside) for members in make_buckets(kind)),
-        *((None, [one]) for one in run.shared),
+        *((None, [one]) for one in run.held.shared),
     ]
 
 

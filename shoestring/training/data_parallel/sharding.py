@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from shoestring.core.link import CompletedWork, Link, Sending
 from shoestring.core.private import storage_id, storage_id_of, tree_leaves
-from shoestring.core.run import AddUp, Run, RunState
+from shoestring.core.run import AddUp, Run
+from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RunState
 from shoestring.measure.interception import Guard, patched
 from shoestring.training.data_parallel.reducer import Bucket, Reducer
 from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
@@ -25,7 +26,7 @@ from shoestring.training.data_parallel.shard_units import ShardUnit, cut_up
 CHUNK = 1 << 22  # bytes gathered at once for a checkpoint
 
 
-class Sharding(RunState):
+class Sharding(RunState, KeepsWeights, DividesOptimizer):
     """A run's weights in units, and the run state that goes with them."""
 
     def __init__(self, run: Run, link: Link, stage: int) -> None:
@@ -164,9 +165,9 @@ class Sharding(RunState):
         for group in optimizer.param_groups:
             for piece in group["params"]:
                 if piece.grad is not None:
-                    square += self.run.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
+                    square += self.run.held.share(weights.get(piece, piece)) * piece.grad.float().square().sum()
         self.link.sum(square).wait()
-        self.run.summed(square)
+        self.run.held.summed(square)
         norm = square.sqrt_()
         self.run.noted.note_norm(norm)
         factor = torch.clamp(most / (norm + 1e-6), max=1.0)

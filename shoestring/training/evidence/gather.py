@@ -18,6 +18,7 @@ from shoestring.training.evidence.real_steps import needs_of, real_steps
 from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.step import Anchor, first_batch, plain_ledger, unsplittable
 from shoestring.training.evidence.tasks import PiecesTask
+from shoestring.training.group_technique import uniting
 from shoestring.training.technique import TrainingTechnique as Technique
 
 
@@ -139,7 +140,7 @@ def ledger_of_traits(rehearsals: Rehearsals, wanted: Iterable[Technique]) -> Led
     training."""
     plain = rehearsals.log(())
     traits = Traits(rehearsals.traits(plain))
-    if any(one.splits_batch or one.unites for one in wanted):
+    if uniting(wanted) or any(one.splits_batch for one in wanted):
         tried = (
             {}
             if rehearsals.worker is None

@@ -160,14 +160,14 @@ def without_validation(job: Job) -> Job:
 @calls_user("weight")
 def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, last: Batch) -> None:
     """Validate once on the largest held-out batch, under the tracker. `last`: the batch of the last step."""
-    if not job.validates or not run.assignment.counts_steps:
+    if not job.validates or not run.team.assignment.counts_steps:
         return
     watch = Watching(run, tracker, holders, lambda: (last, None))
     if job.validate is not None:
         tracker.log.unvalidated = OWN
         with validating(run, job, watch):
             return
-    found = looked_through(job, run.assignment.asynchronous)
+    found = looked_through(job, run.team.assignment.asynchronous)
     float(job.weight(found.largest))
     device = next(run.model.parameters()).device
     names: list[str] = []

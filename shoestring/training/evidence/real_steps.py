@@ -18,6 +18,7 @@ from shoestring.training.catalogue import CATALOGUE, close_environment
 from shoestring.training.evidence.rehearsals import PATIENCE, Rehearsals
 from shoestring.training.evidence.step import Anchor, anchor_of_sample, first_batch
 from shoestring.training.evidence.tasks import AnchorResult, AnchorStep, AnchorTask, SampleTask, TechniqueSpec, specs_of
+from shoestring.training.group_technique import uniting
 from shoestring.training.technique import TrainingTechnique as Technique
 
 SAMPLE = 3 << 28  # bytes: a larger block is not allocated just to be timed
@@ -49,7 +50,7 @@ def needs_of(only: tuple[Technique, ...] | None) -> Needs:
     """What must be measured to predict these techniques alone; None: any technique may be chosen."""
     if only is None:
         return Needs()
-    united = any(one.unites for one in only)
+    united = bool(uniting(only))
     return Needs(
         united or any(one.predictable or one.environment for one in only),
         united or any(one.splits_batch for one in only),

@@ -30,8 +30,8 @@ from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, tracked
 from shoestring.training.evidence.step import half_log, mesh_of_largest, traits_of
 from shoestring.training.evidence.tasks import Position, RehearseTask, specs_of
+from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 
 COPIES = 8  # real steps in this process need room for so many times the weights: gradients, moments, activations
 CLOSE = 0.8  # fraction of the largest peak: batches that need less are not rehearsed again
@@ -87,11 +87,11 @@ class Rehearsals:
 
     def log_of(self, job: Job, numbers: tuple[int, ...], techniques: tuple[Technique, ...], rank: int | None) -> Log:
         place = job.link
-        if rank is None and any(technique.serves for technique in techniques):
+        if rank is None and any(technique.serves for technique in uniting(techniques)):
             rank = place.world - 1
         if rank is not None:
             mesh = imagined_mesh(mesh_sizes(techniques, place.world), rank, place.same_machine, place.speeds)
-        elif any(technique.across for technique in techniques):
+        elif any(technique.across for technique in uniting(techniques)):
             mesh = mesh_of_largest(job, techniques, place)
         else:
             mesh = imagined_mesh(job.mesh.sizes, place.rank, place.same_machine, place.speeds)

@@ -4,20 +4,19 @@ The predicted peak is exact because the program is the same. What can't run on f
 plan says so.
 
 Contract: A rehearsal invents no value: code that looks at one is planned from real steps
-(tests/training/planning/test_values.py). Training begins from `seed` after the model was made from `seed`, so a
+(tests/training/evidence/test_rehearse.py). Training begins from `seed` after the model was made from `seed`, so a
 rehearsal draws the same numbers (tests/training/test_honest.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
@@ -26,7 +25,9 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, RunState, plain_run, stored, traffic
+from shoestring.core.run import Run, plain_run
+from shoestring.core.run_state import RunState
+from shoestring.core.run_weights import stored, traffic
 from shoestring.core.schedule import takes_steps, with_schedule
 from shoestring.core.technique import applied, in_order
 from shoestring.data.feed import with_step_count
@@ -94,21 +95,19 @@ def tracked(
     with tracker:
         plain = prepared(job, techniques, model)
     if not techniques:
-        tracker.log.traits |= optimizer_traits(plain.optimizer).union(
-            plain.stepping().traits, *(kind.noticed(plain) for kind in CATALOGUE)
-        )
+        tracker.log.traits |= plain.stepping().traits.union(*(kind.noticed(plain) for kind in CATALOGUE))
     tracker.log.stored = stored(plain)
     generators = generators_of(model)
-    before, sent = traffic(plain), plain.mesh.sent
+    before, sent = traffic(plain), plain.team.mesh.sent
     last: list[Batch] = []  # the batch of the last step: it stays in memory, as its loss does, until the next step
-    with planned_data(job, plain.assignment, batches) as (source, held):
+    with planned_data(job, plain.team.assignment, batches) as (source, held):
         holders = Holders(job, held, original, on_device)
         with tracker:
             run = watch_run(plain, tracker, holders)
         for _ in tracked_steps(run, islice(remember_last(source, last), STEPS), tracker):
             tracker.log.moved.append(traffic(run) - before)
-            tracker.log.sent.append(run.mesh.sent - sent)
-            before, sent = traffic(run), run.mesh.sent
+            tracker.log.sent.append(run.team.mesh.sent - sent)
+            before, sent = traffic(run), run.team.mesh.sent
         tracker.log.draws |= not all(
             one.same() for one in generators
         )  # the tracker sees what torch draws, and nothing else
@@ -131,11 +130,6 @@ def planned_data(
         if job.largest is not None:
             feeds.append(stack.enter_context(data_begun(replace(job, mesh=on_one_axis()))))
         yield feeds[0], lambda: [one for feed in feeds for one in feed.held()]
-
-
-def optimizer_traits(optimizer: torch.optim.Optimizer) -> frozenset[str]:
-    """Traits of the job's optimizer that techniques depend on."""
-    return frozenset().union(*(kind.noted(optimizer) for kind in CATALOGUE))
 
 
 def remember_last(batches: Iterable[Batch], last: list[Batch]) -> Iterator[Batch]:
@@ -168,14 +162,18 @@ def prepared(
         job = with_step_count(job)
     techniques = in_order(techniques)
     plain = with_schedule(job, plain_run(job, model, blocks(model) if techniques or tracked else {}))
-    plain = replace(plain, folder=folder, resumed=resumed, example=lambda: next(planned_batches(job, plain.assignment)))
+    plain = replace(
+        plain,
+        settings=replace(plain.settings, folder=folder, resumed=resumed),
+        example=lambda: next(planned_batches(job, plain.team.assignment)),
+    )
     check_division(techniques, plain)
     run = applied(techniques, plain)
     for name, part in run.state.items():
         if not isinstance(part, RunState):
             raise Mistake(
                 f"the part {name!r} of the run's state is a {type(part).__name__}, which lacks the methods of run state: let its "
-                f"class inherit from shoestring.core.run.RunState"
+                f"class inherit from shoestring.core.run_state.RunState"
             )
     return entered_by_methods(run) if any(map(methods, run.blocks.values())) else run
 
@@ -187,14 +185,7 @@ def entered_by_methods(run: Run) -> Run:
         with as_calls(run.blocks.values()):
             return run.forward(model, batch)
 
-    @contextmanager
-    def usable() -> Iterator[None]:
-        with as_calls(run.blocks.values()), run.usable():
-            yield
+    def calls() -> AbstractContextManager[None]:
+        return as_calls(run.blocks.values())
 
-    @contextmanager
-    def together() -> Iterator[None]:
-        with as_calls(run.blocks.values()), run.together() if run.together is not None else run.usable():
-            yield
-
-    return replace(run, forward=forward, usable=usable, together=together)
+    return replace(run, forward=forward, outside=run.outside.within(calls, calls))

@@ -26,8 +26,9 @@ from shoestring.measure.process import forget_peak, status
 from shoestring.measure.timeline import stretches
 from shoestring.measure.tracker import Tracker
 from shoestring.training.evidence.anchor import MORE, fastest, resident_bytes
-from shoestring.training.evidence.rehearse import optimizer_traits, prepared
+from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.step import first_batch
+from shoestring.training.memory.fused import can_be_fused
 
 TIMES = 3
 UPDATED = 4 << 20  # numbers whose update is timed
@@ -170,7 +171,7 @@ def time_update(optimizer: torch.optim.Optimizer, settings: dict[str, Any], bloc
     optimizer.step()
     size = weight.numel() * weight.element_size()
     plain = fastest(optimizer.step) / size
-    if "has a fused kernel" not in optimizer_traits(optimizer):
+    if not can_be_fused(optimizer):
         return plain, plain
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=False)

@@ -11,20 +11,22 @@ from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import StagesResult, StagesTask
+from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.technique import TrainingTechnique
 
 
 @dataclass
 class StagedTrials:
-    found: dict[TrainingTechnique, StagesResult] = field(default_factory=dict)
+    found: dict[StagedTechnique, StagesResult] = field(default_factory=dict)
 
     def check(self, rehearsals: Rehearsals, evidence: Evidence, techniques: Iterable[TrainingTechnique]) -> str:
         """Refuse techniques whose stages compute something else than one process; returns a remark where that was not
         tried."""
         told = ""
         for technique in techniques:
-            if (tried := technique.tried_as()) is None:
+            if not isinstance(technique, StagedTechnique):
                 continue
+            tried = technique.tried_as()
             if tried not in self.found:
                 self.found[tried] = result(rehearsals, evidence, tried)
             if self.found[tried].difference:
@@ -38,7 +40,7 @@ class StagedTrials:
         return told
 
 
-def result(rehearsals: Rehearsals, evidence: Evidence, technique: TrainingTechnique) -> StagesResult:
+def result(rehearsals: Rehearsals, evidence: Evidence, technique: StagedTechnique) -> StagesResult:
     if rehearsals.worker is None:
         if not rehearsals.fits_here(evidence.plain):
             return StagesResult(untried="no real step could be run here")

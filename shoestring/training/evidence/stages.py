@@ -33,7 +33,7 @@ from shoestring.training.evidence.pieces import (
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.evidence.tasks import StagesResult
-from shoestring.training.technique import TrainingTechnique as Technique
+from shoestring.training.group_technique import StagedTechnique
 
 ADVICE = (
     "let blocks return what others use, and collect it in the forward anew every time (not in attributes, globals or hooks that a "
@@ -41,7 +41,7 @@ ADVICE = (
 )
 
 
-def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: Technique) -> StagesResult:
+def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: StagedTechnique) -> StagesResult:
     """What differs when a technique's stages compute a batch, or why that was not tried. `make` returns the same model
     every time."""
     alone = replace(job, mesh=on_one_axis())
@@ -76,7 +76,9 @@ def few_samples(job: Job, pieces: int) -> Batch:
     return job.pieces(batch, job.count(batch) // wanted)[0] if job.count(batch) >= 2 * wanted else batch
 
 
-def run_passes_in_stages(job: Job, technique: Technique, make: Callable[[], nn.Module], batch: Batch) -> PassOutputs:
+def run_passes_in_stages(
+    job: Job, technique: StagedTechnique, make: Callable[[], nn.Module], batch: Batch
+) -> PassOutputs:
     """Losses, gradients and state after all stages passed over a batch a few times, without an update."""
 
     def run_of(mesh: Mesh) -> Run:

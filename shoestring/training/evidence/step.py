@@ -36,8 +36,8 @@ from shoestring.measure.tracker import VALIDATE, Log
 from shoestring.training.evidence.held_out import looked_through, without_validation
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.evidence.tasks import SampleResult
+from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 
 CAUTION = 1.1  # safety factor on memory that the allocator keeps: the ledger should not promise too little
 
@@ -294,7 +294,7 @@ def mesh_of_largest(job: Job, techniques: Iterable[Technique], place: Link) -> M
     """The imagined mesh of the worker with the largest part of a batch; if several workers share that part, of the
     first."""
     techniques = tuple(techniques)
-    united = any(technique.unites for technique in techniques)
+    united = bool(uniting(techniques))
     sizes = mesh_sizes(techniques, place.world, 1 if united else workers_per_copy(job, place.world))
     rank = rank_at(sizes, {"data": largest_worker(job, sizes["data"]), "stage": 0, "tensor": 0})
     return imagined_mesh(sizes, rank, place.same_machine, place.speeds)

@@ -30,6 +30,7 @@ from shoestring.training.evidence.tasks import (
 )
 from shoestring.training.execution.job_of_task import job_of
 from shoestring.training.execution.tasks import DoctorTask, LinkSpeed, LinkSpeedTask
+from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.links.link_speed import link_speed as measured_link_speed
 
 
@@ -67,6 +68,7 @@ def pieces(task: PiecesTask) -> PiecesResult:
 def stages(task: StagesTask) -> StagesResult:
     job = job_of(task)
     (technique,) = techniques_of(task.techniques)
+    assert isinstance(technique, StagedTechnique), "the planner asks this of techniques that cut a model into stages"
     return try_in_stages(job, lambda: fresh_model(job), technique)
 
 

@@ -15,8 +15,8 @@ from shoestring.data.lengths import batches_at, once, shared_data
 from shoestring.jobfile import loaded_job
 from shoestring.training.evidence.tasks import StepsTask, techniques_of
 from shoestring.training.execution.tasks import TrainTask
+from shoestring.training.group_technique import axes_not_united, mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
-from shoestring.training.technique import axes_not_united, mesh_sizes
 
 
 def job_of(task: StepsTask[Any], link: Link | None = None) -> Job:

@@ -32,12 +32,12 @@ from shoestring.training.evidence.earlier import chosen_earlier, place_of, remem
 from shoestring.training.evidence.plain_only import is_an_answer
 from shoestring.training.execution.job_key import about_job
 from shoestring.training.execution.tasks import LinkSpeedTask
+from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.named_plan import check_named
 from shoestring.training.options import PlanOptions
 from shoestring.training.outcome import Outcome
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 
 NOTHING_ASKED = PlanOptions()
 Doing = Callable[
@@ -68,7 +68,7 @@ def planned(
     place = question(made, asked.memory, use, inexact, exact, devices) if made.origin is not None else None
     expected = expected_seconds(place) if place is not None else None
     forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
-    if forced is not None and devices > 1 and not any(one.unites for one in forced):
+    if forced is not None and devices > 1 and not uniting(forced):
         forced = (*forced, TOGETHER)
     mesh_sizes(forced or (), devices)  # refuses an impossible mesh before anything is measured
     machine = machine_for(hardware, devices, here or devices, inexact or any(one.computes_in for one in forced or ()))

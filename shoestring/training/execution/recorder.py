@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from shoestring.core.link import Link, agreement, agreement_bytes
-from shoestring.core.run import Run, gather_objects, traffic
+from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk
+from shoestring.core.run_weights import traffic
 from shoestring.core.signals import asked_by, listen
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
@@ -126,7 +128,7 @@ class Recorder:
 
     def resume(self, run: Run, feed: Feed) -> int:
         """Bring the run to the checkpoint that was found; gives the step it stands at, 0 for a new run."""
-        self.saver.on_disk = [part.saved for part in run.state.values() if part.on_disk]
+        self.saver.on_disk = [part.saved for part in run.state_that(LivesOnDisk)]
         for text in filter(None, (part.remark for part in run.state.values())):
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates
@@ -152,13 +154,13 @@ class Recorder:
         """A step is done; gives whether to go on."""
         self.step, feed = event.step, course.feed
         self.note_modules()
-        synchronised = run.synchronised()
+        synchronised = run.team.synchronised()
         validates = synchronised and course.due(self.step)
         stop, due = (
-            synchronised and bool(self.stop) and run.assignment.counts_steps,
+            synchronised and bool(self.stop) and run.team.assignment.counts_steps,
             synchronised and self.saver.due(self.step),
         )
-        if synchronised and self.link.world > 1 and not run.assignment.asynchronous:
+        if synchronised and self.link.world > 1 and not run.team.assignment.asynchronous:
             stop, due, validates, event = self.agreed(stop, due, validates, event)
         self.saver.losses.append(event.loss)
         self.tell(event)
@@ -175,14 +177,14 @@ class Recorder:
             self.validate(run, course)
         last = stop or bool(course.over(self.step))
         if (due or last) and not (
-            last and run.assignment.asynchronous
+            last and run.team.assignment.asynchronous
         ):  # those save at the end, when nobody computes any more
             self.save(run, feed)
         return not stop
 
     def validate(self, run: Run, course: Progress) -> None:
         """Try the model on held-out data, and keep its weights if it is the best so far."""
-        if not run.assignment.counts_steps:
+        if not run.team.assignment.counts_steps:
             return
         try:
             found = course.validate(self.step)
@@ -199,7 +201,7 @@ class Recorder:
 
             if self.link.rank == 0:
                 self.saver.save_best(take)
-            elif not run.assignment.asynchronous:
+            elif not run.team.assignment.asynchronous:
                 gather_only(take())
 
     def agreed(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
@@ -225,7 +227,7 @@ class Recorder:
 
         if self.link.rank == 0:
             self.saver.save(take)
-        elif not run.assignment.asynchronous:
+        elif not run.team.assignment.asynchronous:
             gather_only(take())
             self.saver.saved_step = self.step
 
@@ -245,11 +247,11 @@ class Recorder:
             self.validate(run, course)
         self.saver.wait()
         if any(
-            gather_objects(run, self.saver.saved_step != self.step)
+            run.team.objects(self.saver.saved_step != self.step)
         ):  # the data ended early, or a save was not possible before
             self.save(run, feed)
         self.saver.close()
-        lost: str = gather_objects(run, self.unsaved() if self.saver.saved_step != self.step else "")[
+        lost: str = run.team.objects(self.unsaved() if self.saver.saved_step != self.step else "")[
             0
         ]  # the first worker's word
         if not why:
@@ -294,15 +296,17 @@ class Meter:
 
     def begin(self) -> None:
         """A step begins; what was moved and sent since the last one was for a checkpoint."""
-        self.before = traffic(self.run), self.run.mesh.sent
+        self.before = traffic(self.run), self.run.team.mesh.sent
 
     def step(self) -> tuple[int | None, int | None]:
         """Bytes that the step which is done moved and sent, None where it has no disk or no others to send to; what workers then agree
         on belongs to it."""
-        moved, world = traffic(self.run), self.run.link.world
+        moved, world = traffic(self.run), self.run.team.link.world
         agreed = (
-            agreement_bytes(self.run.link) if self.run.synchronised() and not self.run.assignment.asynchronous else 0
+            agreement_bytes(self.run.team.link)
+            if self.run.team.synchronised() and not self.run.team.assignment.asynchronous
+            else 0
         )
-        sent = self.run.mesh.sent - self.before[1] + agreed
+        sent = self.run.team.mesh.sent - self.before[1] + agreed
         self.steps, self.sent = self.steps + 1, self.sent + sent
         return moved - self.before[0] if moved else None, sent if world > 1 else None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import as_arguments
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.core.signals import deliver, handlers_restored
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments

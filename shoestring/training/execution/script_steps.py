@@ -12,7 +12,7 @@ from torch import nn
 
 from shoestring.core import random_state
 from shoestring.core.job import Job
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.instructions import require
 from shoestring.processes.task import Worker
@@ -70,7 +70,7 @@ def steps_here(
     feed = Feed(job)
     counted_job = replace(job, steps=feed.steps_in_all, epochs=0) if feed.steps_in_all else job
     run = prepared(counted_job, techniques, model, tracked=False)
-    feed.assignment = run.assignment
+    feed.assignment = run.team.assignment
     course = Progress(job, run, feed)
     for number, loss in enumerate(steps(run, course.batches()), 1):
         value = finite(float(loss), number)

@@ -11,7 +11,9 @@ from torch import Tensor
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
-from shoestring.core.run import Run, StoredTensor, gather_objects, stored_weights
+from shoestring.core.run import Run
+from shoestring.core.run_state import DividesOptimizer, KeepsWeights, LivesOnDisk, StoredTensor, TrainsBeside
+from shoestring.core.run_weights import stored_weights
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import RunCheckpoint
 from shoestring.runs.saver import Snapshot
@@ -54,7 +56,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         "model": other,
         "optimizer": optimizer_state(run),
         "feed": feed.state_dict(),
-        "chances": gather_objects(run, random_state.state())[:: run.mesh.drawing_alike],
+        "chances": run.team.objects(random_state.state())[:: run.team.mesh.drawing_alike],
         "parts": {name: part.state_dict() for name, part in run.state.items()},
         "best": best,
         "on_disk": on_disk(run),
@@ -126,17 +128,17 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
     feed.load_state_dict(state["feed"])
-    if run.mesh.draws_as < len(state["chances"]):
-        random_state.restore(state["chances"][run.mesh.draws_as])
+    if run.team.mesh.draws_as < len(state["chances"]):
+        random_state.restore(state["chances"][run.team.mesh.draws_as])
     else:
-        random_state.seed_worker(feed.job.seed, run.mesh.draws_as, state["step"])
+        random_state.seed_worker(feed.job.seed, run.team.mesh.draws_as, state["step"])
     return state
 
 
 def optimizer_state(run: Run) -> dict[str, Any]:
     """The optimizer's state as one process would have it."""
     state = run.optimizer.state_dict()
-    for part in reversed(list(run.state.values())):
+    for part in reversed(run.state_that(DividesOptimizer)):
         state = part.whole_optimizer(state)
     return state
 
@@ -155,7 +157,7 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
     kernels = [{name: group[name] for name in KERNELS if name in group} for group in run.optimizer.param_groups]
     try:
         own: dict[str, Any] | None = whole
-        for part in run.state.values():
+        for part in run.state_that(DividesOptimizer):
             own = part.own_optimizer(own) if own is not None else None
         if own is not None:
             run.optimizer.load_state_dict(own)
@@ -173,17 +175,22 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
 
 def parted(run: Run) -> dict[str, Any]:
     """The weights of which every worker holds a part, by name."""
-    return {name: one for part in run.state.values() if not part.on_disk for name, one in part.kept.items()}
+    return {
+        name: one
+        for part in run.state_that(KeepsWeights)
+        if not isinstance(part, LivesOnDisk)
+        for name, one in part.kept.items()
+    }
 
 
 def on_disk(run: Run) -> list[str]:
     """The parts whose state is a file that only they can read."""
-    return [name for name, part in run.state.items() if part.on_disk]
+    return [name for name, part in run.state.items() if isinstance(part, LivesOnDisk)]
 
 
 def beside_model(run: Run) -> list[str]:
     """The parts with weights that are trained beside the model's."""
-    return [name for name, part in run.state.items() if part.beside_model]
+    return [name for name, part in run.state.items() if isinstance(part, TrainsBeside)]
 
 
 def left_out(run: Run) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from shoestring.core.mesh import lines
 from shoestring.core.run import Run
+from shoestring.core.run_state import RecordsTimes
 from shoestring.core.staging import OwnTimes, together
 from shoestring.runs.event import StageTimes
 
@@ -15,14 +16,14 @@ TOLD_AFTER = 5  # the first report is after so many steps of a process, for `wat
 
 def own_times(run: Run) -> OwnTimes | None:
     """This worker's actions and times; None if no part of the run has a schedule."""
-    return next((found for part in run.state.values() if (found := part.own_times) is not None), None)
+    return next((found for part in run.state_that(RecordsTimes) if (found := part.own_times) is not None), None)
 
 
 def told_after(run: Run, steps: int, peak: int) -> StageTimes | None:
     """After a step, the timeline of the whole group, if a report is due; called by all workers."""
-    if steps != TOLD_AFTER or own_times(run) is None or run.assignment.asynchronous:
+    if steps != TOLD_AFTER or own_times(run) is None or run.team.assignment.asynchronous:
         return None
-    return stage_times(run, steps, run.link.objects({"times": own_times(run), "peak_bytes": peak}))
+    return stage_times(run, steps, run.team.link.objects({"times": own_times(run), "peak_bytes": peak}))
 
 
 def stage_times(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> StageTimes | None:
@@ -30,10 +31,10 @@ def stage_times(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> Stage
     found = (
         [
             together([workers[rank]["times"] for rank in line])
-            for line in lines(run.mesh.sizes, "stage")
+            for line in lines(run.team.mesh.sizes, "stage")
             if all(workers[rank]["times"] is not None for rank in line)
         ]
-        if "stage" in run.mesh.sizes
+        if "stage" in run.team.mesh.sizes
         else []
     )
     known = [one for one in found if one is not None]
@@ -45,5 +46,5 @@ def stage_times(run: Run, step: int, workers: Sequence[dict[str, Any]]) -> Stage
         known[0].steps,
         known[0].timeline,
         tuple(int(one["peak_bytes"]) for one in workers),
-        not run.link.same_machine,
+        not run.team.link.same_machine,
     )

@@ -25,7 +25,9 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
-from shoestring.core.run import Run, digest_state, gather_objects, guarded_outside, stored_weights, weights
+from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk
+from shoestring.core.run_weights import digest_state, guarded_outside, stored_weights, weights
 from shoestring.core.seams import calls_user
 from shoestring.core.units import bytes_text
 from shoestring.data.feed import Feed
@@ -89,7 +91,7 @@ def largest_batches(job: Job, numbers: tuple[int, ...], run: Run) -> list[Batch]
     return [
         batch
         for place, one in enumerate(jobs)
-        for batch in islice(planned_batches(one, run.assignment), 1 if place else 2)
+        for batch in islice(planned_batches(one, run.team.assignment), 1 if place else 2)
     ]
 
 
@@ -115,7 +117,7 @@ class Training:
         self.tracker = Tracker(forgiving=True)
         counted = replace(self.job, steps=self.wanted, epochs=0) if self.wanted else self.job
         run = made_run(counted, techniques, self.recorder, self.tracker if expects.tracked else None, model)
-        self.feed.assignment = run.assignment
+        self.feed.assignment = run.team.assignment
         self.course = Progress(self.job, run, self.feed)
         self.run = replace(run, state={**run.state, "course": self.course})
         if self.recorder:
@@ -125,7 +127,7 @@ class Training:
         self.history = History()  # where no folder keeps it
         self.meter = Meter(self.run)
         self.batches: Iterator[Batch] = self.course.batches()
-        self.sizes = BatchSizes(expects, recording.memory if recording else None, run.assignment.parts, self.warn)
+        self.sizes = BatchSizes(expects, recording.memory if recording else None, run.team.assignment.parts, self.warn)
         self.tensors: dict[str, Any] = {"peak_bytes": 0}  # what they needed at most
         self.noted = self.told = 0  # tracked steps of which the tensors' need was noted; bytes that were told of them
         self.last: list[Any] = []  # the batch of the last step,
@@ -149,7 +151,7 @@ class Training:
     def result(self) -> TrainResult:
         """The last step is done: how that ended."""
         self.feed.close()
-        self.run.assignment.end()
+        self.run.team.assignment.end()
         found = self.link.objects(
             {
                 **self.tensors,
@@ -165,7 +167,7 @@ class Training:
         )
         if self.recorder and told is not None:
             self.recorder.tell(told)
-        if self.recorder and self.run.assignment.asynchronous and self.losses:
+        if self.recorder and self.run.team.assignment.asynchronous and self.losses:
             self.recorder.tell(measured_by(workers))
         elif (
             self.recorder
@@ -178,7 +180,7 @@ class Training:
         if self.recorder:
             self.recorder.note_modules()
         unsaved = self.recorder.end(self.run, self.course) if self.recorder else ""
-        if not self.course.over(self.number) and not self.feed.ended and self.run.assignment.counts_steps:
+        if not self.course.over(self.number) and not self.feed.ended and self.run.team.assignment.counts_steps:
             return TrainResult(stopped=self.number)
         if unsaved:
             return TrainResult(unsaved=unsaved)
@@ -195,11 +197,11 @@ class Training:
     def each(self) -> Iterator[int]:
         """The same step by step, for who wants to do something in between: the number of each when it is done."""
         if (
-            self.number and self.recorder and self.course.due(self.number) and self.run.synchronised()
+            self.number and self.recorder and self.course.due(self.number) and self.run.team.synchronised()
         ):  # it was stopped before that
             self.recorder.validate(self.run, self.course)
         if (
-            self.number and self.run.assignment.counts_steps and self.course.over(self.number)
+            self.number and self.run.team.assignment.counts_steps and self.course.over(self.number)
         ):  # it was over, and only its end was missing
             return
         with suppress(GroupDone):  # the first worker has counted them
@@ -210,7 +212,7 @@ class Training:
                     break
         if self.losses:
             self.note_tensors()
-        elif not self.number and self.run.assignment.counts_steps:
+        elif not self.number and self.run.team.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
 
     def stepped(self) -> Iterator[Any]:
@@ -269,7 +271,7 @@ class Training:
             self.history.add(step)
             self.tell(step)
         self.step_begun = time.perf_counter()
-        return go_on and not (self.run.assignment.counts_steps and self.course.over(self.number))
+        return go_on and not (self.run.team.assignment.counts_steps and self.course.over(self.number))
 
     def validated(self) -> None:
         """The first validation after the first steps is done: what its tensors needed counts as theirs."""
@@ -279,12 +281,12 @@ class Training:
 
     def validate_once(self) -> None:
         """Validate as a run would, on the largest held-out batch alone, to see what that needs; nobody wants to know how good it is."""
-        if not self.job.validates or not self.losses or not self.run.assignment.counts_steps:
+        if not self.job.validates or not self.losses or not self.run.team.assignment.counts_steps:
             return
         if self.job.validate is not None:
             run_validation(self.run, self.job, self.course.watch)
         else:
-            found = looked_through(self.job, self.run.assignment.asynchronous)
+            found = looked_through(self.job, self.run.team.assignment.asynchronous)
             run_validation(self.run, self.job, self.course.watch, [(found.largest, True)])
         self.note_tensors(validated=True)
 
@@ -299,12 +301,12 @@ class Training:
         if self.tracker.failed:
             self.tensors = {"peak_bytes": 0}  # what was seen before is not all
             self.tell_untracked()
-        if self.run.assignment.asynchronous or not (
+        if self.run.team.assignment.asynchronous or not (
             together or self.link.world == 1
         ):  # asynchronous workers tell of theirs at the end
             return
         own = self.tensors["peak_bytes"]
-        self.told = max(gather_objects(self.run, own)) if together else own
+        self.told = max(self.run.team.objects(own)) if together else own
         if self.recorder and own:
             self.recorder.tell(Measured(self.told, self.tensors["flops"], self.tensors["where"], self.tensors["parts"]))
 
@@ -350,7 +352,11 @@ def readable_state(run: Run) -> dict[str, Any]:
             else value is None or isinstance(value, (int, float, str))
         )
 
-    states = {name: part.state_dict() for name, part in run.state.items() if part.of_technique and not part.on_disk}
+    states = {
+        name: part.state_dict()
+        for name, part in run.state.items()
+        if part.of_technique and not isinstance(part, LivesOnDisk)
+    }
     return {name: state for name, state in states.items() if state and plain(state)}
 
 
@@ -398,7 +404,7 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
 def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
     """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
-    if run.link.rank and not stored_weights(run):  # the first worker has the same weights and tells of them
+    if run.team.link.rank and not stored_weights(run):  # the first worker has the same weights and tells of them
         return "", ""
     digest, shown = (
         weights_sha256({name: value for name, value in digest_state(run).items() if hasattr(value, "dtype")}),
@@ -412,8 +418,8 @@ def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
         )
     elif job.show is not None:
         run.model.eval()
-        with torch.no_grad(), run.usable(), guarded_outside(run):
-            shown = job.show(run.model) if run.link.rank == 0 else ""
+        with torch.no_grad(), run.outside.usable(), guarded_outside(run):
+            shown = job.show(run.model) if run.team.link.rank == 0 else ""
     if file:
         write_tensors(Path(file), found)
     return digest, shown

@@ -87,18 +87,20 @@ class Accumulate(TrainingTechnique):
 
     def pieces_of(self, run: Run, batch: Batch) -> list[Batch]:
         """The batch's micro-batches; in a group, a worker's share may have fewer samples than `pieces`."""
-        return run.pieces(batch, min(self.pieces, run.count(batch)) if run.link.world > 1 else self.pieces)
+        return run.cuts.pieces(
+            batch, min(self.pieces, run.cuts.count(batch)) if run.team.link.world > 1 else self.pieces
+        )
 
     def apply(self, run: Run) -> Run:
         def gradients(now: Run, batch: Batch) -> Tensor:
-            whole = float(now.weight(batch))
-            if now.link.world > 1:  # a worker whose share of the batch weighs nothing still takes part
+            whole = float(now.cuts.weight(batch))
+            if now.team.link.world > 1:  # a worker whose share of the batch weighs nothing still takes part
                 whole = whole or 1.0
             if not whole > 0:
                 raise Mistake(f"the batch has the weight {whole}: a mean over nothing; check the job's weight")
             total = torch.zeros(())
-            shares = [(piece, float(now.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
-            if now.link.world > 1:  # every worker runs equally many micro-batches, so that all send equally often
+            shares = [(piece, float(now.cuts.weight(piece)) / whole) for piece in self.pieces_of(now, batch)]
+            if now.team.link.world > 1:  # every worker runs equally many micro-batches, so that all send equally often
                 shares += [(shares[0][0], 0.0)] * (self.pieces - len(shares))
             else:
                 shares = [(piece, share) for piece, share in shares if share]
@@ -107,7 +109,7 @@ class Accumulate(TrainingTechnique):
                 total = total + run.gradients(part, piece)
             return total
 
-        return replace(run, gradients=gradients, parts=run.parts * self.pieces)
+        return replace(run, gradients=gradients, cuts=replace(run.cuts, parts=run.cuts.parts * self.pieces))
 
 
 def scale_loss(loss: Callable[[Any, Batch], Tensor], share: float) -> Callable[[Any, Batch], Tensor]:

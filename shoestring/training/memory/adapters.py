@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 
 from shoestring.core.errors import Mistake
 from shoestring.core.private import own_parameters, tree_leaves
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState, TrainsBeside
 from shoestring.measure.interception import OnTop, patched
 from shoestring.runs.low_rank import merge_updates, with_update
 
@@ -41,16 +42,14 @@ class AdapterUpdate(NamedTuple):
         return found if scale == 1 else found * scale
 
 
-class Adapters(RunState):
+class Adapters(RunState, TrainsBeside):
     """All updates of a run, and the weights that are trained in full beside them."""
-
-    beside_model = True
 
     def __init__(self, run: Run, rank: int, where: str, also: str, alpha: float) -> None:
         self.model, self.rank, self.scale, self.alpha = run.model, rank, alpha / rank, alpha
         self.whole = also_trained(run.model, also)
         modules, self.left = choose_modules(run.model, where, set(self.whole))
-        self.updates = {name: new_update(name, module, rank, run.seed) for name, module in modules.items()}
+        self.updates = {name: new_update(name, module, rank, run.settings.seed) for name, module in modules.items()}
         self.needed = {parameter: parameter.requires_grad for parameter in run.model.parameters()}  # before freezing
         whole = dict.fromkeys(self.whole.values())
         for parameter in run.model.parameters():

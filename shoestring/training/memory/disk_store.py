@@ -11,7 +11,7 @@ system supports it, so that the page cache takes no memory from others. `read` a
 the work, and a request waits for the previous one on the same buffer or region. With fake tensors (a rehearsal) nothing
 moves, and bytes are counted.
 
-Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_streamed.py,
+Contract: What a checkpoint stands on is not written over, and every read is checked (tests/runs/test_disk_weights.py,
 decisions/007). Weights that are kept elsewhere are asked of the run (`core.run.weights`), never of the model.
 """
 
@@ -27,7 +27,7 @@ from itertools import count
 from math import prod
 from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ from xxhash import xxh3_64
 from shoestring.core.errors import Mistake
 from shoestring.core.private import FakeTensor
 from shoestring.core.regular import NotRegular, regular
-from shoestring.core.run import RunState
+from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.units import bytes_text
 
 PAGE = 4096  # bytes: direct I/O needs offsets, sizes and addresses that are multiples of it
@@ -304,10 +304,9 @@ def require_room(directory: Path, size: int, there: int = 0) -> None:
         )
 
 
-class OnDisk(RunState):
+class OnDisk(LivesOnDisk):
     """Run state that lives in a disk store."""
 
-    on_disk: ClassVar[bool] = True
     store: DiskStore
 
     @property

@@ -22,7 +22,8 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import KeepsAverages, RunState
 from shoestring.training.technique import TrainingTechnique
 
 
@@ -74,13 +75,14 @@ class EMA(TrainingTechnique):
 
         @contextmanager
         def usable() -> Iterator[None]:
-            with run.usable(), average.in_place():
+            with run.outside.usable(), average.in_place():
                 yield
 
-        return replace(run, update=update, usable=usable, state={**run.state, "ema": average})
+        outside = replace(run.outside, usable=usable)
+        return replace(run, update=update, outside=outside, state={**run.state, "ema": average})
 
 
-class AveragedWeights(RunState):
+class AveragedWeights(RunState, KeepsAverages):
     """The average of a run's weights."""
 
     def __init__(self, run: Run, knobs: EMA) -> None:

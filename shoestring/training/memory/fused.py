@@ -25,6 +25,11 @@ HAS_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.
 SPEEDUP = 4.0  # over the for-loop; only ranks plans before the optimizer is timed
 
 
+def can_be_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it has a fused kernel and does not use it."""
+    return isinstance(optimizer, HAS_KERNEL) and not optimizer.param_groups[0].get("fused")
+
+
 @dataclass(frozen=True)
 class FusedOptimizer(TrainingTechnique):
     """Update every weight by one fused kernel of torch.
@@ -39,10 +44,10 @@ class FusedOptimizer(TrainingTechnique):
     why: ClassVar[str] = "one kernel per parameter, no temporaries in the update"
 
     @classmethod
-    def noted(cls, optimizer: torch.optim.Optimizer) -> frozenset[str]:
-        if not isinstance(optimizer, HAS_KERNEL):
-            return frozenset()
-        return frozenset({"fused already" if optimizer.param_groups[0].get("fused") else "has a fused kernel"})
+    def noticed(cls, run: Run) -> frozenset[str]:
+        if can_be_fused(run.optimizer):
+            return frozenset({"has a fused kernel"})
+        return frozenset({"fused already"}) if isinstance(run.optimizer, HAS_KERNEL) else frozenset()
 
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:

@@ -140,15 +140,15 @@ class LowRank(TrainingTechnique):
                 return run.gradients(now, batch)
 
         def update(now: Run) -> None:
-            if now.clip:
-                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.clip))
-            run.update(replace(now, clip=0.0))
+            if now.settings.clip:
+                now.noted.note_norm(nn.utils.clip_grad_norm_(adapters.trained, now.settings.clip))
+            run.update(replace(now, settings=replace(now.settings, clip=0.0)))
 
         return replace(
             run,
             forward=forward,
             gradients=gradients,
             update=update,
-            usable=adapters.usable(run.usable),
+            outside=replace(run.outside, usable=adapters.usable(run.outside.usable)),
             state={**run.state, "low rank": adapters},
         )

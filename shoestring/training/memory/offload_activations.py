@@ -32,7 +32,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.ledger_parts import Traffic
 from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import MovesBytes, RunState
 from shoestring.measure.interception import patched
 from shoestring.training.technique import TrainingTechnique
 
@@ -133,7 +134,7 @@ class OffloadedStorage:
         self.uses = 0  # saved tensors that still need it
 
 
-class ActivationFile(RunState):
+class ActivationFile(RunState, MovesBytes):
     """The file and all transfers between it and memory. Nothing in it outlives a step."""
 
     def __init__(self, directory: str) -> None:

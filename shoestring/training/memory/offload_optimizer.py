@@ -118,7 +118,7 @@ class OffloadOptimizer(TrainingTechnique):
             if parameter.requires_grad and parameter in names and parameter.numel() >= SMALL
         }
         kind = next(run.model.parameters()).data.new_empty(0)
-        store = DiskStore(run.folder / "moments.bin" if run.folder else None, kind)
+        store = DiskStore(run.settings.file("moments.bin"), kind)
         offloaded = OffloadedOptimizer(run.optimizer, store, large, in_parts(run), coded=bool(self.moments))
         store.open()
 

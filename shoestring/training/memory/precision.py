@@ -23,7 +23,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import FakeTensor, own_buffers, own_parameters
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.measure.instructions import deadly, require
 from shoestring.training.technique import TrainingTechnique
 
@@ -155,11 +156,8 @@ def in_sixteen_bits(run: Run, dtype: torch.dtype) -> Run:
             lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, batch
         )
 
-    return replace(
-        run,
-        forward=lambda model, batch: run.forward(model, small_batch(batch)),
-        evaluate=lambda model, batch: run.evaluate(model, small_batch(batch)),
-    )
+    outside = replace(run.outside, evaluate=lambda model, batch: run.outside.evaluate(model, small_batch(batch)))
+    return replace(run, forward=lambda model, batch: run.forward(model, small_batch(batch)), outside=outside)
 
 
 class LossScale(RunState):

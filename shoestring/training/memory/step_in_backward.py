@@ -65,7 +65,7 @@ class StepInBackward(TrainingTechnique):
         return replace(ledger, blocks=blocks, update=replace(update, seconds=0.0, rise=0.0))
 
     def apply(self, run: Run) -> Run:
-        if run.clip:  # also checked here: a plan file may have been edited by hand
+        if run.settings.clip:  # also checked here: a plan file may have been edited by hand
             raise Mistake(f"StepInBackward: {CLIPS}")
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
 

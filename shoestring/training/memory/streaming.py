@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
+from shoestring.core.run_state import KeepsWeights
 from shoestring.measure.interception import Guard, instead, patched
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
@@ -36,14 +37,14 @@ UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one re
 NAME = "stream.bin"
 
 
-class Streaming(OnDisk):
+class Streaming(OnDisk, KeepsWeights):
     """A run whose weights move between disk and memory."""
 
     def __init__(self, run: Run, coded: bool) -> None:
         parameters = list(run.model.parameters())
         self.device = parameters[0].device
         self.plain = run
-        self.store = DiskStore(run.folder / NAME if run.folder else None, parameters[0].data.new_empty(0))
+        self.store = DiskStore(run.settings.file(NAME), parameters[0].data.new_empty(0))
         stepped = (parameter for group in run.optimizer.param_groups for parameter in group["params"])
         # The model's parameters, in its order, and parameters trained beside them (LowRank)
         self.trained = [parameter for parameter in dict.fromkeys((*parameters, *stepped)) if parameter.requires_grad]
@@ -68,13 +69,13 @@ class Streaming(OnDisk):
         }
         rows = {weight: rows_at_once(weight) for weight in self.row_splits}
         self.offloaded = OffloadedOptimizer(run.optimizer, self.store, trained, in_parts(run), rows, coded)
-        self.clips = bool(run.clip)  # then no weight is stepped in backward
+        self.clips = bool(run.settings.clip)  # then no weight is stepped in backward
         large = {
             parameter: self.names[parameter]
             for parameter in (*self.unit_of, *self.row_splits)
             if parameter.requires_grad and (parameter.numel() >= SMALL or parameter in self.row_splits)
         }
-        self.waiting = WaitingGradients(self.store, large if self.clips or run.parts > 1 else {}, rows)
+        self.waiting = WaitingGradients(self.store, large if self.clips or run.cuts.parts > 1 else {}, rows)
         self.store.open()
         sizes = sorted(unit.size for unit in units)
         self.unit_buffers = [
@@ -96,7 +97,7 @@ class Streaming(OnDisk):
         self.stepping = False  # whether waiting gradients are being applied; frozen weights are not needed for that
         self.checked = set[str]()  # passes in which the model was found to use no missing weight
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
-        self.move_to_disk(write=not run.resumed)
+        self.move_to_disk(write=not run.settings.resumed)
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
         self.run = replace(
             run,
@@ -104,7 +105,7 @@ class Streaming(OnDisk):
             forward=self.forward,
             gradients=self.gradients,
             update=self.update,
-            usable=self.usable,
+            outside=replace(run.outside, usable=self.usable),
             state={**run.state, "stream": self},
         )
 
@@ -223,7 +224,7 @@ class Streaming(OnDisk):
 
             return called
 
-        with self.plain.usable():
+        with self.plain.outside.usable():
             whole = {unit.module: loading(unit, unit.module.forward) for unit in self.units.values()}
             split = {
                 module: instead(module, self.row_splits[weight].forward_of(module))
@@ -361,12 +362,12 @@ class Streaming(OnDisk):
             with torch.no_grad():
                 norm = self.waiting.norm(self.trained)
                 now.noted.note_norm(norm)
-                factor = clipping(norm, now.clip)
+                factor = clipping(norm, now.settings.clip)
                 for parameter in self.trained:
                     if parameter.grad is not None and parameter not in self.unit_of:
                         parameter.grad.mul_(factor.to(parameter.grad.device))
                 self.step_rest(factor)
-        self.plain.update(replace(now, clip=0.0))
+        self.plain.update(replace(now, settings=replace(now.settings, clip=0.0)))
 
     def write_back(self, unit: StreamUnit) -> None:
         assert unit.buffer is not None, "a unit with stepped weights is in memory"

@@ -295,7 +295,7 @@ def chain_of(run: Run, batch: Batch | None = None) -> Chain:
             batch = run.example()
         device = next(run.model.parameters()).device
         check_hooks(run)
-        first = run.slices(run, moved(batch, device))[0]
+        first = run.cuts.slices(run, moved(batch, device))[0]
         with first.within(), scratch(run.model, run.model) as thrown_away:
             chain = trace_chain(run, first.batch, thrown_away, again=False)
             again = trace_chain(run, first.batch, thrown_away, again=True)

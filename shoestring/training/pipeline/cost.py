@@ -358,7 +358,7 @@ def units_of(ledger: Ledger) -> Iterator[CostUnit]:
 
 @lru_cache(1 << 12)  # a ranking asks for the same chain many times
 def fastest_cut(chain: tuple[BlockCost, ...], stages: int, workers: Workers) -> tuple[int, ...]:
-    return best_cut(chain, replace(workers, world=stages), stages).blocks
+    return best_cut(chain, workers, stages).blocks
 
 
 @lru_cache(1 << 12)

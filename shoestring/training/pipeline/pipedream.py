@@ -19,7 +19,7 @@ saved, validated or stopped. The order of a stage's work is fixed, so the result
 are, and a resumed run ends with the same bits.
 Narayanan et al.: PipeDream: Generalized Pipeline Parallelism for DNN Training, SOSP 2019, arXiv 1806.03377.
 
-Contract: `Run.synchronised` is true after steps in which the line drained, and whoever wants weights of one version
+Contract: `RunTeam.synchronised` is true after steps in which the line drained, and whoever wants weights of one version
 asks with all workers (tests/training/pipeline/test_pipedream.py).
 """
 
@@ -40,7 +40,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, writes_unseen
-from shoestring.core.run import Run, StoredTensor
+from shoestring.core.run import Run
+from shoestring.core.run_state import StoredTensor
 from shoestring.training.pipeline.schedule import staleness
 from shoestring.training.pipeline.stages import VALUES, Stages
 from shoestring.training.pipeline.step_clock import StepClock
@@ -108,7 +109,7 @@ class PipeDream(Stages):
     def __init__(
         self, run: Run, link: Link, bounds: Callable[[Chain], Sequence[range]], pieces: int, flush: int, vertical: bool
     ) -> None:
-        if run.clip:
+        if run.settings.clip:
             raise Mistake(CLIPS)
         super().__init__(run, link, bounds, lambda count: (), pieces)
         if self.weights.tied:
@@ -134,9 +135,9 @@ class PipeDream(Stages):
 
     def gradients(self, now: Run, batch: Batch) -> Tensor:
         device = next(iter(self.weights.own_weights or self.weights.by_name.values())).device
-        here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
+        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
         self.step += 1
-        self.due = self.step % self.flush == 0 or self.step >= self.run.steps or len(here) < self.link.world
+        self.due = self.step % self.flush == 0 or self.step >= self.run.settings.steps or len(here) < self.link.world
         self.now = now = replace(now, last=True)
         self.spans = []
         losses = []
@@ -159,7 +160,9 @@ class PipeDream(Stages):
         number, version = self.entered, self.version_of(self.entered)
         self.begun = time.perf_counter()
         with self.versions.used(version):
-            loss = self.forward_piece(now, piece, 1.0 if now.weight(piece) else 0.0, self.action(Kind.FORWARD, number))
+            loss = self.forward_piece(
+                now, piece, 1.0 if now.cuts.weight(piece) else 0.0, self.action(Kind.FORWARD, number)
+            )
         self.underway.append(StashedPiece(number, version, None if loss is None else loss.float().reshape(())))
         self.entered += 1
 

@@ -26,11 +26,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
 from shoestring.core.mesh import Mesh
-from shoestring.core.run import Run
+from shoestring.core.run import HeldWeights, OutsideSteps, Run
 from shoestring.core.staging import Staging
 from shoestring.core.stepping import StepDivision
 from shoestring.core.suggest import did_you_mean
 from shoestring.core.swap import Swap
+from shoestring.training.group_technique import StagedTechnique
 from shoestring.training.pipeline.cost import STASHING, Pipe, pipe_of, worth_trying
 from shoestring.training.pipeline.one_process import StagesHere, mail_meshes
 from shoestring.training.pipeline.partition import smallest_maximum
@@ -45,7 +46,7 @@ FURTHER = 2.5  # upper bound per micro-batch: how many times farther than plain 
 
 
 @dataclass(frozen=True)
-class Pipeline(TrainingTechnique):
+class Pipeline(StagedTechnique):
     """Divide the model into stages, one for each worker, and send a batch through them in pieces.
 
     Costs: idle time while the line fills and drains, and values and gradients sent across every cut.
@@ -242,7 +243,7 @@ class Pipeline(TrainingTechnique):
         return [range(end - size, end) for end, size in zip(ends, balance, strict=True)]
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         weights = {name: one.nbytes for name, one in run.model.named_parameters()}
 
         def bounds(chain: Chain) -> list[range]:
@@ -259,27 +260,28 @@ class Pipeline(TrainingTechnique):
 
         # If another technique divides weights further (TensorParallel), outputs are divided too: then validation
         # gathers
-        together = stages.together if run.together is None else stages.usable
+        together = stages.together if run.outside.together is None else stages.usable
 
         def summed(number: Tensor) -> None:
-            run.summed(number)
+            run.held.summed(number)
             link.sum(number).wait()
 
         if isinstance(stages, PipeDream):  # weights were updated within the step already
-            run = replace(run, update=lambda now: None, synchronised=lambda: stages.due)
+            team = replace(run.team, synchronised=lambda: stages.due)
+            run = replace(run, update=lambda now: None, team=team)
         return replace(
             run,
             blocks=stages.blocks,
             forward=stages.forward,
             gradients=stages.gradients,
-            usable=stages.usable,
-            together=together,
-            evaluate=stages.evaluate,
-            summed=summed,
-            share=lambda weight: run.share(weight) * stages.weights.counted(weight),
-            elsewhere=run.elsewhere | stages.weights.elsewhere,
-            shared={**run.shared, **stages.weights.sums_of_tied},
-            parts=run.parts * self.pieces_wanted,
+            cuts=replace(run.cuts, parts=run.cuts.parts * self.pieces_wanted),
+            outside=OutsideSteps(stages.usable, together, stages.evaluate),
+            held=HeldWeights(
+                summed,
+                lambda weight: run.held.share(weight) * stages.weights.counted(weight),
+                run.held.elsewhere | stages.weights.elsewhere,
+                {**run.held.shared, **stages.weights.sums_of_tied},
+            ),
             state={**run.state, "stages": stages},
         )
 

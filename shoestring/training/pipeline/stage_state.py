@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from shoestring.core.link import Link
 from shoestring.core.private import number_of, resize_storage, without_modes
-from shoestring.core.run import AddUp, Run, StoredTensor
+from shoestring.core.run import AddUp, Run
+from shoestring.core.run_state import KeepsWeights, StoredTensor
 
 CHUNK = 1 << 22  # bytes sent at once for a checkpoint
 
@@ -116,7 +117,7 @@ class StageWeights:
     def tensors(self) -> Mapping[str, StoredTensor]:
         """All weights and buffers that not every worker has, by name."""
         inside = {
-            name: one for part in self.run.state.values() for name, one in part.kept.items()
+            name: one for part in self.run.state_that(KeepsWeights) for name, one in part.kept.items()
         }  # if another technique divides them further
         found: dict[str, StoredTensor] = {}
         for name, one in self.names.items():

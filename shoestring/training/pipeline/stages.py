@@ -27,7 +27,8 @@ from shoestring.core.batch import Batch, moved
 from shoestring.core.errors import Mistake
 from shoestring.core.link import CompletedWork, Link, PeerLost, Sending
 from shoestring.core.private import storage_id_of, tree_flatten, tree_unflatten, unseen_functions
-from shoestring.core.run import Run, RunState, StoredTensor, add_up_shared, weighed
+from shoestring.core.run import Run, add_up_shared, weighed
+from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RecordsTimes, RunState, StoredTensor
 from shoestring.core.staging import OwnTimes
 from shoestring.measure.interception import Guard
 from shoestring.training.pipeline.boundary import begin_with
@@ -59,7 +60,7 @@ class PieceInFlight:
     rest: DeferredWeights | None = None  # the weight gradients, when those of inputs are done
 
 
-class Stages(RunState):
+class Stages(RunState, KeepsWeights, DividesOptimizer, RecordsTimes):
     """One worker's part of a pipeline."""
 
     def __init__(
@@ -118,7 +119,7 @@ class Stages(RunState):
         self.arrived()
         self.norms.play()
         if now.last:
-            add_up_shared(now.shared)
+            add_up_shared(now.held.shared)
         total = self.taken_total().float().reshape(1)
         self.link.sum(total).wait()
         self.clock.note(self.spans)
@@ -128,13 +129,13 @@ class Stages(RunState):
         """This worker's part of a batch: yields every action, and does it when the next is requested. `taken_total` is
         the loss then."""
         device = next(self.run.model.parameters()).device
-        here = now.pieces(moved(batch, device), min(self.pieces, now.count(batch)))
-        whole = float(now.weight(batch))
-        shares = [float(now.weight(piece)) / whole if whole else 0.0 for piece in here]
+        here = now.cuts.pieces(moved(batch, device), min(self.pieces, now.cuts.count(batch)))
+        whole = float(now.cuts.weight(batch))
+        shares = [float(now.cuts.weight(piece)) / whole if whole else 0.0 for piece in here]
         slices = [
             replace(one, share=share * one.share)
             for piece, share in zip(here, shares, strict=True)
-            for one in now.slices(now, piece)
+            for one in now.cuts.slices(now, piece)
         ]
         everybody = in_slices(self.orders(len(here)), len(slices) // len(here))
         order, self.unread = everybody[self.link.rank], buffer_needed(everybody)
@@ -376,7 +377,7 @@ class Stages(RunState):
         self.weights.gather()
         self.gathered = True
         try:
-            with self.run.usable():  # techniques that divide weights further gather them now
+            with self.run.outside.usable():  # techniques that divide weights further gather them now
                 yield
         finally:
             self.gathered = False
@@ -401,7 +402,7 @@ class Stages(RunState):
     def evaluate(self, model: nn.Module, batch: Batch) -> Any:
         """The model's output, on every worker: each computes its part, and the last sends the output to the others."""
         if self.gathered:
-            return self.run.evaluate(model, batch)
+            return self.run.outside.evaluate(model, batch)
         output: Any = None
         last = len(self.ranges) - 1
         for chunk in self.chunks:
@@ -415,14 +416,14 @@ class Stages(RunState):
             )
             with walk.through():
                 try:
-                    output = self.run.evaluate(model, batch)
+                    output = self.run.outside.evaluate(model, batch)
                 except PartComputed:
                     self.hand_on(walk.result(), action)
                     self.arrived()
         if last not in self.chunks:
             walk = Walk(self.parts, range(0), nothing)
             with walk.through():
-                output = self.run.evaluate(model, batch)
+                output = self.run.outside.evaluate(model, batch)
         return self.shared(output, walk)
 
     def shared(self, output: Any, walk: Walk) -> Any:

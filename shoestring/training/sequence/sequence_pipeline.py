@@ -116,7 +116,11 @@ class SequencePipeline(TrainingTechnique):
             found = self.checked(run, batch) if found is None else found
             return slices_of(now, found, moved(batch, device), self.cut(length_of(batch)))
 
-        return replace(run, slices=slices, gradients=lambda now, batch: sliced_gradients(now, slices(now, batch)))
+        return replace(
+            run,
+            cuts=replace(run.cuts, slices=slices),
+            gradients=lambda now, batch: sliced_gradients(now, slices(now, batch)),
+        )
 
 
 def parsed_lengths(written: str) -> tuple[int, ...]:
@@ -165,7 +169,9 @@ def slice_support(run: Run, batch: Batch) -> SliceSupport:
         )
     shifts = shifts_labels(run.model, batch)
     with_labels = with_shifted_labels(batch) if shifts else batch
-    why, own = refusal(run.model, run.blocks, run.evaluate, run.loss, lambda span: rows(with_labels, span), length)
+    why, own = refusal(
+        run.model, run.blocks, run.outside.evaluate, run.loss, lambda span: rows(with_labels, span), length
+    )
     if why:
         raise Mistake(f"SequencePipeline: the model can't run in slices of a sequence: {why}")
     return SliceSupport(shifts, own)
@@ -197,13 +203,13 @@ def slices_of(run: Run, found: SliceSupport, batch: Batch, lengths: Sequence[int
     if found.shifts and found.own:
         weights, total = [label_count(piece["shift_labels"]) for piece in pieces], label_count(whole["shift_labels"])
     else:
-        weights, total = [float(run.weight(piece)) for piece in pieces], float(run.weight(batch))
+        weights, total = [float(run.cuts.weight(piece)) for piece in pieces], float(run.cuts.weight(batch))
         if abs(sum(weights) - total) > TOLERANCE * abs(total):
             raise Mistake(
                 f"SequencePipeline: the slices of a batch with the weight {total:g} have the weight {sum(weights):g} together: the job's "
                 f"weight must count tokens, such as weight=lambda batch: batch[1].numel()"
             )
-    if not total > 0 and run.link.world == 1:  # with several workers, another one's part may count
+    if not total > 0 and run.team.link.world == 1:  # with several workers, another one's part may count
         raise Mistake(f"the batch has the weight {total:g}: a mean over nothing; check the job's weight")
     return [
         Slice(piece, weight / (total or 1.0), partial(slicing.at, number))

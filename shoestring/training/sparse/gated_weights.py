@@ -135,7 +135,7 @@ class GatedWeights(MaskedWeights):
             for name, gate in self.gates.items():
                 own = self.view(name, self.own[name].copy_(self.weights[name]))
                 own.mul_(self.rule.factor(own, gate))
-        with run.usable():
+        with run.outside.usable():
             self.swap()
             try:
                 yield
@@ -165,5 +165,5 @@ def gated_run(run: Run, gated: GatedWeights) -> Run:
     return replace(
         masked_run(run, gated),
         gradients=lambda now, batch: gated.gradients(run, now, batch),
-        usable=lambda: gated.settled(run),
+        outside=replace(run.outside, usable=lambda: gated.settled(run)),
     )

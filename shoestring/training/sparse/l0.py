@@ -81,4 +81,4 @@ class L0(TrainingTechnique):
         schedule = scheduled(self.share, check_steps("L0", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
         units = Units(self.of, self.group)
-        return gated_run(run, GatedWeights(weights, schedule, units, HARD_CONCRETE, self.rate, run.seed))
+        return gated_run(run, GatedWeights(weights, schedule, units, HARD_CONCRETE, self.rate, run.settings.seed))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import RunState
 from shoestring.training.sparse.schedule import SparsitySchedule
 from shoestring.training.sparse.weights import Units
 
@@ -122,9 +123,9 @@ def mask_drift(share: float) -> float:
 
 def check_steps(technique: str, run: Run) -> int:
     """How many steps the run takes, which a schedule must know."""
-    if not run.steps:
+    if not run.settings.steps:
         raise Mistake(
             f"{technique}: the job says epochs, and its data do not tell how many steps make one, so no schedule of zeros can be "
             f"made: give the Job steps=..."
         )
-    return run.steps
+    return run.settings.steps

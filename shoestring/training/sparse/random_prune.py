@@ -67,7 +67,7 @@ class RandomPrune(TrainingTechnique):
     def apply(self, run: Run) -> Run:
         schedule = scheduled(self.share, check_steps("RandomPrune", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
-        return masked_run(run, DrawnWeights(weights, schedule, run.seed if self.seed < 0 else self.seed))
+        return masked_run(run, DrawnWeights(weights, schedule, run.settings.seed if self.seed < 0 else self.seed))
 
 
 class DrawnWeights(MaskedWeights):

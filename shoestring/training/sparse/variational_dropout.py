@@ -74,4 +74,4 @@ class VariationalDropout(TrainingTechnique):
     def apply(self, run: Run) -> Run:
         schedule = scheduled(self.share, check_steps("VariationalDropout", run), self.begin, self.end, self.every)
         weights = weights_to_sparsify(run.model, self.where, self.skip)
-        return gated_run(run, GatedWeights(weights, schedule, Units(), VARIATIONAL, self.rate, run.seed))
+        return gated_run(run, GatedWeights(weights, schedule, Units(), VARIATIONAL, self.rate, run.settings.seed))

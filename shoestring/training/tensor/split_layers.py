@@ -19,7 +19,8 @@ from torch.nn import functional
 from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.core.private import storage_id_of, tree_map, unseen_functions, without_modes
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import DividesOptimizer, KeepsWeights, RunState
 from shoestring.core.seams import calls_user
 from shoestring.measure.calls import attributes
 from shoestring.measure.interception import Guard
@@ -40,7 +41,7 @@ SEQUENCE = 1  # the token dimension of activations between blocks: (sample, toke
 Forward = Callable[..., Any]
 
 
-class TensorParts(RunState):
+class TensorParts(RunState, KeepsWeights, DividesOptimizer):
     """A run's weights in parts, and the run state that goes with them."""
 
     def __init__(self, run: Run, link: Link, sequence: bool) -> None:

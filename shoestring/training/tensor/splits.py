@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.link import Link
-from shoestring.core.run import StoredTensor
+from shoestring.core.run_state import StoredTensor
 
 CHUNK = 1 << 22  # bytes gathered at once for a checkpoint
 

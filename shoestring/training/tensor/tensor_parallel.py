@@ -15,8 +15,6 @@ Transformer Models, 2022, arXiv 2205.05198.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -30,7 +28,8 @@ from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
 from shoestring.training.data_parallel.data_parallel import gradient_sum_refusal, with_traffic
-from shoestring.training.technique import Owned, TrainingTechnique
+from shoestring.training.group_technique import GroupTechnique
+from shoestring.training.technique import Owned
 from shoestring.training.tensor.layer_kinds import recognise_layers
 from shoestring.training.tensor.split_layers import TensorParts
 
@@ -41,7 +40,7 @@ WORK = ("forward", "backward", "flops", "backward_flops")  # fields of a block t
 
 
 @dataclass(frozen=True)
-class TensorParallel(TrainingTechnique):
+class TensorParallel(GroupTechnique):
     """Split every layer among the workers.
 
     Costs: four sums of a block's output in every step and block, more than a pipeline sends.
@@ -140,7 +139,7 @@ class TensorParallel(TrainingTechnique):
         return with_traffic(found, parted.pieces * 2 * (ways - 1) / ways * sums, parted.pieces * 4.0 * len(blocks))
 
     def apply(self, run: Run) -> Run:
-        link = run.mesh.along(self.unites)
+        link = run.team.mesh.along(self.unites)
         check(run, link, self.ways)
         parts = TensorParts(run, link, self.sequence)
 
@@ -158,27 +157,15 @@ class TensorParallel(TrainingTechnique):
 
         def summed(number: Tensor) -> None:
             link.sum(number).wait()
-            run.summed(number)
-
-        @contextmanager
-        def usable() -> Iterator[None]:
-            with parts.usable(), run.usable():
-                yield
-
-        @contextmanager
-        def together() -> Iterator[None]:
-            with parts.inside(), run.together() if run.together is not None else run.usable():
-                yield
+            run.held.summed(number)
 
         return replace(
             run,
             forward=forward,
             loss=loss,
             backward=backward,
-            summed=summed,
-            usable=usable,
-            share=lambda weight: parts.share(weight) * run.share(weight),
-            together=together,
+            outside=run.outside.within(parts.usable, parts.inside),
+            held=replace(run.held, summed=summed, share=lambda weight: parts.share(weight) * run.held.share(weight)),
             state={**run.state, "tensor parts": parts},
         )
 

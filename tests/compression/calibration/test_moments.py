@@ -64,8 +64,10 @@ def test_what_was_tried_of_weights_does_not_stay_in_memory() -> None:
     labels = [
         (weight.name, label) for weight in study.weights if weight.is_matrix for label in study.grids(weight, USUAL)
     ]
-    assert labels and all(study.ways[key].parts is not None for key in labels)
+    assert labels and all(study.ways[key].parts is None for key in labels), "a form is made when it is asked for"
     first, again = (study.ways[labels[0]].form for _ in range(2))
+    assert all(study.ways[key].form is not study.ways[key].form for key in labels)
+    assert all(study.ways[key].parts is not None for key in labels)
     assert first is not again and torch.equal(first.dense(), again.dense())
 
 

@@ -85,3 +85,36 @@ def test_every_matrix_has_a_second_moment(name: str) -> None:
         model(x)
     assert all(usage[one.name].moment is not None and usage[one.name].calls == 1 for one in weights if one.is_matrix)
     assert torch.backends.mha.get_fastpath_enabled() == fused
+
+
+class Shared(nn.Module):
+    """Two layers that read the same inputs, which are then changed in place; the second one reads others too if asked to."""
+
+    def __init__(self, alone: bool) -> None:
+        super().__init__()
+        self.one, self.two, self.three, self.alone = nn.Linear(6, 3), nn.Linear(6, 4), nn.Linear(6, 2), alone
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        left = self.one(x).sum() + self.two(x).sum()
+        x.mul_(3)
+        if self.alone and float(x[0, 0]) > 0:
+            left = left + self.two(x + 1).sum()
+        return left + self.three(x).sum()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_weights_that_read_the_same_inputs_share_a_moment_and_others_have_their_own(alone: bool) -> None:
+    model, scratch = Shared(alone).eval().requires_grad_(False), Scratch()
+    batches = [torch.randn(8, 6, generator=torch.Generator().manual_seed(seed)) * (-1) ** seed for seed in range(5)]
+    assert len({float(one[0, 0]) > 0 for one in batches}) == 2, "some batches have the second reading, some have not"
+    with torch.no_grad(), record_usage(model, weights_of(model), scratch) as usage:
+        for batch in batches:
+            model(batch)
+    both = [3 * one + 1 for one in batches if alone and float(one[0, 0]) > 0]
+    wanted = {"one": batches, "two": [*batches, *both], "three": [3 * one for one in batches]}
+    for name, some in wanted.items():
+        x, found = torch.cat(some), usage[f"{name}.weight"]
+        assert found.inputs == len(x) and found.moment is not None
+        assert torch.allclose(found.moment.dense(), x.T @ x, rtol=1e-4, atol=1e-3)
+    assert (usage["one.weight"].moment is usage["two.weight"].moment) == (not alone)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import hashlib
+import os
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import torch
 
 from shoestring.core.codec import to_json
 from shoestring.core.errors import Mistake
+from shoestring.core.seal import sealed, unsealed
 from shoestring.federated.tasks.compare import Comparison
 from shoestring.federated.tasks.evaluate import Evaluation
 from shoestring.federated.tasks.perform import perform_task
@@ -20,10 +24,12 @@ from shoestring.federated.tasks.task import (
     code_of,
     read_models,
     read_task,
+    read_weights,
     write_task,
 )
 from shoestring.federated.tasks.tune import Tuning
 from tests.federated.tasks.toy import cohort_of, names_of
+from tests.mutations import variants
 
 
 def task_in(folder: Path) -> FederatedTask:
@@ -75,6 +81,29 @@ def test_a_model_outside_of_the_tasks_folder_is_not_read(tmp_path: Path) -> None
     (tmp_path / "secret").write_bytes(b"1234")
     with pytest.raises(Mistake, match="outside"):
         read_models(replace(task, models=(outside,), candidates=(TuneCandidate("x"),)), tmp_path / "inside")
+
+
+def test_a_resealed_task_is_used_or_refused_in_a_sentence(tmp_path: Path) -> None:
+    file = write_task(task_in(tmp_path), tmp_path)
+    whole, _ = unsealed(file.read_bytes())
+    for one in variants(whole, 10):
+        if isinstance(one, dict):
+            file.write_bytes(sealed(one))
+            with suppress(Mistake):
+                read_models(read_task(tmp_path), tmp_path)
+
+
+def test_pipes_and_weights_of_half_a_number_are_refused(tmp_path: Path) -> None:
+    task = task_in(tmp_path)
+    odd = replace(task.models[0], path="odd", sha256=hashlib.sha256(b"odd").hexdigest())
+    (tmp_path / "odd").write_bytes(b"odd")
+    os.mkfifo(tmp_path / "pipe")
+    for model, told in ((odd, "not what was attached"), (replace(odd, path="pipe"), "is a pipe")):
+        with pytest.raises(Mistake, match=told):
+            read_weights(model, tmp_path)
+    os.mkfifo(tmp_path / FILE)
+    with pytest.raises(Mistake, match="is a pipe"):
+        read_task(tmp_path)
 
 
 def test_what_makes_no_task_is_refused(tmp_path: Path) -> None:

@@ -272,12 +272,12 @@ def test_the_rate_of_a_stale_step_is_divided_by_its_staleness(
     )
     model = job.model()
     run = prepared(job, [Asynchronous(kind, correct=correct)], model)
-    engine: Any = run.assignment
+    engine: Any = run.team.assignment
     before = model.weight.item()
     if kind == "server":
         engine.version = 9
         engine.next_message = lambda: (1, PUSH, 9 - stale, 0.5, 2.0)
-    losses = [float(one.detach()) for one in steps(run, islice(Feed(job, run.assignment), 1))]
+    losses = [float(one.detach()) for one in steps(run, islice(Feed(job, run.team.assignment), 1))]
     assert losses == [0.5 if kind == "server" else pytest.approx(before)]
     assert model.weight.item() == pytest.approx(before - 0.8 / divisor) and run.optimizer.param_groups[0]["lr"] == 0.8
     assert run.state["pushes"].state_dict()["staleness"][str(stale)] >= 1
@@ -292,11 +292,11 @@ def test_hogwild_does_not_wait_for_ever_for_a_worker_that_beats_and_never_comes(
         mesh=on_one_axis(link),
     )
     run = prepared(job, [Asynchronous("hogwild", delay=1)], job.model())
-    engine: Any = run.assignment
+    engine: Any = run.team.assignment
     engine.counts.begun[0] = 0
     engine.counts.staleness[0, 0] += 1  # a step later, one more would make worker 0's gradient too stale
     with pytest.raises(PeerLost, match="worker 0 did not come"):
-        list(steps(run, islice(Feed(job, run.assignment), 2)))
+        list(steps(run, islice(Feed(job, run.team.assignment), 2)))
 
 
 def test_a_feed_gives_whatever_part_it_is_asked_for() -> None:

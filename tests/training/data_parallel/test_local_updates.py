@@ -11,7 +11,7 @@ from shoestring.training.data_parallel.compress_gradients import CompressGradien
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.local_updates import normalizes
 from shoestring.training.technique import TrainingTechnique as Technique
-from tests.training.data_parallel.test_uneven import trained
+from tests.training.data_parallel.test_data_parallel import trained
 
 SIZES = ",".join(["6"] * 12)
 

@@ -26,6 +26,7 @@ from shoestring.training.data_parallel.compress_gradients import CompressGradien
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.group_technique import GroupTechnique
 from shoestring.training.memory.allocator import Allocator
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.pipeline.pipeline import Pipeline
@@ -56,10 +57,10 @@ def plans(name: str) -> list[tuple[Technique, ...]]:
     for kind in CATALOGUE:
         if kind in (Asynchronous, DropStragglers):  # what they do depends on time: test_asynchronous
             continue
-        if kind.unites not in ("", "data"):  # test_tensor, test_tensor_processes
+        if issubclass(kind, GroupTechnique) and kind.unites != "data":  # test_tensor, test_tensor_processes
             continue
         usable = [one for one in kind.choices(ledger(name)) if not one.refusal(ledger(name))]
-        if usable and usable[0].unites:
+        if issubclass(kind, GroupTechnique) and usable:
             uniting += usable
         elif usable and kind is not Allocator:
             others += dict.fromkeys([usable[0], *(usable[-1:] if kind is Checkpoint else ())])

@@ -105,7 +105,7 @@ def test_frozen_weights_are_cut_only_where_weights_are() -> None:
 def test_the_optimizer_steps_pieces_only() -> None:
     run = run_of(Link(1, 2))
     before = sum(weight.numel() for weight in run.model.parameters())
-    sharding = Sharding(run, run.link, 2)
+    sharding = Sharding(run, run.team.link, 2)
     own = [piece for group in run.optimizer.param_groups for piece in group["params"]]
     assert all(piece.dim() == 1 for piece in own)
     assert sum(piece.numel() for piece in own) == sum(unit.part for unit in sharding.units) - sum(
@@ -142,7 +142,7 @@ def test_stage_three_gathers_a_block_before_it_runs_and_before_its_backward() ->
         "between steps a worker has its parts only"
     )
     assert all(unit.whole.untyped_storage().nbytes() == 0 for unit in sharding.units)
-    with run.usable():
+    with run.outside.usable():
         assert all(unit.present for unit in sharding.units)
     assert not any(unit.present for unit in sharding.units)
 
@@ -156,7 +156,7 @@ def test_with_one_worker_a_step_is_the_plain_one() -> None:
         run = Shard(stage).apply(run_of(Link(), loss=lambda output, batch: output.square().mean()))
         run.gradients(run, batch)
         run.update(run)
-        with run.usable():
+        with run.outside.usable():
             for one, other in zip(run.model.parameters(), plain.model.parameters(), strict=True):
                 assert torch.equal(one, other), stage
 

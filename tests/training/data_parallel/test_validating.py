@@ -21,9 +21,9 @@ from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.evidence.rehearse import rehearse
+from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.records import records, steps_in
 from tests.training.members import Group

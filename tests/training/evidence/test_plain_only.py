@@ -25,7 +25,7 @@ from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.plan import load_plan
 from shoestring.training.planner import Planner
-from tests.commands.test_cli import answer
+from tests.commands.test_main import answer
 
 # One look of ours after the other, by where it is called from
 LOOKS = (

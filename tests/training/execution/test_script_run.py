@@ -80,7 +80,7 @@ def test_two_scripts_do_not_train_in_one_folder(tmp_path: Path) -> None:
     one.close()  # type: ignore[attr-defined]
 
 
-SCRIPT = """
+SCRIPT = """# warm
 import sys, shoestring
 sys.path.insert(0, {root!r})
 from tests.training.execution.test_script_run import job
@@ -93,6 +93,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(("number", "code", "said"), [(signal.SIGINT, 0, "interrupted"), (signal.SIGTERM, 143, "")])
 def test_a_signal_saves_and_then_does_what_it_always_does(
     number: signal.Signals, code: int, said: str, tmp_path: Path

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from shoestring import Job, Mistake
-from shoestring.core.run import result, weights
+from shoestring.core.run_weights import result, weights
 from shoestring.measure.timeline import peak
 from shoestring.training.conflicts import clash
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -97,7 +97,7 @@ def test_the_average_is_that_of_a_loop_by_hand_and_the_same_after_restarts(warmu
 def test_inside_usable_the_model_has_the_averages_and_outside_its_own(tmp_path: Path) -> None:
     run = trained(job(), (EMA(0.8),), tmp_path).run
     expected, own = by_hand(job(), 0.8), {name: value.clone() for name, value in run.model.state_dict().items()}
-    with run.usable():
+    with run.outside.usable():
         assert all(torch.equal(value, expected[name]) for name, value in run.model.state_dict().items())
     assert all(torch.equal(value, own[name]) for name, value in run.model.state_dict().items())
     assert not torch.equal(own["head.weight"], expected["head.weight"])

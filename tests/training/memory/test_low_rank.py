@@ -25,7 +25,8 @@ from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, brought_home, digest_state, weights
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home, digest_state, weights
 from shoestring.core.technique import parsed, text
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
@@ -192,7 +193,7 @@ def test_a_weight_that_stream_brings_by_rows_gets_its_update_and_frozen_ones_are
     for _ in steps(run, islice(Feed(made), 5)):
         pass
     assert {name: region.version for name, region in streaming.store.regions.items()} == written
-    with torch.no_grad(), run.usable():
+    with torch.no_grad(), run.outside.usable():
         used = model(batch[0])
     brought_home(run)
     torch.testing.assert_close(model(batch[0]), used, rtol=1e-4, atol=1e-6)
@@ -287,7 +288,7 @@ def test_a_weight_that_is_used_without_its_module_is_refused_in_training_and_in_
     trained(small(Bypassing), LowRank(where="inner"))
     run = trained(small(lambda: Bypassing(evaluating=True)), LowRank())
     run.model.eval()
-    with pytest.raises(Mistake, match="uses the weight of head"), torch.no_grad(), run.usable():
+    with pytest.raises(Mistake, match="uses the weight of head"), torch.no_grad(), run.outside.usable():
         run.model(torch.ones(4, 8))
 
 
@@ -301,7 +302,7 @@ def test_torchs_encoder_layers_evaluate_with_their_updates() -> None:
     assert list(adapters(run).updates) == ["linear1", "linear2"] and "self_attn.out_proj" in adapters(run).left
     run.model.eval()
     x = torch.randn(1, 4, 8)
-    with torch.no_grad(), run.usable():
+    with torch.no_grad(), run.outside.usable():
         used = run.model(x)
     with torch.no_grad():
         assert not torch.allclose(used, run.model(x), atol=1e-4), "without them it is another model"

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from shoestring.core import random_state
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.run import Run, brought_home
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home
 from shoestring.core.swap import Swap
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak

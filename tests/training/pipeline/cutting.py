@@ -71,7 +71,7 @@ def alone(job: Job, count: int = 1) -> Found:
 
 def last_loss(run: Run, job: Job, count: int) -> float:
     """Steps, of which the last moves no weight."""
-    *before, last = islice(Feed(job, run.assignment), count)
+    *before, last = islice(Feed(job, run.team.assignment), count)
     for _ in steps(run, before):
         pass
     run.optimizer.zero_grad(set_to_none=True)

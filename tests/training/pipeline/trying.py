@@ -23,17 +23,17 @@ from torch import distributed as dist
 
 from shoestring.core.job import Job
 from shoestring.core.mesh import imagined_mesh, on_one_axis
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
 from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.links.shared_memory_link import join_link
 from shoestring.training.loop import steps
 from shoestring.training.plan import techniques_in
 from shoestring.training.technique import TrainingTechnique as Technique
-from shoestring.training.technique import mesh_sizes
 from tests.models import job, seeded
 from tests.training.pipeline.cutting import still
 from tests.waiting import HUNG
@@ -50,7 +50,7 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def trained(made: Job, techniques: tuple[Technique, ...]) -> tuple[Tensor, list[float]]:
     """Weights and losses after a few steps."""
     run = prepared(made, techniques, seeded(made))
-    losses = [float(loss) for loss in steps(run, islice(Feed(made, run.assignment), STEPS))]
+    losses = [float(loss) for loss in steps(run, islice(Feed(made, run.team.assignment), STEPS))]
     brought_home(run)
     return flat(run.model), losses
 
@@ -103,11 +103,11 @@ def judged(made: Job, techniques: tuple[Technique, ...], seed: int) -> float:
     model = seeded(made)
     torch.manual_seed(seed)
     run = prepared(made, techniques, model)
-    for _ in steps(run, islice(Feed(made, run.assignment), STEPS)):
+    for _ in steps(run, islice(Feed(made, run.team.assignment), STEPS)):
         pass
     batch = next(iter(made.data()))
     model.eval()
-    with torch.no_grad(), run.usable():
+    with torch.no_grad(), run.outside.usable():
         return float(made.loss(made.forward(model, batch), batch))
 
 

@@ -19,11 +19,12 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearse import prepared, tracked
+from shoestring.training.group_technique import uniting
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
@@ -54,7 +55,7 @@ def settings(name: str) -> Iterator[Technique]:
     yield from QUICK
     for kind in CATALOGUE:
         for one in kind.choices(ledger)[:1]:
-            if not one.unites and one not in QUICK:
+            if not uniting([one]) and one not in QUICK:
                 yield one
 
 

@@ -15,7 +15,7 @@ from shoestring import Job
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.catalogue import CATALOGUE

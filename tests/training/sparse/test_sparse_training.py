@@ -190,7 +190,7 @@ def test_workers_that_add_up_gradients_have_the_same_masks_and_gates(kind: Any) 
     def work(mesh: Mesh) -> Tensor:
         mine = replace(made, mesh=mesh)
         run = prepared(mine, (DataParallel(), kind()), copies[mesh.link.rank])
-        for _ in steps(run, islice(Feed(mine, assignment=run.assignment), STEPS)):
+        for _ in steps(run, islice(Feed(mine, assignment=run.team.assignment), STEPS)):
             pass
         return flat(run.model)
 

@@ -45,9 +45,9 @@ def worker(
     from shoestring.core.mesh import imagined_mesh, on_one_axis
     from shoestring.measure.timeline import peak
     from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
+    from shoestring.training.group_technique import mesh_sizes
     from shoestring.training.links.process_mesh import joined_mesh
     from shoestring.training.links.shared_memory_link import join_link
-    from shoestring.training.technique import mesh_sizes
     from tests.models import seeded
     from tests.training.sequence.test_sequence_pipeline import JOBS, one_sample
 

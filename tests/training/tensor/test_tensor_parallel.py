@@ -19,7 +19,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.core.mesh import Mesh, imagined_mesh
-from shoestring.core.run import brought_home, weights
+from shoestring.core.run_weights import brought_home, weights
 from shoestring.jobfile import job_path, loaded_job
 from shoestring.measure.blocks import blocks
 from shoestring.planning.choose import asked_for
@@ -143,7 +143,7 @@ def test_short_messages_between_copies_leave_weights_that_several_workers_hold_a
         own = {
             name: value.detach().clone()
             for name, value in run.model.named_parameters()
-            if (name in tied or run.share(value) < 1) and value not in run.elsewhere
+            if (name in tied or run.held.share(value) < 1) and value not in run.held.elsewhere
         }
         assert own, "some are held by several"
         brought_home(run)
@@ -209,12 +209,12 @@ def test_between_steps_the_model_is_the_user_s_but_for_parts_of_weights() -> Non
         run.gradients(run, batch)
         same = all(vars(module) == before[name] for name, module in run.model.named_modules())
         own = sum(weight.numel() for weight in run.model.parameters())
-        with torch.no_grad(), run.usable():
+        with torch.no_grad(), run.outside.usable():
             alone = (
                 float(run.model(**batch).loss) if mesh.link.rank == 0 else float(expected)
             )  # one of them, as for `show`
-        assert run.together is not None
-        with torch.no_grad(), run.together():
+        assert run.outside.together is not None
+        with torch.no_grad(), run.outside.together():
             all_of_them = float(run.model(**batch).loss)
         assert all(
             torch.equal(

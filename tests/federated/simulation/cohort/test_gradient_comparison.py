@@ -27,7 +27,7 @@ from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from shoestring.runs.event import Event, Warned
 from shoestring.runs.folder import Folder
 from tests.federated.simulation.cohort.fedavg import by_hand, by_shoestring, initial
-from tests.federated.simulation.cohort.test_awkward import CLASSES, COUNTS, WIDTH, Net, clients, job_of
+from tests.federated.simulation.cohort.test_agreement import CLASSES, COUNTS, WIDTH, Net, clients, job_of
 
 FIVE = 5  # samples of a batch that no trial has
 

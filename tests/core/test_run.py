@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
+from shoestring.core import run_state
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, RunState
+from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk, RunState
+from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.technique import TrainingTechnique
@@ -45,7 +49,7 @@ class Outside(TrainingTechnique):
 def test_state_of_a_class_that_does_not_say_what_it_can_do_is_refused_by_name() -> None:
     made = job("chain")
     with pytest.raises(
-        Mistake, match=r"'mine' of the run's state is a Looks.*inherit from shoestring.core.run.RunState"
+        Mistake, match=r"'mine' of the run's state is a Looks.*inherit from shoestring.core.run_state.RunState"
     ):
         prepared(made, (Outside(),), seeded(made))
 
@@ -54,4 +58,22 @@ def test_thin_matrices_that_wait_for_their_buckets_are_not_taken_for_state_on_di
     made = replace(job("chain"), mesh=on_one_axis(Link(0, 2)))
     run = prepared(made, (CompressGradients("powersgd"),), seeded(made))
     assert all(isinstance(part, RunState) for part in run.state.values())
-    assert not any(part.on_disk for part in run.state.values())
+    assert not run.state_that(LivesOnDisk)
+
+
+def kinds_of_state(kind: type = RunState) -> set[type]:
+    return {kind}.union(*map(kinds_of_state, kind.__subclasses__()))
+
+
+def test_what_has_the_methods_of_an_ability_inherits_from_it() -> None:
+    abilities = [one for one in vars(run_state).values() if isinstance(one, type) and issubclass(one, ABC)]
+    names = {one: one.__abstractmethods__ & vars(one).keys() for one in abilities if one is not ABC}
+    assert CATALOGUE and len(names) >= 6, "the catalogue is imported, so all our classes with state are known"
+    wrong = [
+        f"{kind.__name__}.{name} without {ability.__name__}"
+        for kind in kinds_of_state()
+        for ability, own in names.items()
+        for name in own
+        if hasattr(kind, name) and not issubclass(kind, ability)
+    ]
+    assert wrong == []

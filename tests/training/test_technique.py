@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.mesh import imagined_mesh
-from shoestring.core.run import Run, plain_run
+from shoestring.core.run import BatchCuts, HeldWeights, OutsideSteps, Run, RunSettings, RunTeam, plain_run
 from shoestring.measure.blocks import blocks
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.compress_gradients import CompressGradients
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
+from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
-from shoestring.training.technique import Owned, mesh_sizes
+from shoestring.training.technique import Owned
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.models import job, seeded
@@ -38,9 +39,15 @@ MORE = (
 )
 
 
+GROUPS = (BatchCuts, OutsideSteps, RunTeam, HeldWeights, RunSettings)
+
+
 def snapshot(value: Any) -> dict[str, Any]:
-    """The fields of a value, and what is in those that are mappings."""
+    """The fields of a value and of the groups in it, and what is in those that are mappings."""
     found = {field.name: value.__dict__[field.name] for field in fields(value)}
+    for name, group in list(found.items()):
+        if isinstance(group, GROUPS):
+            found |= {f"{name}.{inner}": one for inner, one in snapshot(group).items()}
     return found | {f"in {name}": dict(one) for name, one in found.items() if isinstance(one, Mapping)}
 
 
@@ -111,14 +118,14 @@ def test_apply_leaves_what_it_was_given_alone(technique: Technique, rank: int, t
         made = replace(job(name, optimizer=optimizer), mesh=imagined_mesh(mesh_sizes((technique,), 6), rank))
         model, folder = seeded(made), tmp_path / optimizer.__name__
         folder.mkdir()
-        run = replace(
-            plain_run(made, model, blocks(model)), folder=folder, example=lambda made=made: next(iter(made.data()))
-        )
-        before = snapshot(run), snapshot(made), dict(vars(run.link)), dict(vars(run.assignment))
+        plain = plain_run(made, model, blocks(model))
+        settings = replace(plain.settings, folder=folder)
+        run = replace(plain, settings=settings, example=lambda made=made: next(iter(made.data())))
+        before = snapshot(run), snapshot(made), dict(vars(run.team.link)), dict(vars(run.team.assignment))
         inside = list(contents(run))
         applied = technique.apply(run)
-        assert (snapshot(run), snapshot(made), vars(run.link), vars(run.assignment)) == before
-        assert run.link is made.link and applied.link is run.link
+        assert (snapshot(run), snapshot(made), vars(run.team.link), vars(run.team.assignment)) == before
+        assert run.team.link is made.link and applied.team.link is run.team.link
         all_found |= changed(inside, list(contents(run)))
     assert set(all_found) == technique.owns, all_found
 
@@ -158,4 +165,4 @@ def test_all_that_is_changed_in_place_is_found() -> None:
 def test_defaults_are_made_per_use() -> None:
     one, other = job("chain"), job("chain")
     assert one.link is not other.link and one.mesh is not other.mesh
-    assert plain_run(one, seeded(one), {}).assignment is not plain_run(one, seeded(one), {}).assignment
+    assert plain_run(one, seeded(one), {}).team.assignment is not plain_run(one, seeded(one), {}).team.assignment

@@ -30,7 +30,7 @@ def job(width: int = 64) -> Job:
     return Job(model=lambda: nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 5)), data=lambda: data, steps=2)
 """
 # A moment is a call of a model, or something that is about to reach the disk; at the one that is asked for, the signal comes.
-CHILD = """
+CHILD = """# warm
 import os, sys
 import torch
 from shoestring.commands.main import run
@@ -57,6 +57,7 @@ print(passed, file=sys.stderr)
 sys.exit(code)
 """
 SIZE = "4KB"
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 
 def child(place: Path, name: str, moment: int, sent: signal.Signals = signal.SIGKILL) -> subprocess.Popen[str]:

@@ -27,7 +27,7 @@ from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.predict import Predictor
 from shoestring.training.room import ROOM, TrainingRoom, combinations
-from tests.training.planning.test_same_plan import MACHINE, anchor, ledger_of, logs
+from tests.training.evidence.test_earlier import MACHINE, anchor, ledger_of, logs
 
 JOB = """
 import torch

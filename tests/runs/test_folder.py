@@ -109,7 +109,7 @@ def test_a_kill_while_a_run_is_begun_never_keeps_the_same_command_out(kill: int,
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from tests.runs.test_one_process import begun
+from tests.runs.test_folder import begun
 fsync, left = os.fsync, {kill}
 
 def deadly(file):

@@ -20,7 +20,7 @@ from shoestring.show.page.live import live
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.standing import diverged, standing
 from tests.show.made_runs import add, append, made_run, step_fields
-from tests.show.test_page import full, plain_text, told
+from tests.show.page.test_document import full, plain_text, told
 
 FALLING = [3 / (1 + 0.1 * step) for step in range(100)]
 

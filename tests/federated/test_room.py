@@ -133,9 +133,8 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
         (QuantizeUpdates(2),),
     )
     usual = [asked_for(in_order([TopK(share), *more]), cost).cost for share in SHARES for more in after]
-    assert all(chosen["error"] < 0.9 * one.error for one in usual if one.up <= bytes_up), (
-        "shares between the usual ones are better"
-    )
+    least = min(one.error for one in usual if one.up <= bytes_up)  # some usual ones fit
+    assert chosen["error"] < 0.9 * least, "shares between the usual ones are better"
 
 
 def test_what_would_leave_bytes_unused_is_chosen_only_where_nothing_larger_is_better() -> None:

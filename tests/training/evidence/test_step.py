@@ -16,7 +16,8 @@ from shoestring.core.ledger import Ledger
 from shoestring.core.ledger_parts import Findings, StandingBytes, Workers
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.run import Run, brought_home
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.blocks import blocks
 from shoestring.measure.timeline import peak

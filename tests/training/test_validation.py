@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
-from shoestring.core.run import brought_home
+from shoestring.core.run_weights import brought_home
 from shoestring.core.technique import total_cost
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import blocks_of, peak, validation

@@ -28,7 +28,7 @@ from shoestring.training.plan import Plan, RankFigures, plan_in
 from shoestring.training.planner import Planner
 from tests.models import job
 
-GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 PAPER = Hardware(described=True, memory=1 << 40)
 PLAN = Plan(
     (Accumulate(2), FusedOptimizer()),

@@ -268,7 +268,7 @@ def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
 
 def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [
-        EntryPoint("hello", "tests.show.test_page:greeting", "shoestring.sections"),
+        EntryPoint("hello", "tests.show.page.test_document:greeting", "shoestring.sections"),
         EntryPoint("broken", "nothing_like_it", "shoestring.sections"),
     ]
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries)
@@ -452,6 +452,7 @@ def test_text_that_cannot_be_written_is_replaced() -> None:
 @pytest.mark.parametrize("text", ['"' * 100_000, "&" * 100_000, "\N{SLICE OF PIZZA}" * 100_000, "word & " * 50_000])
 def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
     steps = 100_000
+    many = [f"{place}{text}" for place in range(900)]  # each once: hundreds of thousands of copies would be gigabytes
     huge = told(
         "failed",
         text=text,
@@ -465,14 +466,14 @@ def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
         step=steps,
         steps=steps,
         samples_process=[[0.1 * step, 5 * MIB + step] for step in range(steps)],
-        flags={f"{place}{text}": text for place in range(100)},
+        flags=dict.fromkeys(many[:100], text),
         techniques=[{"name": text, "knobs": {text: text}, "why": text}] * 50,
         runners_up=[{"text": text, "lost": text}] * 50,
         events=[{"event": "warning", "time": 1.6e9, "text": text} for _ in range(500)],
         checkpoints=[{"step": 5, "time": 1.6e9}] * 500,
-        blocks=[[f"{place}{text}", MIB] for place in range(900)],
-        measured={"process_bytes": MIB, "parts": {f"{place}{text}": MIB for place in range(50)}},
-        metrics=[{"step": step, **{f"{place}{text}": step / 7 for place in range(20)}} for step in range(1, 501)],
+        blocks=[[name, MIB] for name in many],
+        measured={"process_bytes": MIB, "parts": dict.fromkeys(many[:50], MIB)},
+        metrics=[{"step": step, **dict.fromkeys(many[:20], step / 7)} for step in range(1, 501)],
         best={"step": 7},
         rates=[1 / step for step in range(1, steps + 1)],
         norms=[1 / step for step in range(1, steps + 1)],

@@ -17,7 +17,7 @@ from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import prepared
 from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from tests.federated.simulation.cohort.fedavg import PlainSteps, by_hand, by_shoestring, initial
-from tests.federated.simulation.cohort.test_awkward import CLOSE, job_of
+from tests.federated.simulation.cohort.test_agreement import CLOSE, job_of
 
 LOCAL = Local(epochs=2, batch=6, lr=0.05)
 

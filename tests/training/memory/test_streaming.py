@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.run import Run, brought_home, traffic
+from shoestring.core.run import Run
+from shoestring.core.run_weights import brought_home, traffic
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
 from shoestring.measure.timeline import peak

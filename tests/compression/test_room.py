@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,14 @@ def test_weights_beyond_what_float16_holds_stay_as_they_are_and_are_named(
     )
     assert any("0.weight" in note and "3e+08" in note for note in small.report["notes"])
     assert small.model[0].weight[3, 5] == 3e8
+
+
+def test_a_size_that_such_a_weight_stands_in_the_way_of_is_refused_with_its_name(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        made = many_layers()
+        with torch.no_grad():
+            made[0].weight[3, 5] = 3e8  # type: ignore[index]
+        return made
+
+    with pytest.raises(OverBudget, match=r"0\.weight has numbers up to 3e\+08, .*: it is stored as it is"):
+        shoestring.compress(replace(JOB, model=model), tmp_path / "small", size=1000, samples=16)

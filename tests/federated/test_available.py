@@ -16,7 +16,7 @@ import pytest
 import shoestring
 from shoestring.core.errors import Mistake
 from shoestring.federated.available import available_techniques
-from tests.federated.test_kill import JOB
+from tests.federated.test_session import JOB
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
 

@@ -19,7 +19,7 @@ from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.top import title
 from tests.show.made_runs import MIB, append, made_run, moments_ago
-from tests.show.test_page import full, well_nested
+from tests.show.page.test_document import full, well_nested
 
 NASTY = '<b>x</b> & "it"'
 ROWS: list[dict[str, Any]] = [

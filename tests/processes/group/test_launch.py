@@ -31,6 +31,8 @@ from tests.records import records, steps_in
 from tests.tasks import train_task
 from tests.waiting import HUNG, PASS_GATE, Gates, free_port, until, until_gone
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STEPS = 24
 ENDLESS = 1_000_000  # steps: more than are ever done
 JOB = (
@@ -273,7 +275,7 @@ def test_workers_end_with_their_launcher_and_ctrl_c_saves(place: Path) -> None:
     with Gates(place, 9):
         first = begun(place, *words)
         until(lambda: steps_done(place / "a") >= 6)
-        workers = members(first.pid).values()
+        workers = members(os.getpid()).values()
         assert len(workers) == 2
         first.kill()
         for pid in workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,8 +203,25 @@ class Unseen:
         return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / Unseen.calls)
 
 
-def test_what_can_not_be_put_back_is_told_and_devices_work_in_one_process() -> None:
-    given = toy(toy_job(loss=Unseen().loss), how=None, processes=2)
+class Cycling(nn.Module):
+    """An iterator that can't be put back, and that is where it was after as many calls as a trial has steps."""
+
+    def __init__(self, period: int) -> None:
+        super().__init__()
+        self.inside, self.scales = nn.Linear(WIDTH, CLASSES), cycle([1 / (1 + place) for place in range(period)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inside(x) * next(self.scales)
+        return out
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"loss": Unseen().loss}, *({"model": partial(Cycling, period)} for period in (2, 3, 4, 6))],
+    ids=["class", "2", "3", "4", "6"],
+)
+def test_what_can_not_be_put_back_is_told_and_devices_work_in_one_process(changes: dict[str, Any]) -> None:
+    given = toy(toy_job(local=Local(epochs=3, batch=4), **changes), how=None, processes=2)
     assert given.how.kind == "sequential" and given.processes == 1 and "other numbers the second time" in given.how.why
     assert given.how.exactness is Exactness.DISTRIBUTION
 

@@ -10,7 +10,7 @@ from shoestring.core.rooms import RoomPlugin
 from shoestring.show.page import page, room_page
 from shoestring.show.page.overview import curves, overview, summary
 from shoestring.show.page.room_page import PLAIN, RoomPage, page_of
-from tests.show.test_page import full
+from tests.show.page.test_document import full
 
 
 class Pond(RoomPlugin):

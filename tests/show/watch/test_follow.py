@@ -14,7 +14,7 @@ from shoestring.runs.history import History
 from shoestring.runs.report import Report, report_of
 from shoestring.show.watch.follow import FollowedRun, Watch
 from tests.show.made_runs import made_run
-from tests.show.test_watch import asked, served, text_of
+from tests.show.watch.test_server import asked, served, text_of
 from tests.waiting import HUNG, until
 
 

@@ -13,7 +13,7 @@ import pytest
 from shoestring.compression.frontier_section import box_of, frontier
 from shoestring.compression.sections import compression_page
 from shoestring.show.page.drawing import BOTTOM, LEFT, RIGHT, TOP
-from tests.show.test_page import well_nested
+from tests.show.page.test_document import well_nested
 
 NASTY = '<b>x</b><script>alert(1)</script> & "it" \ud800'
 PARTS = {
