@@ -6,6 +6,7 @@
     train(job, plan)                            train in this process, step by step
     verify(job, plan)                           plain training and the plan side by side: the same weights?
     federate(job, rounds=20, epsilon=4, ...)    train where the records lie, on simulated devices
+    distill("small.py", teacher="runs/big")     train a student to say what its teachers say
     compress(job, "small", size="16MB", ...)    a smaller or faster model in a folder; load("small", job=...) gives it back
     Local, Dirichlet, Iid, ByColumn, ...        of a federated job: what a device does, and how data are divided among devices
     Mistake, OverBudget                         what they raise: something can't work, or nothing fits
@@ -19,7 +20,7 @@ TYPE_CHECKING = False  # importing typing would cost more than all the rest of t
 if TYPE_CHECKING:
     from typing import Any
 
-    from shoestring.api import FitResult, Step, fit, plan, train, verify
+    from shoestring.compression.distillation.library import distill
     from shoestring.compression.library import Smaller, compress
     from shoestring.compression.load import load
     from shoestring.core.clients import Numbered
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shoestring.core.weights import Weights
     from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
     from shoestring.federated.library import Federated, federate
+    from shoestring.training.library import FitResult, Step, fit, plan, train, verify
     from shoestring.training.optimizers import Lamb, Lars, decay_groups
     from shoestring.training.outcome import Outcome
     from shoestring.training.plan import Plan
@@ -58,6 +60,7 @@ __all__ = [
     "__version__",
     "compress",
     "decay_groups",
+    "distill",
     "federate",
     "fit",
     "load",
@@ -85,17 +88,18 @@ HOMES = {
     "Outcome": "training.outcome",
     "PerEpoch": "core.schedule",
     "Plan": "training.plan",
-    "Step": "api",
-    "FitResult": "api",
+    "Step": "training.library",
+    "FitResult": "training.library",
     "Weights": "core.weights",
     "Smaller": "compression.library",
     "compress": "compression.library",
     "load": "compression.load",
     "decay_groups": "training.optimizers",
-    "fit": "api",
-    "plan": "api",
-    "train": "api",
-    "verify": "api",
+    "distill": "compression.distillation.library",
+    "fit": "training.library",
+    "plan": "training.library",
+    "train": "training.library",
+    "verify": "training.library",
     "warmup_cosine": "core.schedule",
     "warmup_linear": "core.schedule",
 }

@@ -14,6 +14,7 @@ import ast
 import os
 from collections import namedtuple
 
+from shoestring.core.arguments import argument, arguments_of, dataclass
 from shoestring.core.errors import Mistake
 from shoestring.core.seams import calls_user
 from shoestring.core.suggest import did_you_mean
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 BUILT_IN = {
     "gpt": "a byte-level transformer on the source of Python's standard library",
     "digits": "a conv net on 8x8 digits",
-    "authors": "a byte-level transformer of many authors' text, for federate",
+    "authors": "a byte-level transformer of many authors' text, each a client",
 }
 TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
@@ -37,11 +38,27 @@ TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 # kind: "int", "float", "str" or "bool"; default: None if there is none, or if only running the file would tell it
 Flag = namedtuple("Flag", ["name", "kind", "default"])
 
-OF_EVERY_JOB = {  # flag -> what it does
-    "steps": "end after so many steps, whatever the job says; unless --epochs is given too, the job's epochs do not count",
-    "epochs": "end after so many rounds of the data; unless --steps is given too, the job's steps do not count",
-    "seed": "what every random number follows from, instead of the job's",
-}
+
+@dataclass(frozen=True)
+class Course:
+    """What every job can be asked for, whatever its function's arguments are."""
+
+    steps: int | None = argument(
+        "N",
+        "end after so many steps, whatever the job says; unless --epochs is given too, the job's epochs do not count",
+    )
+    epochs: int | None = argument(
+        "N", "end after so many rounds of the data; unless --steps is given too, the job's steps do not count"
+    )
+    seed: int | None = argument("N", "what every random number follows from, instead of the job's")
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that were asked for."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+OF_EVERY_JOB = tuple(arguments_of(Course))
 
 
 def job_path(name: str) -> str:

@@ -14,10 +14,10 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake, OverBudget
-from shoestring.api import Shown
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.processes.launch import error_stream
 from shoestring.processes.signals import stopping_gently
+from shoestring.training.library import Shown
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.plan import Plan
 
@@ -86,7 +86,7 @@ def test_train_and_verify_take_a_job_a_file_and_their_flags(file: Path) -> None:
         (lambda: shoestring.train(job(), steps=0), "^steps=0: give 1 or more"),
         (lambda: shoestring.train("gtp"), "did you mean gpt?"),
         (lambda: shoestring.plan("gpt", width=64), "^a width of 64 can't be divided among 5 heads"),
-        (lambda: shoestring.verify(job(), (), 0), "^count=0: compare at least one step"),
+        (lambda: shoestring.verify(job(), (), 0), "^check_steps=0: compare at least one step"),
     ],
 )
 def test_messages_speak_of_arguments(call: Any, said: str) -> None:

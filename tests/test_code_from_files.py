@@ -197,7 +197,7 @@ def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None
 
 
 def test_a_run_that_goes_on_takes_no_text_and_no_folder_from_its_files(sent: Sent, tmp_path: Path) -> None:
-    from shoestring.commands.job_flags import check_flags
+    from shoestring.training.commands.job_flags import check_flags
     from shoestring.training.memory.offload_activations import OffloadActivations
     from shoestring.training.plan import Plan, check_paths, load_plan
 

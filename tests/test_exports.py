@@ -33,6 +33,7 @@ EXPORTED = [
     "__version__",
     "compress",
     "decay_groups",
+    "distill",
     "federate",
     "fit",
     "load",

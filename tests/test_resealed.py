@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from argparse import Namespace
 from binascii import crc32
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
-from shoestring.commands.report import reported
+from shoestring.core.command import Call
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
 from shoestring.data.feed import Feed
@@ -38,6 +37,7 @@ from shoestring.runs.export import export_weights
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.modules import changes, kept_modules
+from shoestring.runs.options import RunOptions
 from shoestring.runs.report import report_of
 from shoestring.runs.request import differences
 from shoestring.runs.resume import OpenedRun, settled
@@ -45,6 +45,7 @@ from shoestring.runs.session import Session, kept_plan
 from shoestring.runs.tensors import TensorFile
 from shoestring.runs.weight_files import opened as opened_weights
 from shoestring.show.page import page
+from shoestring.show.run_end import reported
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.outcome import plan_file
@@ -280,7 +281,7 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     resealed(
         room.run / "report.json",
         whole,
-        lambda: reported(Namespace(report=None, json=False), folder.read("report.json"), session),
+        lambda: reported(Call("train"), RunOptions(), folder.read("report.json"), session),
         3,
     )
 

@@ -100,41 +100,29 @@ class Shortened:
     by: tuple[str, ...]
 
 
-class Shorten:
-    name, help = "shorten", "a text made small enough"
+def shorten(asked, call):
+    import json
 
-    def flags(self, parser):
-        parser.add_argument("file")
-        parser.add_argument("--size")
-        parser.add_argument("--use", action="append")
-        parser.add_argument("--report")
+    words = Path(asked.file).read_text()
+    plain = Length(len(words))
+    if asked.use:
+        plan = asked_for(tuple(parsed(one, Texts.catalogue) for one in asked.use), plain)
+    else:
+        plan = Chooser(Texts(words), plain).choice(Budget.parsed(size=asked.size), (Exactness.CHANGED,)).chosen
+    made = applied(plan.techniques, words)
+    found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "lost": len(words) - len(made)})
+    if asked.report:
+        from shoestring.runs.report import Report
+        from shoestring.show.page import page
 
-    def run(self, options):
-        import json
+        Path(asked.report).write_text(page(Report(of_room=Shortened(tuple(map(text, plan.techniques))))))
+    if call.json:
+        print(json.dumps({"plan": plan.as_json(), "measured": {one.quantity.name: one.measured for one in found}}))
+    else:
+        from shoestring.show.terminal import beside
 
-        words = Path(options.file).read_text()
-        plain = Length(len(words))
-        if options.use:
-            plan = asked_for(tuple(parsed(one, Texts.catalogue) for one in options.use), plain)
-        else:
-            plan = Chooser(Texts(words), plain).choice(Budget.parsed(size=options.size), (Exactness.CHANGED,)).chosen
-        made = applied(plan.techniques, words)
-        found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "lost": len(words) - len(made)})
-        if options.report:
-            from shoestring.runs.report import Report
-            from shoestring.show.page import page
-
-            Path(options.report).write_text(page(Report(of_room=Shortened(tuple(map(text, plan.techniques))))))
-        if options.json:
-            print(json.dumps({"plan": plan.as_json(), "measured": {one.quantity.name: one.measured for one in found}}))
-        else:
-            from shoestring.show.terminal import beside
-
-            print(beside(found))
-        return 0
-
-
-shorten = Shorten()
+        print(beside(found))
+    return 0
 
 
 def section(report):
@@ -144,12 +132,41 @@ def section(report):
         return ""
     return Markup("<section><h2>Shortened by</h2><p>{}</p></section>").format(" and ".join(report.of_room.by) + " <b>")
 '''
+OPTIONS = """
+from shoestring.core.arguments import argument, dataclass
+
+
+@dataclass(frozen=True)
+class ShortenOptions:
+    file: str = argument("file", "the text", positional=True)
+    size: str | None = argument("BYTES", "most bytes")
+    use: tuple[str, ...] | None = argument("TECHNIQUE", "exactly these techniques", repeated=True)
+    report: str | None = argument("FILE", "where to write a page")
+
+
+@dataclass(frozen=True)
+class TightenOptions:
+    file: str = argument("file", "the text", positional=True)
+    letters: int = argument("N", "letters to take away", read=int, required=True)
+    run: str = argument("DIR", "folder of the run", required=True)
+"""
 PLUGIN = """
+from shoestring.core.command import Command
 from shoestring.core.rooms import RoomPlugin
 
 
 class Shortening(RoomPlugin):
     name, counts = "shorten", "letter"
+
+    def commands(self):
+        return (
+            Command("shorten", "a text made small enough", "texts_options:ShortenOptions", "texts:shorten"),
+            Command(
+                "tighten", "a text made shorter, letter by letter", "texts_options:TightenOptions", "texts_run:tighten",
+                keeps_result=True, runs=True,
+            ),
+            Command("doctor", "one of ours by name, which can't be replaced", "texts:Nothing", "texts:nothing"),
+        )
 
     def tasks(self):
         from texts_run import Tighten
@@ -287,50 +304,35 @@ class Tighten(Task[Tightened]):
         return Tightened(words)
 
 
-class Command:
-    name, help = "tighten", "a text made shorter, letter by letter"
+def tighten(asked, call):
+    from texts import Length, Texts
 
-    def flags(self, parser):
-        parser.add_argument("file")
-        parser.add_argument("--letters", type=int, required=True)
-        parser.add_argument("--run", required=True)
+    from shoestring.core.budget import Budget
+    from shoestring.core.exactness import Exactness
+    from shoestring.planning.choose import Chooser
+    from shoestring.processes.launch import run_worker
+    from shoestring.runs.report import report_of
+    from shoestring.runs.request import Request
+    from shoestring.runs.resume import opened
+    from shoestring.show.page import page
 
-    def run(self, options):
-        from texts import Length, Texts
-
-        from shoestring.core.budget import Budget
-        from shoestring.core.exactness import Exactness
-        from shoestring.planning.choose import Chooser
-        from shoestring.processes.launch import run_worker
-        from shoestring.runs.report import report_of
-        from shoestring.runs.request import Request
-        from shoestring.runs.resume import opened
-        from shoestring.show.page import page
-
-        file = Path(options.file).resolve()
-        source = file.read_bytes()
-        asked = Request(job=str(file), source=sha256(source).hexdigest(), room="shorten", asked={"letters": options.letters})
-        held = opened(Path(options.run), asked, source, False, False)
-        words, folder = source.decode(), held.folder
-        if not folder.read("plan.json"):
-            size = len(words) - options.letters
-            plan = Chooser(Texts(words), Length(len(words))).choice(Budget.parsed(size=f"{size}B"), (Exactness.CHANGED,))
-            folder.write("plan.json", {"chosen": plan.chosen.as_json()})
-        found = run_worker(Tighten(file=str(file), letters=options.letters, folder=options.run), {}, lock=held.lock.file)
-        folder.write("report.json", {"left": found.left})
-        (folder.path / "report.html").write_text(page(report_of(folder.path)))
-        held.lock.release()
-        print(found.left)
-        return 0
-
-
-tighten = Command()
+    file = Path(asked.file).resolve()
+    source = file.read_bytes()
+    request = Request(job=str(file), source=sha256(source).hexdigest(), room="shorten", asked={"letters": asked.letters})
+    held = opened(Path(asked.run), request, source, False, False)
+    words, folder = source.decode(), held.folder
+    if not folder.read("plan.json"):
+        size = len(words) - asked.letters
+        plan = Chooser(Texts(words), Length(len(words))).choice(Budget.parsed(size=f"{size}B"), (Exactness.CHANGED,))
+        folder.write("plan.json", {"chosen": plan.chosen.as_json()})
+    found = run_worker(Tighten(file=str(file), letters=asked.letters, folder=asked.run), {}, lock=held.lock.file)
+    folder.write("report.json", {"left": found.left})
+    (folder.path / "report.html").write_text(page(report_of(folder.path)))
+    held.lock.release()
+    print(found.left)
+    return 0
 """
-ENTRIES = """[shoestring.commands]
-shorten = texts:shorten
-tighten = texts_run:tighten
-
-[shoestring.sections]
+ENTRIES = """[shoestring.sections]
 shortened = texts:section
 
 [shoestring.rooms]
@@ -341,7 +343,8 @@ shorten = texts_plugin:SHORTEN
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """The package as pip would install it, and a text of a hundred characters, of which ten are spaces at the end of its lines."""
-    for name, text in (("texts", ROOM), ("texts_plugin", PLUGIN), ("texts_page", SHOWN), ("texts_run", RUNS)):
+    modules = {"texts": ROOM, "texts_options": OPTIONS, "texts_plugin": PLUGIN, "texts_page": SHOWN, "texts_run": RUNS}
+    for name, text in modules.items():
         (tmp_path / f"{name}.py").write_text(text)
     told = tmp_path / "texts-1.0.dist-info"
     told.mkdir()
@@ -394,6 +397,23 @@ def test_its_techniques_are_written_as_ours_are_and_a_mistake_gets_the_same_word
     )
     done = shoestring(package, "shorten", "long.txt", "--use", "Cut(too=75)")
     assert done.returncode == 2 and "Cut has no knob 'too'; it has to" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_its_commands_are_in_the_help_with_their_flags_and_none_of_ours_is_replaced(package: Path) -> None:
+    shown = " ".join(shoestring(package, "--help").stdout.split())
+    assert "shorten a text made small enough" in shown and "one of ours by name" not in shown
+    assert "--letters N letters to take away" in " ".join(shoestring(package, "tighten", "--help").stdout.split())
+    assert "measures it anew" not in shown and "what is missing" in shoestring(package, "doctor", "--help").stdout
+    wrong = shoestring(package, "shorten", "long.txt", "--sise", "5B")
+    assert wrong.returncode == 2 and "'--sise' is no option of shorten; did you mean --size?" in wrong.stderr
+    assert "is no command" in shoestring(package, "shorten", "long.txt", installed=False).stderr
+
+
+def test_a_room_that_can_not_be_imported_takes_no_command_away(package: Path) -> None:
+    (package / "texts_plugin.py").write_text("import nothing_like_it")
+    shown = shoestring(package, "--help")
+    assert shown.returncode == 0 and "shorten" not in shown.stdout and "train" in shown.stdout
+    assert "is no command" in shoestring(package, "shorten", "long.txt").stderr
 
 
 def test_its_section_stands_on_the_page_and_can_not_be_markup(package: Path) -> None:

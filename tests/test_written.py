@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.commands.main import BUILT_IN
+from shoestring.commands.main import own_commands
 from shoestring.commands.parser import Parser
 from shoestring.compression.catalogue import CATALOGUE as COMPRESSION
+from shoestring.core.arguments import add_flags
+from shoestring.core.command import named_object
 from shoestring.core.technique import Technique, parsed
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.training.catalogue import CATALOGUE as TRAINING
@@ -68,15 +70,14 @@ def words(line: str) -> list[str]:
 
 
 def known_flags(command: str) -> set[str]:
-    (found,) = (one for one in BUILT_IN if one.name == command)
     parser = Parser(prog=command)
-    found.flags(parser)
+    add_flags(parser, named_object(own_commands()[command].options))
     return set(parser.known) | {f"--{name}" for name in OF_JOBS}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md" and commands(page)])
 def test_commands_have_the_flags_and_techniques_that_they_are_shown_with(page: str) -> None:
-    names = {one.name for one in BUILT_IN}
+    names = set(own_commands())
     for line in commands(page):
         command = line[1] if len(line) > 1 else "--help"
         if command.startswith("-"):

@@ -125,8 +125,6 @@ def python() -> str:
 
 def serve(address: str, program: str) -> None:
     """Fork a minder for every command, until our parent is gone."""
-    import shoestring.api
-    import shoestring.processes.worker  # noqa: F401
     from shoestring.processes.group.fork_server_main import prepare
 
     prepare("training")

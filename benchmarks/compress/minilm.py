@@ -234,12 +234,12 @@ def int8(quick: bool) -> dict[str, Any]:
 
 def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bool], dict[str, Any]]:
     def part(quick: bool) -> dict[str, Any]:
-        from shoestring.api import train
         from shoestring.compression.formats.packed_modules import decode_weights
         from shoestring.compression.healing import healed as heal
         from shoestring.compression.session import CompressOptions, begun, loaded_model
         from shoestring.compression.source import from_job
         from shoestring.core.budget import Budget
+        from shoestring.training.library import train
 
         source = from_job(str(HERE / "minilm_job.py"), {})
         session = begun(

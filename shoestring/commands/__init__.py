@@ -1,14 +1,5 @@
-"""The command line: one file a command, with its flags and what it does. The only room that prints.
+"""The command line: its parser, the table of commands, and commands that are about all rooms.
 
-Help, a wrong flag and a misspelt technique are answered in milliseconds: what is imported at the top of these files is light, and torch,
-pathlib, typing, json and the like are imported inside the functions that need them.
+Help, a wrong flag and a misspelt technique are answered in milliseconds: what is imported at the top of a file of a command or its options
+is light, and torch, pathlib, typing, dataclasses, json and the like are imported inside the functions that need them.
 """
-
-# What a command ends with.
-DONE = 0
-FAULT = 1  # a fault of ours, or a training that ended without saving
-NOT_KEPT = 1  # `verify` found weights that are not as stated
-MISTAKE = 2  # what was asked for can't be done
-OVER_BUDGET = 3  # nothing fits the budget
-STOPPED = 130  # asked to stop; the same command goes on
-CUT_OFF = 141  # nobody read all that it printed, as a shell tells of other programs

@@ -45,6 +45,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         self.known: dict[str, argparse.Action] = {}  # by what begins with a dash
         self.below: dict[str, Parser] = {}  # the parsers of commands, by name
+        self.job_flags = False  # arguments of a job are flags too
         super().__init__(**settings, formatter_class=Formatter, allow_abbrev=False, add_help=False)
         self.add_argument("-h", "--help", action=Help, nargs=0, default=argparse.SUPPRESS, help="show this and end")
 
@@ -72,7 +73,7 @@ class Help(argparse.Action):
     ) -> None:
         assert isinstance(parser, Parser), "we make no other"
         job = vars(namespace).get("job")
-        if job and "job_words" in namespace:
+        if job and parser.job_flags:
             add_job_flags(parser, job)
         parser.print_help()
         parser.exit()

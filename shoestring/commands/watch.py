@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from shoestring.commands import DONE
+from shoestring.core.arguments import argument, dataclass
+from shoestring.core.exit_codes import DONE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
-name = "watch"
-help = "a live page of runs: plan, memory, loss, events; says when a run died and where it stands"
+    from shoestring.core.command import Call
 
 
-def flags(parser: ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", help="folders of runs, or a folder of such folders")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; another than this machine's own asks for a token"
+@dataclass(frozen=True)
+class WatchCommand:
+    run: tuple[str, ...] = argument(
+        "run", "folders of runs, or a folder of such folders", (), positional=True, repeated=True
     )
-    parser.add_argument("--port", type=int, default=0, help="port to listen on (default: a free one)")
+    host: str = argument("HOST", "address to listen on; another than this machine's own asks for a token", "127.0.0.1")
+    port: int = argument("PORT", "port to listen on (default: a free one)", 0, read=int)
 
 
-def run(options: Namespace) -> int:
+def run(asked: WatchCommand, call: Call) -> int:
     from shoestring.show.watch.places import check
 
-    for place in options.run:
+    for place in asked.run:
         check(place)
     import json
     from pathlib import Path
@@ -31,7 +30,7 @@ def run(options: Namespace) -> int:
     from shoestring.show.watch import serve
 
     def ready(url: str) -> None:
-        print(json.dumps({"url": url}) if options.json else f"watching at {url} (Ctrl-C ends)", flush=True)
+        print(json.dumps({"url": url}) if call.json else f"watching at {url} (Ctrl-C ends)", flush=True)
 
-    serve([Path(place) for place in options.run], options.host, options.port, ready)
+    serve([Path(place) for place in asked.run], asked.host, asked.port, ready)
     return DONE

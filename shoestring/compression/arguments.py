@@ -5,10 +5,9 @@ Nothing heavy is imported: a wrong flag is told of at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from typing import Any
 
-from shoestring.core.arguments import argument
+from shoestring.core.arguments import argument, arguments_of, dataclass, group
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
@@ -72,7 +71,7 @@ class CompressArguments:
     def as_asked(self) -> dict[str, Any]:
         """What a run keeps of it and compares when it goes on; False: it is not asked for, which counts as much."""
         budget = self.budget()
-        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in HOW} | {
+        found = {name: getattr(self, name) for name in arguments_of(type(self)) if name not in HOW} | {
             "size": budget.size,
             "latency": budget.latency,
             "keep": budget.quality,
@@ -90,3 +89,25 @@ class CompressArguments:
             return None if self.axis is None else int(self.axis)
         except ValueError:
             raise Mistake(f"--axis {self.axis}: give the number of a dimension, such as 1 or -1") from None
+
+
+@dataclass(frozen=True)
+class CompressCommand:
+    job: str = argument(
+        "RUN|JOB|WEIGHTS",
+        "folder of a run, whose best weights are taken; a job with weights; or weights with --job: a safetensors file, a state dict "
+        "that torch.save wrote, or a Hugging Face folder",
+        positional=True,
+    )
+    job_of_run: str | None = argument(
+        "FILE",
+        "of a run, or of weights: the job that makes the model and its data, a file or a built-in one; no file that a run names is "
+        "ever run",
+        flag="--job",
+        command_only=True,
+    )
+    asked: CompressArguments = group(CompressArguments)
+    out: str | None = argument(
+        "DIR", "folder to write (default: NAME-compressed); one that was killed is gone on with", command_only=True
+    )
+    plan_only: bool = argument("", "choose and explain, and write nothing", False, command_only=True)

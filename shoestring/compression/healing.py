@@ -36,7 +36,7 @@ from shoestring.core.random_state import drawing_apart
 from shoestring.core.regular import read_regular
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.core.units import parse_seconds
-from shoestring.runs.cadence import Cadence
+from shoestring.runs.options import RunOptions
 from shoestring.training.execution.script_steps import kept_steps, steps_here
 
 OBJECTIVES = {
@@ -63,8 +63,8 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
     lesson = HealingSettings(session, student_of(session, forms), folder)
     job = lesson.begun(seconds)
     model = lesson.student()
-    cadence = Cadence(seconds=min(30.0, seconds / 10))
-    for _ in drawing_apart(kept_steps(job, (), model, folder / "run", cadence)):
+    kept = RunOptions(run=folder / "run", save_every=f"{max(min(30.0, seconds / 10), 0.001):.3f}s")
+    for _ in drawing_apart(kept_steps(job, (), model, kept)):
         pass
     model.cpu()
     session.source.model.cpu()  # the teacher goes where the student is

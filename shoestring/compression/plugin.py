@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
+from shoestring.core.command import Command
 from shoestring.core.rooms import RoomPlugin
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ClassVar
+
     from shoestring.compression.compress_report import CompressReport
     from shoestring.runs.folder import Folder
     from shoestring.runs.history import History
     from shoestring.runs.request import Request
 
+JOBS = "The job's own arguments are flags too: name the job before --help to see them."
+
 
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
+
+    def commands(self) -> tuple[Command, ...]:
+        return (
+            Command(
+                "distill",
+                "train a student to say what its teachers say",
+                "shoestring.compression.distillation.options:DistillCommand",
+                "shoestring.compression.distillation.command:run",
+                JOBS,
+                job_flags=True,
+                keeps_result=True,
+                runs=True,
+            ),
+            Command(
+                "compress",
+                "a smaller or faster model: down to a size, a latency and a quality at once",
+                "shoestring.compression.arguments:CompressCommand",
+                "shoestring.compression.command:run",
+                JOBS,
+                job_flags=True,
+                keeps_result=True,
+            ),
+        )
 
     def part(self, request: Request, history: History, folder: Folder) -> CompressReport | None:
         from shoestring.compression.compress_report import CompressReport

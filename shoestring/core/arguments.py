@@ -1,17 +1,70 @@
-"""What a command can be asked for, as one frozen dataclass: its fields are the command's flags and the library's keyword arguments.
+"""What can be asked for, as one frozen dataclass a command: its fields are the flags of the command and the arguments of the library.
 
-size: str | int | None = argument("BYTES", "most bytes on disk")    ->    --size BYTES    size="16MB"
+    size: str | int | None = argument("BYTES", "most bytes on disk")    ->    --size BYTES    size="16MB"
+    run: RunOptions = group(RunOptions)                                 ->    the flags and arguments of its fields
+
+Importing dataclasses takes as long as all of an answer about a wrong flag, so a class of options becomes a dataclass when somebody
+looks at it as one. Contract: library and command line have the same arguments with the same defaults (tests/core/test_arguments.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
-    from typing import Any
+    from argparse import ArgumentParser
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from dataclasses import dataclass as dataclass  # noqa: PLC0414 (exported)
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+else:
+
+    def dataclass(*, frozen: bool) -> Callable[[type[T]], type[T]]:
+        """dataclasses.dataclass, applied when it is needed."""
+        assert frozen, "options do not change"
+
+        def prepared(kind: type[T]) -> type[T]:
+            kind.ARGUMENTS = {name: value for name, value in vars(kind).items() if isinstance(value, OptionField)}
+            kind.__init__ = first_values
+            kind.__dataclass_fields__ = Pending()
+            return kind
+
+        return prepared
+
+
+class Pending:
+    """In the place of a dataclass's fields: makes the class one as soon as somebody looks at them."""
+
+    def __get__(self, value: object, kind: type[Any]) -> Any:
+        make_dataclass(kind)
+        return vars(kind)["__dataclass_fields__"]
+
+
+def first_values(self: Any, *values: Any, **named: Any) -> None:
+    """How a value is made before its class is a dataclass."""
+    kind = type(self)
+    if "dataclasses" in sys.modules:
+        make_dataclass(kind)
+        kind.__init__(self, *values, **named)
+        return
+    given = {**dict(zip(kind.ARGUMENTS, values, strict=False)), **named}
+    for name, one in arguments_of(kind).items():
+        usual = one.group() if one.group and name not in given else one.default
+        vars(self)[name] = given.get(name, usual)
+
+
+class OptionField:
+    """How one field is asked for."""
+
+    def __init__(self, metavar: str, help: str, default: Any = None) -> None:
+        self.metavar, self.help, self.default = metavar, help, default
+        self.choices: tuple[str, ...] = ()
+        self.repeated = self.positional = self.command_only = self.required = False
+        self.flag = ""  # empty: it is named as the field is
+        self.read: Callable[[str], Any] | None = None  # makes a value of what was typed
+        self.group: type[Any] | None = None  # options whose fields these are
 
 
 def argument(
@@ -19,38 +72,90 @@ def argument(
     help: str,
     default: Any = None,
     *,
-    choices: Sequence[str] | None = None,
+    choices: Sequence[str] = (),
     repeated: bool = False,
+    positional: bool = False,
+    command_only: bool = False,
+    required: bool = False,
     flag: str = "",
+    read: Callable[[str], Any] | None = None,
 ) -> Any:
-    """A field that is a flag, too; `repeated`: it is a tuple, and its flag may be given several times; `flag`: its name, if that is not
-    the field's."""
-    told = {"metavar": metavar, "help": help, "choices": choices, "repeated": repeated, "flag": flag}
-    return field(default=default, metadata=told)
+    """A field that is a flag, too. `repeated`: it is a tuple, and its flag may be given several times; `command_only`: a script has other
+    means, or no use for it."""
+    made = OptionField(metavar, help, default)
+    made.choices, made.repeated, made.flag, made.read = tuple(choices), repeated, flag, read
+    made.positional, made.command_only, made.required = positional, command_only, required
+    return made
+
+
+def group(kind: type[T]) -> Any:
+    """A field that holds other options, whose flags are the command's and whose arguments are the function's."""
+    made = OptionField("", "")
+    made.group = kind
+    return made
+
+
+def make_dataclass(kind: type[Any]) -> None:
+    import dataclasses
+
+    del kind.__init__
+    for name, one in arguments_of(kind).items():
+        usual: Any = {"default_factory": one.group} if one.group else {"default": one.default}
+        setattr(kind, name, dataclasses.field(**usual))
+    dataclasses.dataclass(frozen=True)(kind)
+
+
+def arguments_of(kind: type[Any]) -> Mapping[str, OptionField]:
+    """The fields of a class of options."""
+    found: Mapping[str, OptionField] = kind.ARGUMENTS
+    return found
+
+
+def flat_arguments(kind: type[Any]) -> Iterator[tuple[str, OptionField]]:
+    """All that can be asked for, with what is in groups."""
+    for name, one in arguments_of(kind).items():
+        yield from flat_arguments(one.group) if one.group else [(name, one)]
 
 
 def add_flags(parser: ArgumentParser, kind: type[Any]) -> None:
     """The flags of a command, one for each field."""
-    for one in fields(kind):
-        told = one.metadata
-        settings: dict[str, Any] = {"dest": one.name, "help": told["help"], "default": one.default}
+    for name, one in flat_arguments(kind):
+        settings: dict[str, Any] = {"help": one.help, "default": one.default}
         if one.default is False:
             settings["action"] = "store_true"
-        elif told["choices"]:
-            settings["choices"] = list(told["choices"])
+        elif one.choices:
+            settings["choices"] = list(one.choices)
         else:
-            settings["metavar"] = told["metavar"]
-        if told["repeated"]:
+            settings["metavar"] = one.metavar
+        if one.read is not None:
+            settings["type"] = one.read
+        if one.positional:
+            del settings["default"]
+            settings |= {"nargs": "+"} if one.repeated else {}
+            parser.add_argument(name, **settings)
+            continue
+        if one.required:
+            settings["required"] = True
+        if one.repeated:
             settings |= {"action": "append", "default": None}
-        parser.add_argument(told["flag"] or f"--{one.name.replace('_', '-')}", **settings)
+        parser.add_argument(one.flag or f"--{name.replace('_', '-')}", dest=name, **settings)
 
 
-def written_by(kind: type[Any], options: Namespace) -> dict[str, Any]:
-    """What was written for each field, by flags."""
+def written_by(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was written for each field, by flags or arguments; what was not is as usual."""
     found = {}
-    for one in fields(kind):
-        value = vars(options)[one.name]
-        if one.metadata["repeated"]:
-            value = one.default if value is None else tuple(value)
-        found[one.name] = value
+    for name, one in flat_arguments(kind):
+        value = given.get(name, one.default)
+        found[name] = (one.default if value is None else tuple(value)) if one.repeated else value
     return found
+
+
+def options_of(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Options from what was written for their fields."""
+    written = written_by(kind, given)
+    return kind(
+        **{
+            name: options_of(one.group, given) if one.group else written[name]
+            for name, one in arguments_of(kind).items()
+        }
+    )

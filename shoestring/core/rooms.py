@@ -11,19 +11,23 @@ A name in a file or a message is only ever looked up among these: nothing is imp
 
 from __future__ import annotations
 
+import os
 import sys
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections import namedtuple
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
 
+from shoestring.core.command import named_object
 from shoestring.core.errors import Mistake
 from shoestring.core.suggest import did_you_mean
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+    from typing import Any, ClassVar
+
+    from shoestring.core.command import Command
     from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
     from shoestring.runs.event import Event
@@ -33,7 +37,10 @@ if TYPE_CHECKING:
     from shoestring.show.page.room_page import RoomPage
 
 GROUP = "shoestring.rooms"
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+OWN = os.path.basename(PACKAGE)
+
+Entry = namedtuple("Entry", ["name", "value"])  # value: "module:name" of its RoomPlugin
 
 
 class RoomPlugin:
@@ -46,6 +53,10 @@ class RoomPlugin:
 
     counts: ClassVar[str] = "step"  # what the steps of its runs are called
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
+
+    def commands(self) -> tuple[Command, ...]:
+        """What it adds to the command line."""
+        return ()
 
     def events(self) -> tuple[type[Event], ...]:
         """The kinds of events that only its runs have."""
@@ -67,6 +78,8 @@ class RoomPlugin:
     @property
     def catalogue(self) -> Path:
         """The source of its catalogue, from which techniques are spelled without importing them; it need not exist."""
+        from pathlib import Path
+
         return Path(str(sys.modules[type(self).__module__].__file__)).with_name("catalogue.py")
 
     @property
@@ -101,10 +114,16 @@ def installed_rooms() -> tuple[RoomPlugin, ...]:
 
 
 @cache
-def loaded(entry: EntryPoint) -> RoomPlugin:
+def own_rooms() -> tuple[RoomPlugin, ...]:
+    """The rooms of this package, without a look at others."""
+    return tuple(loaded(entry) for entry in own_entries())
+
+
+@cache
+def loaded(entry: Entry) -> RoomPlugin:
     """What an entry point declares. Raises Mistake where that is no room."""
     try:
-        found: object = entry.load()
+        found: object = named_object(entry.value)
     except Exception as error:
         raise Mistake(
             f"the room {entry.name} ({entry.value}) can't be imported: {type(error).__name__}: {error}"
@@ -115,24 +134,44 @@ def loaded(entry: EntryPoint) -> RoomPlugin:
 
 
 @cache
-def declared() -> Mapping[str, EntryPoint]:
+def declared() -> Mapping[str, Entry]:
     """The entry points of all rooms by name; ours first, which no other package can replace."""
-    found: dict[str, EntryPoint] = {}
-    for entry in (*in_source_tree(), *sorted(entry_points(group=GROUP), key=is_foreign)):
+    found: dict[str, Entry] = {}
+    for entry in (*own_entries(), *(one for place in packages() for one in entries_in(place, f"[{GROUP}]"))):
         found.setdefault(entry.name, entry)
     return found
 
 
-def is_foreign(entry: EntryPoint) -> bool:
-    return entry.dist is None or entry.dist.name != PACKAGE.name
+@cache
+def own_entries() -> tuple[Entry, ...]:
+    """The rooms of this package: as a source tree's pyproject.toml declares them, or as it was installed."""
+    project = os.path.join(os.path.dirname(PACKAGE), "pyproject.toml")
+    found = tuple(entries_in(project, f'[project.entry-points."{GROUP}"]'))
+    if found and f'name = "{OWN}"' in text_of(project):
+        return found
+    return tuple(one for place in packages(f"{OWN}-") for one in entries_in(place, f"[{GROUP}]"))
 
 
-def in_source_tree() -> Iterator[EntryPoint]:
-    """The rooms that a source tree's pyproject.toml declares; none where this package is an installed one."""
+def packages(begin: str = "") -> Iterator[str]:
+    """Where packages that are installed tell of their entry points, of those whose name begins so. Read off what pip wrote:
+    importlib.metadata takes longer to import than all of our help takes."""
+    for folder in dict.fromkeys(sys.path):
+        with suppress(OSError):
+            for name in sorted(os.listdir(folder or ".")):
+                if name.startswith(begin) and name.endswith((".dist-info", ".egg-info")):
+                    yield os.path.join(folder, name, "entry_points.txt")
+
+
+def entries_in(file: str, section: str) -> Iterator[Entry]:
+    for line in text_of(file).partition(f"{section}\n")[2].partition("\n[")[0].splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.lstrip().startswith("#"):
+            yield Entry(name.strip(), value.strip().strip('"'))
+
+
+def text_of(file: str) -> str:
     try:
-        project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        with open(file, encoding="utf-8") as opened:
+            return opened.read()
     except (OSError, ValueError):
-        return
-    if project.get("name") == PACKAGE.name:
-        for name, value in project.get("entry-points", {}).get(GROUP, {}).items():
-            yield EntryPoint(name, value, GROUP)
+        return ""

@@ -32,6 +32,7 @@ from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
+from shoestring.runs.options import RunOptions
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
 from shoestring.runs.session import Session
@@ -89,6 +90,8 @@ def federate(
     run: str | Path | None = None,
     fresh: bool = False,
     adopt: bool = False,
+    save_every: int | str = "1m",
+    keep: int = 3,
     seed: int | None = None,
     tell: Callable[[Event], None] | None = None,
     **flags: Any,
@@ -110,6 +113,7 @@ def federate(
     processes   that simulate devices; the result is the same bits with any number
     run         the folder of the run: one that is there is gone on with; left out, nothing is kept. Needs a job from a file
     fresh, adopt    begin anew in a run that is there, or go on with it although what is asked for changed
+    save_every, keep    how often the run is saved (50 rounds, "5m"), and how many checkpoints stay
     tell        is called with every event
 
     Raises Mistake if something can't work, and OverBudget if nothing fits.
@@ -133,6 +137,8 @@ def federate(
         }
     )
     asked.check_private()
+    kept = RunOptions(run, fresh, adopt, save_every, keep)
+    kept.check()
     made = job if isinstance(job, Job) else loaded_job(job_path(str(job)), flags)
     made = made if seed is None else with_course(made, {"seed": seed})
     used = None if use is None else tuple(use)
@@ -153,7 +159,7 @@ def federate(
             federation = begun(made, held, offers, adopt)
             if run is None and ledger is None and release_of(federation.plan.techniques, federation.given) is not None:
                 warnings.warn(FORGOTTEN, stacklevel=5)
-            ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else Cadence())
+            ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else kept.cadence)
             if ended.stopped:
                 deliver(ended.signal)
                 raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf, nan
 from typing import Any
 
-from shoestring.core.arguments import argument
+from shoestring.core.arguments import argument, dataclass, group
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
 from shoestring.core.statistics import StatisticsRule
+from shoestring.runs.options import RunOptions
 
 WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # whole numbers, 1 or more
 PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # what goes with epsilon; a task has a ledger without
@@ -123,3 +123,56 @@ def above_zero(flag: str, value: Any) -> float | None:
     if number is not None and not 0 < number < inf:
         raise Mistake(f"{flag} {value}: give a number above 0")
     return number
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What devices do beside training; a script calls the functions of federated/tasks."""
+
+    task: str = argument(
+        "",
+        "what devices do: train (default), evaluate models on records that they hold out, tune settings of their own "
+        "training, or compare two models (A/B); --per-round says how many are asked (default: all)",
+        "train",
+        choices=("train", "evaluate", "tune", "compare"),
+        command_only=True,
+    )
+    model: tuple[str, ...] | None = argument(
+        "RUN",
+        "a run whose last weights are evaluated, tuned or compared; may be repeated (default: as the job begins)",
+        repeated=True,
+        command_only=True,
+    )
+    settings: str | None = argument(
+        "GRID", 'settings of devices\' own training to try, such as "lr=0.01,0.1 epochs=1,2"', command_only=True
+    )
+    as_is: bool = argument("", "judge models as they are, without devices' own training", False, command_only=True)
+    halving: bool = argument(
+        "", "tune by halves: all settings on few devices, the better half on more", False, command_only=True
+    )
+    apart: bool = argument(
+        "", "compare on two halves of the devices, instead of both models on all of them", False, command_only=True
+    )
+    least: int | None = argument(
+        "N", "nothing is told about fewer devices than this (default 10)", read=int, command_only=True
+    )
+
+
+@dataclass(frozen=True)
+class FederateCommand:
+    job: str = argument(
+        "job", "a Python file with `def job(...) -> Job(clients=...)`, or the name of a built-in job", positional=True
+    )
+    asked: FederateOptions = group(FederateOptions)
+    seed: int | None = argument("N", "what every random number follows from, instead of the job's")
+    use: tuple[str, ...] | None = argument(
+        "TECHNIQUE",
+        'exactly these techniques instead of choosing, such as "FedAdam(lr=0.01)"; may be repeated',
+        repeated=True,
+    )
+    plan_only: bool = argument("", "choose and explain, and end", False, command_only=True)
+    verify: bool = argument(
+        "", "play a few rounds beside the plain sequential round: the same weights?", False, command_only=True
+    )
+    run: RunOptions = group(RunOptions)
+    tasks: TaskOptions = group(TaskOptions)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
+from shoestring.core.command import Command
 from shoestring.core.rooms import RoomPlugin
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ClassVar
+
     from shoestring.core.figures import Quantity
     from shoestring.federated.fold import FederationReport
     from shoestring.federated.page import FederatedPage
@@ -21,6 +23,21 @@ TECHNIQUES = "shoestring.federated"  # the group of entry points by which packag
 class FederatedPlugin(RoomPlugin):
     name: ClassVar[str] = "federated"
     counts: ClassVar[str] = "round"
+
+    def commands(self) -> tuple[Command, ...]:
+        return (
+            Command(
+                "federate",
+                "train or tune where the data lives: updates leave, records never do",
+                "shoestring.federated.options:FederateCommand",
+                "shoestring.federated.command:run",
+                "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: "
+                "digits, authors",
+                job_flags=True,
+                keeps_result=True,
+                runs=True,
+            ),
+        )
 
     def events(self) -> tuple[type[Event], ...]:
         from shoestring.federated.events import RoundFinished

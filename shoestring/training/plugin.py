@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
-
+from shoestring.core.command import Command
 from shoestring.core.rooms import RoomPlugin
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any, ClassVar
+
     from shoestring.processes.task import Task
+
+JOBS = (
+    "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
+    "transformer on Python's own source), digits (a conv net)"
+)
+OPTIONS = "shoestring.training.options"
 
 
 class TrainingPlugin(RoomPlugin):
@@ -20,6 +28,42 @@ class TrainingPlugin(RoomPlugin):
         "shoestring.training.plan",
         "shoestring.training.execution.training",
     )
+
+    def commands(self) -> tuple[Command, ...]:
+        return (
+            Command(
+                "plan",
+                "what would it take: every technique costed, the best plan chosen and explained",
+                f"{OPTIONS}:PlanCommand",
+                "shoestring.training.commands.plan:run",
+                JOBS,
+                job_flags=True,
+            ),
+            Command(
+                "train",
+                "run that plan and show predicted beside measured",
+                f"{OPTIONS}:TrainCommand",
+                "shoestring.training.commands.train:run",
+                JOBS,
+                job_flags=True,
+                keeps_result=True,
+                runs=True,
+            ),
+            Command(
+                "verify",
+                "plain training and the plan side by side, from the same seed: the same weights?",
+                f"{OPTIONS}:VerifyCommand",
+                "shoestring.training.commands.verify:run",
+                JOBS,
+                job_flags=True,
+            ),
+            Command(
+                "doctor",
+                "devices, memory, which dtypes really work, disk speed, what is missing",
+                f"{OPTIONS}:DoctorCommand",
+                "shoestring.training.commands.doctor:run",
+            ),
+        )
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
         from shoestring.training.execution.tasks import TASKS

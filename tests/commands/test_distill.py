@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.commands import distill, main
+from shoestring.commands import main
 from shoestring.compression.distillation import job as distillation
+from shoestring.compression.distillation.options import DistillOptions
 from shoestring.compression.distillation.sources import parse_teacher, pin_teacher, teacher_opener, teacher_weights_file
+from shoestring.core.arguments import arguments_of
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.jobfile import flags_of, loaded_job
 from shoestring.processes.launch import run_worker
@@ -26,12 +29,6 @@ from tests.tasks import train_task
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 FILE = Path(str(distillation.__file__))
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    if distill not in main.BUILT_IN:
-        monkeypatch.setattr(main, "BUILT_IN", (*main.BUILT_IN, distill))
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +49,7 @@ def big(place: Path) -> Path:
 
 
 def asked(place: Path, teachers: list[str], **more: Any) -> dict[str, Any]:
-    return {
-        "student": str(place / "net.py"),
-        "student_flags": json.dumps({"width": 12, "blocks": 2}),
-        "teacher": json.dumps(teachers),
-        **more,
-    }
+    return {"student": f"{place / 'net.py'} --width=12 --blocks=2", "teacher": shlex.join(teachers), **more}
 
 
 def learned(place: Path, folder: Path, flags: dict[str, Any], look: Any = None) -> str:
@@ -110,7 +102,7 @@ def test_a_student_of_a_teachers_layers_begins_as_them(place: Path, big: Path) -
     from shoestring.runs.initial_weights import fresh_model
 
     written = pin_teacher(f"{place / 'net.py'}@{big}")
-    job = loaded_job(FILE, {"student": str(place / "net.py"), "teacher": json.dumps([written]), "layers": "every=2"})
+    job = loaded_job(FILE, {"student": str(place / "net.py"), "teacher": shlex.join([written]), "layers": "every=2"})
     student, teacher = fresh_model(job), teacher_opener(written)().model
     assert len(student) == 4 and torch.equal(student[2][0].weight, teacher[3][0].weight)  # type: ignore[arg-type,index,union-attr]
     assert teacher_weights_file(written).endswith("weights.safetensors")
@@ -139,9 +131,7 @@ def test_a_teacher_that_changed_or_lost_its_checkpoint_is_refused(place: Path, b
     with pytest.raises(Mistake, match="does not exist any more"):
         teacher_opener(f"{place / 'net.py'}@{big}/checkpoints/step-00000001")()
     with pytest.raises(Mistake, match="is not the job file"):
-        loaded_job(
-            FILE, {"student": f"{place / 'net.py'}#00000000", "teacher": json.dumps([f"{place / 'net.py'}@{big}"])}
-        )
+        loaded_job(FILE, {"student": f"{place / 'net.py'}#00000000", "teacher": f"{place / 'net.py'}@{big}"})
 
 
 def test_what_is_no_teacher_is_refused(place: Path, tmp_path: Path) -> None:
@@ -189,8 +179,8 @@ def test_a_command_that_can_not_be_is_refused(
 
 
 def test_the_commands_flags_are_those_of_the_job() -> None:
-    own = {flag.name for flag in flags_of(FILE)} - {"student", "student_flags", "steps", "epochs", "seed"}
-    assert own == {"teacher", *distill.FLAGS}
+    own = {flag.name for flag in flags_of(FILE)} - {"student", "steps", "epochs", "seed"}
+    assert own == set(arguments_of(DistillOptions))
 
 
 @pytest.mark.slow
@@ -224,11 +214,8 @@ def test_a_teacher_is_trained_and_a_student_learns_from_it(
     report = json.loads(told.out)
     assert "--alpha is a flag of distill" in told.err
     request = Folder(Path("small")).request()
-    assert request is not None and json.loads(request.flags["student_flags"]) == {
-        "width": 12,
-        "blocks": 2,
-        "alpha": 0.7,
-    }
+    assert request is not None
+    assert shlex.split(request.flags["student"])[1:] == ["--alpha=0.7", "--width=12", "--blocks=2"]
     assert request.flags["alpha"] == 0.2 and report["losses"][-1] < 0.7 * report["losses"][0]
     assert (
         main.run(

@@ -247,37 +247,6 @@ def test_help_and_argument_errors_import_nothing_heavy(net: Path) -> None:
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0, words
 
 
-SWEEP = """
-name, help = "sweep", "many trainings"
-
-def flags(parser):
-    parser.add_argument("--many", type=int, default=2)
-
-def run(options):
-    print(options.many, options.json)
-    return 7
-"""
-
-
-def test_a_package_brings_a_command_by_an_entry_point(tmp_path: Path) -> None:
-    about = tmp_path / "sweeping-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: sweeping\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(
-        "[shoestring.commands]\nsweep = sweeping\nbroken = nothing_like_it\ndoctor = sweeping\n"
-    )
-    (tmp_path / "sweeping.py").write_text(SWEEP)
-    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    done = shoestring("sweep", "--many", 3, python=REAL, **path)
-    assert (done.returncode, done.stdout) == (7, "3 False\n"), done.stderr
-    shown = " ".join(shoestring("--help", python=REAL, **path).stdout.split())
-    assert "commands of other packages: broken (nothing_like_it), sweep (sweeping)" in shown and "doctor (" not in shown
-    assert "'--few' is no option of sweep" in shoestring("sweep", "--few", python=REAL, **path).stderr
-    broken = shoestring("broken", python=REAL, **path)
-    assert broken.returncode == 2 and "the command broken of nothing_like_it can't be imported" in broken.stderr
-    assert "measures it anew" in shoestring("doctor", "--help", python=REAL, **path).stdout, "ours can't be replaced"
-
-
 def test_doctor_shows_both_speeds_of_the_disk_and_keeps_them(tmp_path: Path) -> None:
     done = shoestring("doctor", cwd=tmp_path, HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from argparse import Namespace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +13,18 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands.moving_line import MovingLine
-from shoestring.commands.progress import Shower, telling
-from shoestring.commands.ticker import Ticker
+from shoestring.core.command import Call
 from shoestring.processes import streams
 from shoestring.runs.event import Begun, Stepped, Validated, Warned
 from shoestring.runs.events import Events
 from shoestring.runs.folder import Folder
 from shoestring.runs.history import History
 from shoestring.runs.report import report_of
+from shoestring.show.moving_line import MovingLine
 from shoestring.show.page.words import seconds_left
 from shoestring.show.terminal import Screen
+from shoestring.show.ticker import Ticker
+from shoestring.training.commands.progress import Shower, telling
 
 
 class Terminal(StringIO):
@@ -76,7 +76,7 @@ def test_a_pipe_gets_plain_lines() -> None:
 def shower(path: Path, stream: StringIO, epochs: int = 3) -> Shower:
     held: Any = SimpleNamespace(folder=Folder(path), request=SimpleNamespace(memory=None))
     job: Any = SimpleNamespace(steps=0, epochs=epochs)
-    return Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print))
+    return Shower(Call("train"), MovingLine(stream), job, held, Ticker(print))
 
 
 def step(number: int, seconds: float = 1.0, epoch: int = 0) -> Stepped:
@@ -86,7 +86,7 @@ def step(number: int, seconds: float = 1.0, epoch: int = 0) -> Stepped:
 def test_epochs_validations_and_warnings_are_shown_without_remains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(90))
+    monkeypatch.setattr("shoestring.training.commands.progress.screen", lambda stream: Screen(90))
     stream = Terminal()
     show = shower(tmp_path, stream)
     show(Begun(steps=0, step=0))
@@ -103,7 +103,7 @@ def test_epochs_validations_and_warnings_are_shown_without_remains(
 def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(120))
+    monkeypatch.setattr("shoestring.training.commands.progress.screen", lambda stream: Screen(120))
     events = Events(tmp_path)
     steps = [step(number, 1.0 + number % 3) for number in range(1, 31)]
     for event in (Begun(steps=90, step=0), *steps, Validated(20, 1, {"loss": 2.0}, 6.0)):
@@ -120,8 +120,8 @@ def test_a_run_that_goes_on_has_the_same_time_left_in_terminal_and_page(
 
 def test_planning_says_what_it_does_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream := Terminal())
-    monkeypatch.setattr("shoestring.commands.progress.screen", lambda stream: Screen(60))
-    with telling(Namespace(json=False)) as doing:
+    monkeypatch.setattr("shoestring.training.commands.progress.screen", lambda stream: Screen(60))
+    with telling(Call("train")) as doing:
         doing("timing a real step", 14.0)
         assert standing(stream.getvalue()) == ["planning, about 14 s: timing a real step …"]
         doing("trying a plan with so long a name that no terminal has room for it", None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands.report import show
+from shoestring.show.run_end import show
 from shoestring.training.execution.final_report import by_worker
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.plan import Plan, RankFigures

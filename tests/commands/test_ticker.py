@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import io
 import sys
-from argparse import Namespace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shoestring.commands.moving_line import MovingLine
-from shoestring.commands.progress import Shower
-from shoestring.commands.ticker import LONGEST, LOOKS, Ticker
+from shoestring.core.command import Call
 from shoestring.core.job import Job
 from shoestring.runs.event import Begun, Stepped
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun
+from shoestring.show.moving_line import MovingLine
+from shoestring.show.ticker import LONGEST, LOOKS, Ticker
+from shoestring.training.commands.progress import Shower
 
 
 class Clock:
@@ -67,7 +67,7 @@ def test_slow_steps_have_a_line_each_in_a_log_and_quick_ones_every_tenth(
     line = MovingLine(stream)
     ticker = Ticker(line.say, clock)
     held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)  # type: ignore[arg-type]
-    shower = Shower(Namespace(json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)  # type: ignore[arg-type, return-value]
+    shower = Shower(Call("train", json=json), line, Job(model=lambda: None, data=list, steps=40), held, ticker)  # type: ignore[arg-type, return-value]
     for said in ("training: making the model, 10 s so far …\n", "training: the first step, 10 s so far …\n"):
         clock.now += 10
         ticker.tick()
@@ -84,7 +84,7 @@ def test_a_log_of_a_long_run_stays_short(clock: Clock, tmp_path: Path) -> None:
     stream = io.StringIO()
     held: Any = OpenedRun(Folder(tmp_path), None, Request(job="/my.py"), True)  # type: ignore[arg-type]
     job = Job(model=lambda: None, data=list, steps=20_000)  # type: ignore[arg-type, return-value]
-    shower = Shower(Namespace(json=False), MovingLine(stream), job, held, Ticker(print, clock))
+    shower = Shower(Call("train"), MovingLine(stream), job, held, Ticker(print, clock))
     for step in range(1, 20_001):
         shower(Stepped(step, 0.5, 0.1, 1, 1))
     assert stream.getvalue().count("\n") == 200
@@ -94,8 +94,10 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(
     monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
-    from shoestring.commands.job_flags import planned
+    from shoestring.processes.nodes import Team
+    from shoestring.training.commands.job_flags import planned
     from shoestring.training.execution import job_planning
+    from shoestring.training.options import PlanOptions
 
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -109,6 +111,5 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(
         raise StopIteration
 
     monkeypatch.setattr(job_planning, "planned", plan)
-    options = Namespace(plan=None, command="train", json=False, use=None, inexact=False, exact=None, fresh_plan=False)
     with pytest.raises(StopIteration):
-        planned(options, None, None)  # type: ignore[arg-type]
+        planned(Call("train"), None, PlanOptions(), Team(), silent=True)  # type: ignore[arg-type]

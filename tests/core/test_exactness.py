@@ -14,9 +14,7 @@ import pytest
 import torch
 
 import shoestring
-from shoestring import api
 from shoestring.commands.main import run
-from shoestring.commands.verify import show
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.hardware import Hardware
@@ -25,6 +23,8 @@ from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
 from shoestring.show.terminal import plan_text
+from shoestring.training import library as api
+from shoestring.training.commands.verify import show
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.execution.verification import TrainedWeights, verdict
 from shoestring.training.memory.accumulate import Accumulate

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoestring.commands.doctor import missing
 from shoestring.commands.main import run
 from shoestring.core.extras import EXTRAS, Extra, MissingExtra, require
+from shoestring.training.commands.doctor import missing
 
 ROOT = Path(__file__).parents[2]
 DECLARED = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from shoestring import api
 from shoestring.core import random_state
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -23,6 +22,7 @@ from shoestring.data.lengths import BatchSize, batches_at, look, planned_batches
 from shoestring.measure.timeline import peak
 from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Warned
+from shoestring.training import library as api
 from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.evidence.tasks import specs_of
 from shoestring.training.execution import training

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from shoestring import api
 from shoestring.core.codec import to_json
 from shoestring.core.errors import OverBudget
 from shoestring.core.hardware import Hardware
@@ -21,6 +20,7 @@ from shoestring.measure.tracker import Log, StorageEvent
 from shoestring.planning import answers as kept_evidence
 from shoestring.planning.answers import DRIFTED, MeasuredAnswers, digest, opened, own_modules
 from shoestring.show.terminal import plan_text
+from shoestring.training import library as api
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.execution import job_planning
 from shoestring.training.execution.job_key import about_job
@@ -225,7 +225,7 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
     monkeypatch.setattr(job_planning, "run_worker", real)
     with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
         api.plan(file, memory="1MiB")
-    assert not api.plan(file, fresh=True).measured
+    assert not api.plan(file, fresh_plan=True).measured
 
 
 def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shoestring.commands import run_plan
+from shoestring.core.command import Call
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
 from shoestring.processes.group.launch import group_environment, threads
@@ -19,7 +18,9 @@ from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.nodes import Nodes
 from shoestring.runs.folder import Folder
 from shoestring.runs.request import Request
+from shoestring.training.commands import run_plan
 from shoestring.training.execution import job_planning
+from shoestring.training.options import WorkerOptions
 
 
 @pytest.mark.parametrize(("count", "devices", "each"), [(6, 2, "3"), (6, 4, "1"), (1, 3, "1"), (8, 1, "8")])
@@ -50,9 +51,10 @@ def test_planning_again_after_memory_ran_out_knows_how_many_workers_are_here(
         raise Mistake("enough")
 
     monkeypatch.setattr(job_planning, "planned", plan)
-    options = Namespace(json=True, devices=3, nodes="10.0.0.1:29400,0/4", patience="30s", restarts=10)
+    workers = WorkerOptions(devices=3, nodes="10.0.0.1:29400,0/4").team({})
+    call = Call("train", json=True)
     held = SimpleNamespace(folder=Folder(tmp_path), request=Request(job="job.py", memory=2**30))
     said = run_plan.after_memory_ran_out(
-        options, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out"
+        call, workers, None, held, SimpleNamespace(process_bytes=2**29, looked=True), "memory ran out"
     )  # type: ignore[arg-type]
     assert (asked["devices"], asked["here"]) == (12, 3) and "led to nothing: enough" in said

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shoestring.commands.output import screen
 from shoestring.core.technique import described, text
 from shoestring.planning.quantities import compared
 from shoestring.planning.spelling import defaults, technique_text
+from shoestring.show.output import screen
 from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, plan_text, progress, table
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.local_steps import LocalSteps

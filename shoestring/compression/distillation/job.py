@@ -6,7 +6,7 @@ with the beginning of their SHA-256, and a changed file is refused.
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,13 +19,14 @@ from shoestring.compression.distillation.teachers import Teachers
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.jobfile import job_path, loaded_job
+from shoestring.jobfile import Course, job_path, loaded_job, parsed_flags
+
+FILE = __file__
 
 
 def job(
     student: str,
-    student_flags: str = "{}",
-    teacher: str = "[]",
+    teacher: str = "",
     objective: str = "kl",
     temperature: float | None = None,
     alpha: float | None = None,
@@ -40,17 +41,14 @@ def job(
     epochs: int | None = None,
     seed: int | None = None,
 ) -> Job:
-    """Build the distillation job. `student`, `unlabelled`: job files; `student_flags`: JSON object; `teacher`: JSON
-    list of teachers in the syntax of sources.py."""
-    course = {
-        name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
-    }
+    """Build the distillation job. `student`: a job file with its flags, as a teacher is written (sources.py); `teacher`: several of
+    them, each a word; `unlabelled`: a job file."""
+    course = Course(steps, epochs, seed).given
     given = (("objective", objective), ("temperature", temperature), ("alpha", alpha), ("axis", axis))
     how: dict[str, Any] = {
         name: value for name, value in given if value is not None
     }  # defaults for peers differ from those for a teacher
-    own = job_of_file(student, {**parse_json("student_flags", student_flags, dict), **course})
-    named = parse_json("teacher", teacher, list) if teacher.lstrip().startswith("[") else [teacher]
+    own, named = job_of_file(student, course), shlex.split(teacher)
     more = job_of_file(unlabelled, {}) if unlabelled else None
     if bool(named) == bool(peers):
         raise Mistake(f"{len(named)} teachers and {peers} peers: give one --teacher or more, or else --peers 2")
@@ -65,25 +63,15 @@ def job(
     )
 
 
-def parse_json(flag: str, text: str, kind: type) -> Any:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise Mistake(f"--{flag} {text!r} is not JSON: {error}") from None
-    if not isinstance(found, kind):
-        raise Mistake(f"--{flag} {text!r}: give a JSON {'object' if kind is dict else 'list'}")
-    return found
-
-
-def job_of_file(written: str, flags: dict[str, Any]) -> Job:
-    """The job of a job file, whose digest is checked if one is given."""
+def job_of_file(written: str, course: dict[str, int]) -> Job:
+    """The job of a job file with its flags, whose digest is checked if one is given."""
     found = parse_teacher(written)
     path = job_path(found.path)
     if found.digest and digest_of(path) != found.digest:
         raise Mistake(
             f"{path} is not the job file that this distillation was begun with: put it back, or begin anew with --fresh"
         )
-    return loaded_job(path, flags)
+    return loaded_job(path, {**parsed_flags(path, list(found.flags)), **course})
 
 
 def with_fewer_layers(own: Job, layers: str, named: list[str]) -> Job:

@@ -30,7 +30,7 @@ from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.load import load
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.jobfile import job_path, loaded_job, parsed_flags
+from shoestring.jobfile import BUILT_IN, job_path, loaded_job, parsed_flags
 from shoestring.processes.named_job import Claim, claim_of_run, flags_for
 from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, digest, saved
 from shoestring.runs.export import best_weights, checkpoint_of, named_weights
@@ -141,6 +141,12 @@ def is_packed(path: str) -> bool:
 
 def digest_of(path: str | Path) -> str:
     return digest(Path(path))[:8]
+
+
+def pin_file(value: str) -> str:
+    """A file, or the name of a built-in job, with what it is known by; anything else as it is."""
+    path = job_path(value) if value in BUILT_IN else os.path.realpath(value)
+    return f"{path}#{digest_of(path)}" if os.path.isfile(path) else value
 
 
 def check_digest(found: TeacherText, path: str | Path) -> None:

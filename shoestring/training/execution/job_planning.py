@@ -6,7 +6,7 @@ The machine is measured, child processes run tasks of a job file, and earlier me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from shoestring.core.files import temporary_folder
 from shoestring.core.hardware import Hardware, cluster, for_group, measured_group
 from shoestring.core.job import Job
 from shoestring.core.technique import parsed
-from shoestring.core.units import budget_bytes
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.measure.probe import busy_now, known_hardware, remember
@@ -35,10 +34,12 @@ from shoestring.training.execution.job_key import about_job
 from shoestring.training.execution.tasks import LinkSpeedTask
 from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.named_plan import check_named
+from shoestring.training.options import PlanOptions
 from shoestring.training.outcome import Outcome
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
+NOTHING_ASKED = PlanOptions()
 Doing = Callable[
     [str, float | None], None
 ]  # called with what planning is doing, and the expected total seconds if known
@@ -46,27 +47,26 @@ Doing = Callable[
 
 def planned(
     job: Job,
-    memory: str | int | None = None,
-    use: Iterable[Technique | str] | None = None,
-    inexact: bool = False,
-    model: nn.Module | None = None,
+    asked: PlanOptions = NOTHING_ASKED,
     devices: int = 1,
     here: int | None = None,
+    *,
+    model: nn.Module | None = None,
     hardware: str | Path | None = None,
-    exact: str | None = None,
-    fresh: bool = False,
     on_progress: Doing = lambda doing, expected: None,
 ) -> Outcome:
-    """The planner's outcome, for callers that speak of flags; `on_progress` is called with what is being done."""
-    budget = None if memory is None else budget_bytes(memory)
+    """The planner's outcome; `devices`: workers that train together, of which so many are `here`; `on_progress` is called with what is
+    being done."""
+    use, inexact, exact = asked.use, asked.inexact, asked.exact
+    budget = asked.budget
     if allowed_levels(exact, inexact)[-1] is Exactness.BITS and devices > 1:
         raise Mistake(
             f"{devices} workers add up in another order than one: what a group trains is {Exactness.ROUNDING.word} at best; "
             f"give {Exactness.ROUNDING.flag}, or train with one worker"
         )
     made = with_step_count(shared_data(job))
-    asked = question(made, memory, use, inexact, exact, devices) if made.origin is not None else None
-    expected = expected_seconds(asked) if asked is not None else None
+    place = question(made, asked.memory, use, inexact, exact, devices) if made.origin is not None else None
+    expected = expected_seconds(place) if place is not None else None
     forced = None if use is None else tuple(parsed(one, CATALOGUE) if isinstance(one, str) else one for one in use)
     if forced is not None and devices > 1 and not uniting(forced):
         forced = (*forced, TOGETHER)
@@ -90,7 +90,11 @@ def planned(
         found = replace(planner.plain_only(machine), subject="this machine")
         outcome = planner.plain_outcome(found, budget, forced or ())
         return replace(outcome, chosen=replace(outcome.chosen, job=job))
-    kept = kept_of(made, machine, devices, here or devices, fresh) if model is None and hardware is None else None
+    kept = (
+        kept_of(made, machine, devices, here or devices, asked.fresh_plan)
+        if model is None and hardware is None
+        else None
+    )
     planner.kept = kept
     try:
         outcome = decided(planner, budget, forced)
@@ -100,12 +104,13 @@ def planned(
         kept.added = (
             False  # kept values have the right types but make no sense: ignore them, and they will be overwritten
         )
-        return planned(job, memory, use, inexact, model, devices, here, hardware, exact, True, on_progress)
+        again = replace(asked, fresh_plan=True)
+        return planned(job, again, devices, here, model=model, hardware=hardware, on_progress=on_progress)
     finally:
         if kept is not None:
             kept.save()
-    if asked is not None and not (kept is not None and kept.used):  # with kept measurements, planning is fast anyway
-        remember_seconds(asked, outcome.seconds)
+    if place is not None and not (kept is not None and kept.used):  # with kept measurements, planning is fast anyway
+        remember_seconds(place, outcome.seconds)
     return replace(
         outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from torch import nn
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.processes.group.launch import run_group
-from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Event, Stepped, Stopped, Validated
 from shoestring.runs.events import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
+from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
@@ -50,16 +49,11 @@ class ScriptedGroup(Scripted):
         plan: Plan,
         outcome: dict[str, Any],
         model: nn.Module | None,
-        path: Path,
-        cadence: Cadence,
-        fresh: bool,
-        adopt: bool,
+        asked: RunOptions,
         devices: int,
     ) -> None:
         self.sent, self.devices, self.own = sent, devices, model
-        super().__init__(
-            job, plan, outcome, model_of(job.model) if model is None else model, path, cadence, fresh, adopt
-        )
+        super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, asked)
 
     def check_kept(self, plan: Plan) -> None:
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
@@ -140,15 +134,7 @@ class ScriptedGroup(Scripted):
 
 
 def group_of(
-    job: Job,
-    sent: Job,
-    outcome: Plan | Outcome,
-    model: nn.Module | None,
-    run: Path,
-    cadence: Cadence,
-    fresh: bool,
-    adopt: bool,
-    devices: int,
+    job: Job, sent: Job, outcome: Plan | Outcome, model: nn.Module | None, asked: RunOptions, devices: int
 ) -> ScriptedGroup:
     """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
     plan, told = (outcome.chosen, outcome.as_json()) if isinstance(outcome, Outcome) else (outcome, {})
@@ -157,7 +143,7 @@ def group_of(
             f"{plan} is a plan for {plan.world} worker{'s' * (plan.world != 1)}, and --devices {devices} are to train: plan for "
             f"as many"
         )
-    return ScriptedGroup(job, sent, plan, told, model, run, cadence, fresh, adopt, devices)
+    return ScriptedGroup(job, sent, plan, told, model, asked, devices)
 
 
 class StepsFromEvents:

@@ -23,10 +23,10 @@ from shoestring.core.signals import deliver, handlers_restored
 from shoestring.data.lengths import check_given
 from shoestring.jobfile import IMPORTED, resolved_arguments
 from shoestring.processes.task import Worker
-from shoestring.runs.cadence import Cadence
 from shoestring.runs.event import Adopted, Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
+from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report, report_of
 from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import OpenedRun, opened, without_a_step
@@ -72,21 +72,19 @@ class Scripted:
         plan: Plan,
         outcome: dict[str, Any],
         model: nn.Module,
-        path: Path,
-        cadence: Cadence,
-        fresh: bool,
-        adopt: bool,
+        asked: RunOptions,
         worker: Worker | None = None,
     ) -> None:
         """`worker`: who tries things of a job file, if the model is the file's."""
         check_given(job)
-        self.job, self.model, self.cadence, self.worker = job, model, cadence, worker
+        assert asked.run is not None, "a run has a folder"
+        self.job, self.model, self.cadence, self.worker = job, model, asked.cadence, worker
         request, source = request_of(job, model)
-        self.session = Session(opened(path, request, source, fresh, adopt), page, by_script=True)
+        self.session = Session(opened(Path(asked.run), request, source, asked.fresh, asked.adopt), page, by_script=True)
         try:
-            if job.origin is not None and not adopt:
+            if job.origin is not None and not asked.adopt:
                 self.refuse_changed_modules()
-            self.plan = self.settled_plan(plan, outcome, adopt)
+            self.plan = self.settled_plan(plan, outcome, asked.adopt)
         except BaseException:
             self.held.lock.release()
             raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,14 +16,15 @@ from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.instructions import require
 from shoestring.processes.task import Worker
-from shoestring.runs.cadence import Cadence
 from shoestring.runs.initial_weights import fresh_model, source, valued
+from shoestring.runs.options import RunOptions
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_run import Scripted
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
 from shoestring.training.named_plan import check_named, unchecked_techniques
+from shoestring.training.options import PlanOptions
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.progress import Progress
@@ -35,13 +35,7 @@ ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validati
 
 
 def kept_steps(
-    job: Job,
-    plan: Plan | Outcome | Iterable[TrainingTechnique],
-    model: nn.Module | None,
-    run: Path,
-    cadence: Cadence,
-    fresh: bool = False,
-    adopt: bool = False,
+    job: Job, plan: Plan | Outcome | Iterable[TrainingTechnique], model: nn.Module | None, asked: RunOptions
 ) -> Generator[ScriptStep, None, None]:
     """Train in this process, in a run folder."""
     worker = worker_of(job, model)
@@ -49,10 +43,10 @@ def kept_steps(
         check_named(job, unchecked_techniques(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
-    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, use=tuple(plan), model=model)
+    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, PlanOptions(use=tuple(plan)), model=model)
     chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
     told = outcome.as_json() if isinstance(outcome, Outcome) else {}
-    yield from Scripted(job, chosen, told, model, run, cadence, fresh, adopt, worker).steps()
+    yield from Scripted(job, chosen, told, model, asked, worker).steps()
 
 
 def worker_of(job: Job, model: nn.Module | None) -> Worker | None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from shoestring import api
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.measure.load import Timing
 from shoestring.planning.answers import MeasuredAnswers, opened
 from shoestring.planning.choose import Chooser, asked_for, best_first
+from shoestring.training import library as api
 from shoestring.training.evidence.anchor import pace, typical
 from shoestring.training.evidence.gather import Evidence
 from shoestring.training.evidence.rehearsals import Rehearsals
@@ -141,7 +141,7 @@ def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
     assert steered.plain.step_seconds == pytest.approx(0.9), (
         "a number that changes the step, as its rehearsal shows, changes its seconds"
     )
-    assert api.plan(file, memory="8GiB", lr=0.2, fresh=True).plain.step_seconds == pytest.approx(0.9)
+    assert api.plan(file, memory="8GiB", lr=0.2, fresh_plan=True).plain.step_seconds == pytest.approx(0.9)
 
 
 def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memory_is_not_looked_at(

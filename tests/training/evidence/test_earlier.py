@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from argparse import Namespace
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 import pytest
 
-import shoestring.commands.run_plan
 import shoestring.show.terminal
+import shoestring.training.commands.run_plan
 from shoestring.core.budget import Budget
+from shoestring.core.command import Call
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
@@ -32,6 +32,7 @@ from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.options import TrainCommand
 from shoestring.training.plan import Plan
 from shoestring.training.planner import Planner
 from shoestring.training.predict import Combination
@@ -199,12 +200,13 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
         raise KeyboardInterrupt
 
     outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
-    monkeypatch.setattr(shoestring.commands.run_plan, "planned", lambda *_: (outcome.chosen, outcome.as_json()))
+    monkeypatch.setattr(
+        shoestring.training.commands.run_plan, "planned", lambda *_, **more: (outcome.chosen, outcome.as_json())
+    )
     monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
     held = OpenedRun(Folder(tmp_path), Lock(tmp_path), Request(job="job.py"), True)
-    options = Namespace(replan=False, json=False, plan=None, use=None, inexact=False)
     with pytest.raises(KeyboardInterrupt):
-        shoestring.commands.run_plan.settled_plan(options, logs()[0], held)
+        shoestring.training.commands.run_plan.settled_plan(TrainCommand("job.py"), Call("train"), logs()[0], held)
     assert (
         Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == []
         and records(tmp_path)[-1]["event"] == "planning"

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from shoestring import Job
-from shoestring.api import verify
 from shoestring.core.errors import Mistake
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.training.evidence.rehearse import rehearse, tracked
+from shoestring.training.library import verify
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations
 from tests.models import seeded

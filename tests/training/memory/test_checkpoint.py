@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from shoestring.api import plan
 from shoestring.core.errors import Mistake
 from shoestring.core.hardware import Hardware
+from shoestring.training.library import plan
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.planner import Planner

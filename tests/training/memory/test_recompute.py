@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from shoestring import Job
-from shoestring.api import verify
 from shoestring.data.feed import Feed
 from shoestring.training.evidence.rehearse import prepared
+from shoestring.training.library import verify
 from shoestring.training.loop import steps
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.offload_activations import OffloadActivations

@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands import DONE, NOT_KEPT
-from shoestring.commands.job_flags import asked, job_flags, loaded, planned
-from shoestring.commands.output import say, screen
-from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.exit_codes import DONE, NOT_KEPT
+from shoestring.show.output import say, screen
+from shoestring.training.commands.job_flags import asked_job, loaded, planned
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from typing import Any
 
-name = "verify"
-help = "plain training and the plan side by side, from the same seed: the same weights?"
+    from shoestring.core.command import Call
+    from shoestring.training.options import VerifyCommand
+
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "not checked"}
 
 
-def flags(parser: ArgumentParser) -> None:
-    job_flags(parser)
-    parser.add_argument("--check-steps", type=int, default=5, metavar="N", help="steps to compare (default 5)")
-
-
-def run(options: Namespace) -> int:
-    given = asked(options)
-    if options.check_steps < 1:
-        raise Mistake(f"--check-steps {options.check_steps}: compare at least one step")
+def run(asked: VerifyCommand, call: Call) -> int:
+    asked.check()
+    given = asked_job(call, asked.job, asked.course.given)
     import json
 
+    from shoestring.processes.nodes import Team
     from shoestring.training.execution.verification import verify_plan
 
-    job = loaded(options, given.path, given.flags)
-    chosen, _ = planned(options, job, given.memory)
-    say(options, f"training {options.check_steps} steps plainly and with {chosen} …")
-    report = verify_plan(job, chosen, options.check_steps)
-    if options.json:
+    job = loaded(call, given.path, given.flags)
+    chosen, _ = planned(call, job, asked.plan, Team())
+    say(call, f"training {asked.check_steps} steps plainly and with {chosen} …")
+    report = verify_plan(job, chosen, asked.check_steps)
+    if call.json:
         print(json.dumps(report))
     else:
-        show(report, options.check_steps)
+        show(report, asked.check_steps)
     return DONE if report["kept"] else NOT_KEPT
 
 

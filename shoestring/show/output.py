@@ -7,17 +7,17 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Iterable
     from pathlib import Path
     from typing import TextIO
 
+    from shoestring.core.command import Call
     from shoestring.show.terminal import Screen
 
 
-def say(options: Namespace, text: str) -> None:
+def say(call: Call, text: str) -> None:
     """A word for the person in front of the terminal."""
-    if sys.stderr.isatty() or not options.json:
+    if sys.stderr.isatty() or not call.json:
         print(text, file=sys.stderr)
 
 

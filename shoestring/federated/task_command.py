@@ -4,52 +4,22 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands import DONE
-from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake
+from shoestring.core.exit_codes import DONE
+from shoestring.show.output import say, screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from typing import Any
 
+    from shoestring.core.command import Call
     from shoestring.core.job import Job
-    from shoestring.federated.options import FederateOptions
+    from shoestring.federated.options import FederateCommand, FederateOptions
 
 
-def task_flags(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--task",
-        choices=("train", "evaluate", "tune", "compare"),
-        default="train",
-        help="what devices do: train (default), evaluate models on records that they hold out, tune settings of their own "
-        "training, or compare two models (A/B); --per-round says how many are asked (default: all)",
-    )
-    parser.add_argument(
-        "--model",
-        action="append",
-        metavar="RUN",
-        help="a run whose last weights are evaluated, tuned or compared; may be repeated (default: as the job begins)",
-    )
-    parser.add_argument(
-        "--settings", metavar="GRID", help='settings of devices\' own training to try, such as "lr=0.01,0.1 epochs=1,2"'
-    )
-    parser.add_argument("--as-is", action="store_true", help="judge models as they are, without devices' own training")
-    parser.add_argument(
-        "--halving", action="store_true", help="tune by halves: all settings on few devices, the better half on more"
-    )
-    parser.add_argument(
-        "--apart",
-        action="store_true",
-        help="compare on two halves of the devices, instead of both models on all of them",
-    )
-    parser.add_argument(
-        "--least", type=int, metavar="N", help="nothing is told about fewer devices than this (default 10)"
-    )
-
-
-def check_task(options: Namespace) -> None:
+def check_task(command: FederateCommand) -> None:
     """Refuse flags that say two things, before anything heavy is imported."""
+    options, private = command.tasks, command.asked
     given = {
         "--settings": options.settings,
         "--model": options.model,
@@ -70,24 +40,24 @@ def check_task(options: Namespace) -> None:
             raise Mistake(f"{flag} is for --task {' or '.join(others)}, and this is {options.task}")
     if options.task == "tune" and not options.settings:
         raise Mistake('--task tune needs settings to choose among: --settings "lr=0.01,0.1,1"')
-    private = {
-        "--epsilon": options.epsilon,
-        "--delta": options.delta,
-        "--ledger-epsilon": options.ledger_epsilon,
-        "--insecure-seed": options.insecure_seed,
+    of_training = {
+        "--epsilon": private.epsilon,
+        "--delta": private.delta,
+        "--ledger-epsilon": private.ledger_epsilon,
+        "--insecure-seed": private.insecure_seed,
     }
-    if options.task != "train" and (given_too := [flag for flag, value in private.items() if value is not None]):
+    if options.task != "train" and (given_too := [flag for flag, value in of_training.items() if value is not None]):
         raise Mistake(
             f"{' and '.join(given_too)} {'are' if len(given_too) > 1 else 'is'} for --task train, and this is {options.task}: "
             f"what devices tell in a task has no noise, and is protected by how many they are (--least)"
         )
-    if options.task != "train" and (options.use or options.run):
+    if options.task != "train" and (command.use or command.run.run):
         raise Mistake(
             f"--use and --run are for --task train, and this is {options.task}: its result is printed (--json)"
         )
 
 
-def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
+def run_task(command: FederateCommand, call: Call, job: Job, asked: FederateOptions) -> int:
     import json
     from dataclasses import replace
 
@@ -109,8 +79,9 @@ def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
     from shoestring.federated.tasks.settings import settings_of
     from shoestring.federated.tasks.text import result_text
 
+    options = command.tasks
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
-    say(options, "looking at the clients and at how fast devices work …")
+    say(call, "looking at the clients and at how fast devices work …")
     with blaming_the_job():
         given = prepared(job, replace(asked, per_round=None))
     models = models_of(given, options.model or [])
@@ -126,11 +97,11 @@ def run_task(options: Namespace, job: Job, asked: FederateOptions) -> int:
     )
     registry = registry_of(job, asked.ledger)
     say(
-        options,
+        call,
         f"which devices something is told about is kept in {registry.path}, so that no two results differ by a few of them",
     )
     found = perform_task(task, cohort_of(given, models, registry), names)
-    if isinstance(found, Comparison) and len(options.model or ()) == 2:
+    if isinstance(found, Comparison) and options.model is not None and len(options.model) == 2:
         keep_comparison(options.model[1], found)
-    print(json.dumps(finite_json(found.as_json())) if options.json else result_text(found, screen(sys.stdout)))
+    print(json.dumps(finite_json(found.as_json())) if call.json else result_text(found, screen(sys.stdout)))
     return DONE

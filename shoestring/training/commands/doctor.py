@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands import DONE
-from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake
+from shoestring.core.exit_codes import DONE
+from shoestring.show.output import say, screen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
+    from shoestring.core.command import Call
     from shoestring.core.hardware import Hardware
-
-name = "doctor"
-help = "devices, memory, which dtypes really work, disk speed, what is missing"
+    from shoestring.training.options import DoctorCommand
 
 
-def flags(parser: ArgumentParser) -> None:
-    parser.description = "Looks at this machine and measures it anew."
-
-
-def run(options: Namespace) -> int:
+def run(asked: DoctorCommand, call: Call) -> int:
     import json
     from dataclasses import asdict
     from importlib.util import find_spec
@@ -34,10 +27,10 @@ def run(options: Namespace) -> int:
     from shoestring.show.terminal import table
     from shoestring.training.execution.tasks import DoctorTask
 
-    say(options, "measuring this machine …")
+    say(call, "measuring this machine …")
     found = combine_measurements(kept_hardware(), run_worker(DoctorTask(), {}))
     remember(found)
-    if options.json:
+    if call.json:
         print(json.dumps(asdict(found) | {"missing": missing()}))
     else:
         print(

@@ -26,9 +26,9 @@ from shoestring.core.job import Job, default_forward, default_optimizer
 from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import first_steps
-from shoestring.jobfile import job_path, loaded_job, with_course
-from shoestring.runs.cadence import Cadence, cadence_of
+from shoestring.jobfile import Course, job_path, loaded_job, with_course
 from shoestring.runs.initial_weights import valued
+from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.rehearsals import Tell, silent
@@ -38,6 +38,7 @@ from shoestring.training.execution.script_steps import ScriptStep, kept_steps, s
 from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
 from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
+from shoestring.training.options import PlanOptions, VerifyCommand
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -59,14 +60,14 @@ def plan(
     job: Jobs,
     memory: str | int | None = None,
     use: Iterable[Technique | str] | None = None,
+    *,
+    exact: str | None = None,
     inexact: bool = False,
+    fresh_plan: bool = False,
     model: nn.Module | None = None,
     devices: int = 1,
     here: int | None = None,
     hardware: str | Path | None = None,
-    exact: str | None = None,
-    *,
-    fresh: bool = False,
     tell: Tell = silent,
     steps: int | None = None,
     epochs: int | None = None,
@@ -87,7 +88,7 @@ def plan(
     model       plan for this model object instead of the job's
     devices     workers that train together; the budget is for each. `here`: how many are on this machine (default: all)
     hardware    a file that describes a cluster: plan for that
-    fresh       measure again; by default, measurements of the same job file on this machine are used again
+    fresh_plan  measure again; by default, measurements of the same job file on this machine are used again
     tell        called with a short progress message when something slow begins: `tell=print`
     steps, epochs, seed    replace the job's; giving only one of steps and epochs drops the job's other one
 
@@ -96,17 +97,13 @@ def plan(
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("plan")
         outcome = planned(
-            made_job(job, steps, epochs, seed, flags),
-            memory,
-            use,
-            inexact,
-            model,
+            made_job(job, Course(steps, epochs, seed), flags),
+            PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
             devices,
             here,
-            hardware,
-            exact,
-            fresh,
-            lambda doing, expected: tell(doing),
+            model=model,
+            hardware=hardware,
+            on_progress=lambda doing, expected: tell(doing),
         )
     return for_script(outcome)
 
@@ -116,18 +113,19 @@ def for_script(outcome: Outcome) -> Outcome:
     return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
 
 
-def made_job(job: Jobs, steps: int | None, epochs: int | None, seed: int | None, flags: Mapping[str, Any]) -> Job:
+def given(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
+    return None if use is None else tuple(use)
+
+
+def made_job(job: Jobs, course: Course, flags: Mapping[str, Any]) -> Job:
     """The job that the caller's arguments describe."""
-    course = {
-        name: value for name, value in (("steps", steps), ("epochs", epochs), ("seed", seed)) if value is not None
-    }
     if not isinstance(job, Job):
-        return loaded_job(job_path(str(job)), {**flags, **course})
+        return loaded_job(job_path(str(job)), {**flags, **course.given})
     if flags:
         raise Mistake(
             f"{', '.join(flags)}: arguments of a job file, and this is a Job, which is made already: make it with them"
         )
-    return with_course(job, course)
+    return with_course(job, course.given)
 
 
 @dataclass(frozen=True)
@@ -152,9 +150,10 @@ def train(
     model: nn.Module | None = None,
     *,
     run: str | Path | None = None,
-    save_every: int | str = "60s",
     fresh: bool = False,
     adopt: bool = False,
+    save_every: int | str = "1m",
+    keep: int = 3,
     devices: int = 1,
     steps: int | None = None,
     epochs: int | None = None,
@@ -172,64 +171,36 @@ def train(
     run         a folder that keeps the run, like that of `shoestring train`: after a kill, a stop or a `break`, the same call resumes from
                 its last checkpoint, with its original plan and the same bits; `shoestring watch` shows it meanwhile. A finished run yields
                 no more steps, and loads its weights into `model`
-    save_every, fresh, adopt    for such a run: how often it is saved (50 steps, "5m"); start over and keep the old run aside; resume
-                although the job changed
+    fresh, adopt, save_every, keep    for such a run: start over and keep the old run aside; resume although the job changed; how often
+                it is saved (50 steps, "5m"), and how many checkpoints stay beside the best one
     devices     train with so many processes on this machine, by a plan for as many (default: DataParallel). They run ahead of the
                 requested steps. Objects that they need are pickled, and they import the script to find its classes and functions:
                 call it under `if __name__ == "__main__":`, and define those at the top level
     """
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("train", devices)
-        made = made_job(job, steps, epochs, seed, flags)
-        if run is None and (fresh or adopt):
-            raise Mistake("fresh and adopt are about a run that is there: name it with run=")
+        made, kept = made_job(job, Course(steps, epochs, seed), flags), RunOptions(run, fresh, adopt, save_every, keep)
+        kept.check()
     if devices > 1:
-        return speak_of_arguments(steps_of_group(made, plan, model, run, save_every, fresh, adopt, devices))
+        return speak_of_arguments(steps_of_group(made, plan, model, kept, devices))
     return speak_of_arguments(
-        trained_here(made, plan, model)
-        if run is None
-        else steps_in_folder(made, plan, model, Path(run), save_every, fresh, adopt)
+        trained_here(made, plan, model) if run is None else as_steps(kept_steps(made, plan, model, kept))
     )
 
 
 def steps_of_group(
-    job: Job,
-    plan: Plan | Outcome | Iterable[Technique],
-    model: nn.Module | None,
-    run: str | Path | None,
-    save_every: int | str,
-    fresh: bool,
-    adopt: bool,
-    devices: int,
+    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, asked: RunOptions, devices: int
 ) -> Generator[Step, None, None]:
     """Train with separate processes."""
     with temporary_folder() as folder:
         sent_job = send_job(job, model, folder, devices)
         if isinstance(plan, (Plan, Outcome)):
             check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
-        outcome = (
-            plan
-            if isinstance(plan, (Plan, Outcome))
-            else planned(sent_job, use=tuple(plan), model=model, devices=devices)
-        )
-        group = group_of(
-            job, sent_job, outcome, model, Path(run or folder / "run"), cadence_of(save_every), fresh, adopt, devices
-        )
-        for number, loss, metrics in group.steps():
-            yield Step(number, loss, metrics)
-
-
-def steps_in_folder(
-    job: Job,
-    plan: Plan | Outcome | Iterable[Technique],
-    model: nn.Module | None,
-    run: Path,
-    save_every: int | str,
-    fresh: bool,
-    adopt: bool,
-) -> Generator[Step, None, None]:
-    """Train in this process, in a run folder; what was asked for is read when the first step is."""
-    yield from as_steps(kept_steps(job, plan, model, run, cadence_of(save_every), fresh, adopt))
+            outcome: Plan | Outcome = plan
+        else:
+            outcome = planned(sent_job, PlanOptions(use=tuple(plan)), devices, model=model)
+        kept = replace(asked, run=asked.run or folder / "run")
+        yield from as_steps(group_of(job, sent_job, outcome, model, kept, devices).steps())
 
 
 def as_steps(found: Iterable[ScriptStep]) -> Generator[Step, None, None]:
@@ -281,14 +252,20 @@ def fit(
     loss: Callable[[Any, Batch], Tensor],
     batches: Iterable[Batch],
     memory: str | int | None = None,
+    use: Iterable[Technique | str] | None = None,
     *,
     steps: int | None = None,
     optimizer: Callable[..., torch.optim.Optimizer] = default_optimizer,
     forward: Callable[[nn.Module, Batch], Any] = default_forward,
-    inexact: bool = False,
     clip: float = 0.0,
     exact: str | None = None,
+    inexact: bool = False,
+    fresh_plan: bool = False,
     run: str | Path | None = None,
+    fresh: bool = False,
+    adopt: bool = False,
+    save_every: int | str = "1m",
+    keep: int = 3,
     devices: int = 1,
 ) -> FitResult:
     """Plan for a model, then train it in place, within a memory budget.
@@ -299,13 +276,19 @@ def fit(
     loss        a function of the model's output and the batch
     batches     a source that can be iterated again: a list, a DataLoader
     steps       default: one pass over the batches; more start over
-    optimizer, forward, clip    as for a Job; memory, inexact, exact    as for `plan`
-    run         a folder that keeps the run, as for `train`: the same call resumes it
+    optimizer, forward, clip    as for a Job
+    memory, use, exact, inexact, fresh_plan    as for `plan`
+    run         a folder that keeps the run, as for `train`: the same call resumes it; fresh, adopt, save_every, keep    as for `train`
     devices     train with so many processes on this machine, each within `memory`; the planner chooses how (replicas of the model,
                 or parts of it). As for `train`: call it under `if __name__ == "__main__":`, with pickled objects defined at the top level
     """
+    asked, kept = (
+        PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
+        RunOptions(run, fresh, adopt, save_every, keep),
+    )
     with speaking_of_arguments():
         refuse_while_imported("fit", devices)
+        kept.check()
     if isinstance(batches, Iterator):
         raise Mistake(
             "fit was given an iterator, which can be read only once; planning reads the first batches too: give a list, a "
@@ -316,38 +299,33 @@ def fit(
     job = Job(model=Given(model), data=data, loss=loss, forward=forward, optimizer=optimizer, steps=count, clip=clip)
     if devices > 1:
         with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
-            return fitted_by_group(job, model, memory, inexact, exact, run or folder / "run", devices, folder)
-    outcome = plan(job, memory, inexact=inexact, model=model, exact=exact)
-    return FitResult(outcome, tuple(step.loss for step in train(job, outcome, model, run=run)))
+            return fitted_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
+    with speaking_of_arguments(), random_state.kept():
+        outcome = for_script(planned(job, asked, model=model))
+    steps_done = train(job, outcome, model, run=run, fresh=fresh, adopt=adopt, save_every=save_every, keep=keep)
+    return FitResult(outcome, tuple(step.loss for step in steps_done))
 
 
 def fitted_by_group(
-    job: Job,
-    model: nn.Module,
-    memory: str | int | None,
-    inexact: bool,
-    exact: str | None,
-    run: str | Path,
-    devices: int,
-    folder: Path,
+    job: Job, model: nn.Module, asked: PlanOptions, kept: RunOptions, devices: int, folder: Path
 ) -> FitResult:
     sent_job = send_job(job, model, folder, devices)
-    found = planned(sent_job, memory, inexact=inexact, model=model, devices=devices, exact=exact)
-    report = group_of(job, sent_job, found, model, Path(run), Cadence(), False, False, devices).done()
+    found = planned(sent_job, asked, devices, model=model)
+    report = group_of(job, sent_job, found, model, kept, devices).done()
     return FitResult(for_script(found), tuple(report.curves.losses), report)
 
 
 def verify(
     job: Jobs,
     plan: Plan | Outcome | Iterable[Technique],
-    count: int = 5,
+    check_steps: int = 5,
     *,
     steps: int | None = None,
     epochs: int | None = None,
     seed: int | None = None,
     **flags: Any,
 ) -> Verified:
-    """Train `count` steps plainly and with the plan, from the same seed, in this process, and compare the weights.
+    """Train `check_steps` steps plainly and with the plan, from the same seed, in this process, and compare the weights.
 
         same_bits, largest_difference = shoestring.verify(job, (Checkpoint(every=2),))
 
@@ -356,10 +334,9 @@ def verify(
     """
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("verify")
-        if count < 1:
-            raise Mistake(f"count={count}: compare at least one step")
-        made = made_job(job, steps, epochs, seed, flags)
-        short = first_steps(made, count)
+        VerifyCommand(check_steps=check_steps).check()
+        made = made_job(job, Course(steps, epochs, seed), flags)
+        short = first_steps(made, check_steps)
         states = []
         for techniques in ((), techniques_for(made, plan, None, worker_of(made, None))):
             random_state.seed(made.seed)

@@ -2,45 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from shoestring.commands.job_flags import check_from_file, planned, reasons, team
-from shoestring.commands.output import say, screen
 from shoestring.core.errors import Mistake, OverBudget
+from shoestring.show.output import say, screen
+from shoestring.training.commands.job_flags import check_from_file, planned, reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from pathlib import Path
 
+    from shoestring.core.command import Call
     from shoestring.core.job import Job
     from shoestring.processes.nodes import Team
     from shoestring.runs.resume import OpenedRun
+    from shoestring.training.options import PlanOptions, TrainCommand
     from shoestring.training.plan import Plan
 
 
-def settled_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
+def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> Plan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
-    if options.replan:
-        return following_plan(options, job, held)
+    workers = asked.workers.team(os.environ)
+    if asked.replan:
+        return following_plan(asked.plan, job, held, workers)
     from shoestring.runs.session import kept_plan
     from shoestring.training.plan import plan_in
 
     plan_file = held.folder.path / "plan.json"
-    kept = None if held.changed else kept_plan(held.folder, lambda found: plan_in(found, plan_file), options.adopt)
-    if kept is not None and not (reason := unplaced(kept, team(options).world)):
+    kept = None if held.changed else kept_plan(held.folder, lambda found: plan_in(found, plan_file), asked.run.adopt)
+    if kept is not None and not (reason := unplaced(kept, workers.world)):
         from shoestring.training.admission import check_together
         from shoestring.training.plan import check_paths
 
-        check_paths(kept.techniques, options.use or (), plan_file)
+        check_paths(kept.techniques, asked.plan.written or (), plan_file)
         check_together(
             kept.techniques
         )  # the rest was checked when the run was begun; a resume need not look at the data again
         return kept
     if kept is not None:
-        held = replanned(held, reason, team(options).world)
-        say(options, f"{reason}: planning again, for these workers")
-    return new_plan(options, job, held)
+        held = replanned(held, reason, workers.world)
+        say(call, f"{reason}: planning again, for these workers")
+    return new_plan(asked.plan, call, job, held, workers)
 
 
 def unplaced(chosen: Plan, world: int) -> str:
@@ -80,7 +83,7 @@ def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
     return replace(held, request=replace(held.request, use=use))
 
 
-def following_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
+def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team) -> Plan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
@@ -94,15 +97,17 @@ def following_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
             f"or give another --memory with --adopt"
         )
     chosen = plan_in(folder.read("plan-next.json"), following)
-    check_paths(chosen.techniques, options.use or (), following)
-    check_from_file(options, job, chosen, held.request.exact)
+    check_paths(chosen.techniques, asked.written or (), following)
+    check_from_file(job, chosen, held.request.exact, workers, silent=True)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
     return chosen
 
 
-def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
+def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers: Team) -> Plan:
     """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
+    from dataclasses import replace
+
     from shoestring.core.budget import Budget
     from shoestring.core.technique import parsed
     from shoestring.core.units import bytes_text
@@ -114,10 +119,12 @@ def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     from shoestring.training.plan import check_paths
 
     request, memory = held.request, held.request.memory
-    check_paths((parsed(one, CATALOGUE) for one in request.use or ()), options.use or (), held.folder.path / "run.json")
+    check_paths(
+        (parsed(one, CATALOGUE) for one in request.use or ()), asked.written or (), held.folder.path / "run.json"
+    )
     note(held.folder.path, Planning(memory))
-    options.use, options.inexact, options.exact = request.use, request.inexact, request.exact
-    chosen, outcome = planned(options, job, memory)
+    of_run = replace(asked, memory=memory, use=request.use, inexact=request.inexact, exact=request.exact)
+    chosen, outcome = planned(call, job, of_run, workers, silent=True)
     for one in Budget(memory=memory).broken(chosen.numbers()) if outcome else ():
         raise OverBudget(
             f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen
@@ -126,7 +133,7 @@ def new_plan(options: Namespace, job: Job, held: OpenedRun) -> Plan:
     for text in chosen.warnings:  # for the page; the terminal shows them with the plan
         note(held.folder.path, Warned(text))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
-    if not options.json and outcome:
+    if not call.json and outcome:
         print(
             plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True
         )  # a log has it before training begins
@@ -150,13 +157,14 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
     require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
 
 
-def after_memory_ran_out(options: Namespace, job: Job, held: OpenedRun, chosen: Plan, why: str) -> str:
+def after_memory_ran_out(call: Call, workers: Team, job: Job, held: OpenedRun, chosen: Plan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
     from shoestring.runs.checkpoints import newest_good
     from shoestring.runs.report import report_of
     from shoestring.training.execution.job_planning import planned as make_plan
+    from shoestring.training.options import PlanOptions
 
     told = report_of(held.folder.path)
     good, _ = newest_good(held.folder.checkpoints)
@@ -164,7 +172,6 @@ def after_memory_ran_out(options: Namespace, job: Job, held: OpenedRun, chosen: 
     measured = int(told.measured.get("process_bytes", 0))
     most = max(measured, chosen.process_bytes)
     budget = held.request.memory or int(0.9 * memory_free())
-    workers = team(options)
     if not chosen.looked:
         return (
             f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
@@ -174,17 +181,11 @@ def after_memory_ran_out(options: Namespace, job: Job, held: OpenedRun, chosen: 
         f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} "
         f"and had {bytes_text(measured)} at its last step"
     )
-    say(options, "planning again with what was measured …")
+    say(call, "planning again with what was measured …")
     try:
-        outcome = make_plan(
-            job,
-            int(min(0.9, chosen.process_bytes / most) * min(budget, most)),
-            None,
-            held.request.inexact,
-            devices=workers.world,
-            here=workers.devices,
-            exact=held.request.exact,
-        )
+        smaller = int(min(0.9, chosen.process_bytes / most) * min(budget, most))
+        asked = PlanOptions(memory=smaller, inexact=held.request.inexact, exact=held.request.exact)
+        outcome = make_plan(job, asked, devices=workers.world, here=workers.devices)
     except (Mistake, OverBudget) as error:  # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
     held.folder.write("plan-next.json", outcome.as_file())

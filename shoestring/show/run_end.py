@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands import DONE, FAULT, STOPPED
-from shoestring.commands.output import say, screen, warn, write_page
 from shoestring.core.errors import Mistake
+from shoestring.core.exit_codes import DONE, FAULT, STOPPED
+from shoestring.show.output import say, screen, warn, write_page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable
     from pathlib import Path
     from typing import Any
 
+    from shoestring.core.command import Call
+    from shoestring.runs.options import RunOptions
     from shoestring.runs.report import Report
     from shoestring.runs.resume import OpenedRun
     from shoestring.runs.session import Session
@@ -28,18 +29,19 @@ def session_of(held: OpenedRun) -> Session:
     return Session(held, page, lambda text: warn([text]))
 
 
-def unfinished(options: Namespace, told: Report, said: str, unsaved: str) -> int:
+def unfinished(call: Call, asked: RunOptions, told: Report, said: str, unsaved: str) -> int:
     """Tell of a run that the same command goes on with."""
     if unsaved:
         print(f"shoestring: {unsaved}", file=sys.stderr)
         return FAULT
-    say(options, f"{said}; the same command{'' if options.run else f' with --run {told.path}'} goes on from there")
+    say(call, f"{said}; the same command{'' if asked.run else f' with --run {told.path}'} goes on from there")
     warn(told.damage)
     return STOPPED
 
 
 def reported(
-    options: Namespace,
+    call: Call,
+    asked: RunOptions,
     report: dict[str, Any],
     session: Session,
     shown: Callable[[dict[str, Any], Path], None] | None = None,
@@ -53,13 +55,13 @@ def reported(
     run = session.folder.path
     told = session.write_page()
     warn(told.damage)
-    if options.report:
-        write_page(Path(options.report), session.draw(told), asked=True)
-    if options.json:
+    if asked.report:
+        write_page(Path(asked.report), session.draw(told), asked=True)
+    if call.json:
         print(json.dumps(finite_json(report)))
         return DONE
     try:
-        place = Path(options.report or run / "report.html")
+        place = Path(asked.report or run / "report.html")
         shown(report, place) if shown is not None else show(report, told, place)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from shoestring.commands.moving_line import MovingLine
-from shoestring.commands.output import screen
-from shoestring.commands.ticker import Ticker
+from shoestring.show.moving_line import MovingLine
+from shoestring.show.output import screen
+from shoestring.show.ticker import Ticker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable, Iterator, Mapping
 
+    from shoestring.core.command import Call
     from shoestring.core.job import Job
     from shoestring.runs.event import Event, Stepped
     from shoestring.runs.resume import OpenedRun
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def telling(
-    options: Namespace, clock: Callable[[], float] | None = None
-) -> Iterator[Callable[[str, float | None], None]]:
+def telling(call: Call, clock: Callable[[], float] | None = None) -> Iterator[Callable[[str, float | None], None]]:
     """While inside, what planning is doing is told, for how long it has been at it, and how long it took the last time. In a log, it is
     told again every ten seconds."""
     import time
@@ -35,7 +33,7 @@ def telling(
         from shoestring.core.units import about
 
         ticker.begin(f"planning: {what}")
-        if options.json and not line.moves:
+        if call.json and not line.moves:
             return
         so_far = now() - begun
         of = f" of about {about(expected)}" if expected and so_far < expected else " so far"
@@ -55,14 +53,14 @@ def telling(
 class Shower:
     """Shows the events of a run. What it needs of the past, a run that goes on has in its folder."""
 
-    def __init__(self, options: Namespace, line: MovingLine, job: Job, held: OpenedRun, ticker: Ticker) -> None:
+    def __init__(self, call: Call, line: MovingLine, job: Job, held: OpenedRun, ticker: Ticker) -> None:
         from shoestring.runs.history import History
 
         self.ticker = ticker
         ticker.begin("training: making the model")
 
         history = History().read(held.folder.path)
-        self.options, self.line, self.budget, self.job = options, line, held.request.memory, job
+        self.call, self.line, self.budget, self.job = call, line, held.request.memory, job
         self.steps = job.steps if not job.epochs else 0  # in all; 0: nobody knows
         self.seconds = list(history.steps.seconds)
         self.validations = [(one.step, one.seconds) for one in history.validated]
@@ -84,7 +82,7 @@ class Shower:
             self.metrics = dict(event.metrics)
             if self.told is not None and self.line.moves:
                 self.show(replace(self.told, metrics=self.metrics))
-            elif not self.options.json:
+            elif not self.call.json:
                 self.line.say(validation_text(event.step, event.metrics, event.best))
         elif isinstance(event, Warned):
             self.line.say(f"warning: {event.text}")
@@ -102,7 +100,7 @@ class Shower:
                 self.say(f"going on after step {event.step}{of}: {event.how}")
 
     def say(self, text: str) -> None:
-        if self.line.moves or not self.options.json:
+        if self.line.moves or not self.call.json:
             self.line.say(text)
 
     def stepped(self, event: Stepped) -> None:
@@ -115,7 +113,7 @@ class Shower:
         epoch = self.rounds[-1] + 1 if self.rounds else 1
         self.rounds.append(event.epoch)
         due, every = self.ticker.due, max(10, self.steps // 100)
-        if (self.options.json and not due) or not (
+        if (self.call.json and not due) or not (
             self.line.moves or event.step % every in (0, 1) or event.step == self.steps or due
         ):
             return

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from shoestring.commands.output import screen as screen_of
-from shoestring.commands.ticker import Ticker
+from shoestring.show.output import screen as screen_of
+from shoestring.show.ticker import Ticker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from typing import Any
 
-    from shoestring.commands.moving_line import MovingLine
+    from shoestring.core.command import Call
     from shoestring.federated.events import RoundFinished
     from shoestring.federated.prepare import Prepared
     from shoestring.federated.room import FederatedOutcome, FederatedPlan
     from shoestring.federated.verify import FederatedVerdict
     from shoestring.runs.event import Event, Stepped
+    from shoestring.show.moving_line import MovingLine
     from shoestring.show.terminal import Screen
 
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
@@ -94,8 +94,8 @@ def plan_row(plan: FederatedPlan, why: str) -> list[str]:
 class RoundShower:
     """Shows the events of a federation while it runs."""
 
-    def __init__(self, options: Namespace, line: MovingLine, rounds: int, epsilon: float | None) -> None:
-        self.options, self.line, self.rounds, self.epsilon = options, line, rounds, epsilon
+    def __init__(self, call: Call, line: MovingLine, rounds: int, epsilon: float | None) -> None:
+        self.call, self.line, self.rounds, self.epsilon = call, line, rounds, epsilon
         self.ticker = Ticker(line.say)  # rounds that take long are each told
         self.playing = 0  # the round that is played
         self.step: Stepped | None = None
@@ -115,7 +115,7 @@ class RoundShower:
             self.metrics = dict(event.metrics)
         elif isinstance(event, Warned):
             self.line.say(f"warning: {event.text}")
-        elif isinstance(event, Begun) and event.step and not self.options.json:
+        elif isinstance(event, Begun) and event.step and not self.call.json:
             self.line.say(f"going on after round {event.step} of {event.steps}: {event.how}")
 
     def heard(self, number: int, done: int, given: int) -> None:
@@ -125,13 +125,13 @@ class RoundShower:
             self.playing = number
             self.ticker.begin(text)
         self.ticker.update(text)
-        if self.line.moves and self.ticker.due and not self.options.json:
+        if self.line.moves and self.ticker.due and not self.call.json:
             self.ticker.said()
             self.line.show(self.ticker.doing)
 
     def rounded(self, event: RoundFinished) -> None:
         due = self.ticker.due
-        if (self.options.json and not due) or not (
+        if (self.call.json and not due) or not (
             self.line.moves or event.step % 10 in (0, 1) or event.step == self.rounds or due
         ):
             return

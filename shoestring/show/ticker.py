@@ -77,7 +77,7 @@ class Ticker:
 @contextmanager
 def ticking(doing: str) -> Iterator[Ticker]:
     """While inside, a log gets a line at least every ten seconds."""
-    from shoestring.commands.moving_line import MovingLine
+    from shoestring.show.moving_line import MovingLine
 
     line = MovingLine()
     ticker = Ticker(line.say)

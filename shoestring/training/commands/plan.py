@@ -2,55 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from shoestring.commands import DONE
-from shoestring.commands.job_flags import asked, job_flags, loaded, planned, reasons, team, team_flags
-from shoestring.commands.output import screen
+from shoestring.core.exit_codes import DONE
+from shoestring.show.output import screen
+from shoestring.training.commands.job_flags import asked_job, loaded, planned, reasons
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
-
+    from shoestring.core.command import Call
     from shoestring.core.job import Job
-
-name = "plan"
-help = "what would it take: every technique costed, the best plan chosen and explained"
+    from shoestring.training.options import PlanCommand
 
 
-def flags(parser: ArgumentParser) -> None:
-    job_flags(parser)
-    team_flags(parser)
-    parser.add_argument(
-        "--hardware", metavar="FILE", help="plan for a cluster that this file describes and that need not be here"
-    )
-    parser.add_argument("--save", metavar="FILE", help="save the chosen plan")
-
-
-def run(options: Namespace) -> int:
-    given = asked(options)
+def run(asked: PlanCommand, call: Call) -> int:
+    asked.plan.check()
+    given = asked_job(call, asked.job, asked.course.given)
+    team = asked.workers.team(os.environ)
     import json
     from pathlib import Path
 
     from shoestring.show.terminal import plan_text
 
-    team(options)
-    job = loaded(options, given.path, given.flags)
-    chosen, outcome = planned(options, job, given.memory, options.hardware)
+    job = loaded(call, given.path, given.flags)
+    chosen, outcome = planned(call, job, asked.plan, team, asked.hardware)
     note = weights_note(job)
-    if options.save:
-        chosen.save(Path(options.save))
+    if asked.save:
+        chosen.save(Path(asked.save))
     if not outcome:
         outcome = {"chosen": chosen.as_json()}
     if note:
         outcome = {**outcome, "weights": note}
-    if options.json:
+    if call.json:
         print(json.dumps(outcome))
     elif "plain" in outcome:
         print(plan_text(outcome, reasons(), screen(sys.stdout)))
     else:
         print(chosen)
-    if note and not options.json:
+    if note and not call.json:
         print(f"\nweights: {note}")
     return DONE
 

@@ -1,0 +1,157 @@
+"""shoestring compress: a smaller or faster model, within a size, a latency and a quality floor at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+
+from shoestring.core.errors import Mistake
+from shoestring.core.exit_codes import DONE
+from shoestring.show.output import say, screen, warn
+from shoestring.show.ticker import ticking
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from shoestring.compression.arguments import CompressArguments, CompressCommand
+    from shoestring.compression.session import CompressSession
+    from shoestring.compression.source import ModelSource
+    from shoestring.core.command import Call
+
+LOOKING = "looking at the model, and at what storing each weight otherwise would do to its answers …"
+
+
+def run(command: CompressCommand, call: Call) -> int:
+    path, job_flags = checked_source(command, call)
+    asked = command.asked
+    asked.check()
+    target = target_of(command)
+    from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+    from shoestring.compression.source import open_source
+    from shoestring.runs.session import Session
+
+    options_of(asked, asked.use)  # a mistake in it is told now
+    say(call, LOOKING)
+    with ticking("looking at the model"):
+        source = open_source(path, job_flags, best=not asked.newest, job=command.job_of_run)
+        warn(source.notes)
+        if command.plan_only:
+            return planned_only(call, source, asked)
+    with Session(held_folder(source, target, asked), drawn, lambda text: warn([text])) as session:
+        report = session.finished()
+        if report is not None:
+            say(call, f"{target} is finished; --fresh compresses anew")
+        else:
+            work = CompressRun(
+                session,
+                source,
+                asked,
+                asked.use,
+                partial(say, call),
+                lambda text: warn([text]),
+                partial(show_plan, call),
+                ticking,
+            )
+            report = session.run(work.execute)
+        return told(call, source, report, target)
+
+
+def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
+    """Tell of the plan, and write nothing."""
+    import json
+
+    from shoestring.compression.command_text import plan_text
+    from shoestring.compression.run import options_of, plan
+
+    found = plan(source, options_of(asked, asked.use), asked.heal, partial(say, call))
+    print(json.dumps(found.plan.as_json()) if call.json else plan_text(found, screen(sys.stdout)))
+    return DONE
+
+
+def show_plan(call: Call, found: CompressSession) -> None:
+    from shoestring.compression.command_text import plan_text
+
+    say(call, plan_text(found, screen(sys.stderr)))
+
+
+def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
+    """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
+    from shoestring.compression.weight_source import is_weights, job_needed
+    from shoestring.jobfile import job_path, parsed_flags
+    from shoestring.planning.names import check_written
+
+    for written in command.asked.use or ():
+        check_written(written, "shoestring.compression")
+    if command.job.endswith(".onnx"):
+        raise Mistake(
+            f"{command.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
+            f"the weights that it was made from, with --to onnx-int8 for products of bytes"
+        )
+    if is_weights(command.job):
+        if not command.job_of_run:
+            raise job_needed(command.job, "--job FILE")
+        return command.job, parsed_flags(job_path(command.job_of_run), call.words, call.own_flags)
+    if os.path.isdir(command.job):
+        if os.path.exists(os.path.join(command.job, "manifest.json")):
+            raise Mistake(
+                f"{command.job} is a compressed model: give the run, the job or the weights that it was made from"
+            )
+        if not os.path.exists(os.path.join(command.job, "run.json")):
+            raise Mistake(
+                f"{command.job} is a folder, and not a run of shoestring: give the folder that `shoestring train` named, or a "
+                f"job file"
+            )
+        if command.job_of_run:
+            return command.job, parsed_flags(job_path(command.job_of_run), call.words, call.own_flags)
+        if call.words:
+            raise Mistake(
+                f"{call.words[0]!r} is no option of this command; flags of the run's job are given with --job FILE"
+            )
+        return command.job, {}
+    if command.job_of_run:
+        raise Mistake(f"--job makes the model of a run, and {command.job} is no folder of a run: leave --job out")
+    return command.job, parsed_flags(job_path(command.job), call.words, call.own_flags)
+
+
+def target_of(command: CompressCommand) -> Path:
+    from pathlib import Path
+
+    return Path(command.out or f"{Path(command.job).name.removesuffix('.py')}-compressed")
+
+
+def told(call: Call, source: ModelSource, report: dict[str, Any], target: Path) -> int:
+    """Tell of a model that was written and measured."""
+    import json
+
+    from shoestring.compression.command_text import measured_text
+
+    if call.json:
+        print(json.dumps(report))
+    else:
+        print(measured_text(report, screen(sys.stdout)))
+        print(
+            f"written: {os.path.abspath(target)} (load it with {loading(source, target)}); report: "
+            f"{os.path.abspath(target / 'report.html')}"
+        )
+    return missed(report["missed"])
+
+
+def loading(source: ModelSource, target: Path) -> str:
+    """How a user loads the folder that was written."""
+    from shoestring.jobfile import BUILT_IN, job_path
+
+    origin = source.job.origin
+    job = "model=..." if origin is None else "" if origin.file in map(job_path, BUILT_IN) else f"job={origin.file!r}"
+    return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
+
+
+def missed(broken: list[str]) -> int:
+    """The exit code: what was measured may miss what was asked for, which is told."""
+    from shoestring.core.exit_codes import OVER_BUDGET
+
+    for text in broken:
+        print(f"shoestring: {text}", file=sys.stderr)
+    return OVER_BUDGET if broken else DONE

@@ -1,0 +1,44 @@
+"""What can be asked of a run that is kept in a folder, in every room. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from shoestring.core.arguments import argument, dataclass
+from shoestring.core.errors import Mistake
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shoestring.runs.cadence import Cadence
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    run: str | Path | None = argument("DIR", "folder of the run; one that is there is resumed (default: runs/JOB-TIME)")
+    fresh: bool = argument("", "begin anew in --run; what is there is kept aside", False)
+    adopt: bool = argument(
+        "", "go on with what is in --run although the job, the plan or what is asked for changed", False
+    )
+    save_every: int | str = argument(
+        "N",
+        "save every so many steps or rounds (50) or so often (90s, 5m, 1h) (default 1m, and at most 3 %% of the time)",
+        "1m",
+    )
+    keep: int = argument("K", "checkpoints to keep, beside the best one (default 3)", 3, read=int)
+    report: str | None = argument("FILE", "where to write the report page as well", command_only=True)
+
+    def check(self, replan: bool | None = None) -> None:
+        """Refuse what says two things; `replan`: whether to go on with a new plan, where that can be asked for, too."""
+        going_on = "--adopt" if replan is None else "--adopt and --replan"
+        if (self.fresh or self.adopt or replan) and not self.run:
+            about = "--fresh and --adopt" if replan is None else "--fresh, --adopt and --replan"
+            raise Mistake(f"{about} are about a run that is there: name it with --run")
+        if self.fresh and (self.adopt or replan):
+            verb = "goes" if replan is None else "go"
+            raise Mistake(f"--fresh begins anew, {going_on} {verb} on: give one of them")
+
+    @property
+    def cadence(self) -> Cadence:
+        from shoestring.runs.cadence import cadence_of
+
+        return cadence_of(self.save_every, self.keep)
