@@ -16,5 +16,5 @@ fitted = shoestring.fit(
 )
 
 plain, chosen = fitted.outcome.plain, fitted.outcome.chosen
-print(f"{chosen}: {plain.peak_bytes:,} -> {chosen.peak_bytes:,} bytes of tensors")
+print(f"{chosen}: {plain.predicted['peak_bytes']:,} -> {chosen.predicted['peak_bytes']:,} bytes of tensors")
 print("losses", *(f"{loss:.3f}" for loss in fitted.losses))

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from shoestring.core.weights import Weights
     from shoestring.data.partition import ByColumn, Dirichlet, Iid, QuantitySkew
     from shoestring.federated.library import Federated, federate
+    from shoestring.planning.plan import Outcome, Plan
     from shoestring.training.library import FitResult, Step, fit, plan, train, verify
     from shoestring.training.optimizers import Lamb, Lars, decay_groups
-    from shoestring.training.outcome import Outcome
-    from shoestring.training.plan import Plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -85,9 +84,9 @@ HOMES = {
     "Lars": "training.optimizers",
     "Mistake": "core.errors",
     "OverBudget": "core.errors",
-    "Outcome": "training.outcome",
+    "Outcome": "planning.plan",
     "PerEpoch": "core.schedule",
-    "Plan": "training.plan",
+    "Plan": "planning.plan",
     "Step": "training.library",
     "FitResult": "training.library",
     "Weights": "core.weights",

@@ -14,12 +14,14 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake, OverBudget
+from shoestring.core.budget import Budget
 from shoestring.core.options import as_arguments, speaking_of_arguments
+from shoestring.planning.plan import Outcome
 from shoestring.processes.launch import error_stream
 from shoestring.processes.signals import stopping_gently
-from shoestring.training.library import Shown
+from shoestring.training.library import for_script
 from shoestring.training.memory.checkpoint import Checkpoint
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingDetails, training_plan
 
 JOB = """
 import torch
@@ -100,7 +102,7 @@ def test_a_wrong_flag_of_a_job_file_is_told(file: Path) -> None:
 
 
 def test_what_is_raised_keeps_its_kind() -> None:
-    plan = Plan()
+    plan = training_plan()
     with pytest.raises(OverBudget, match=r"^nothing fits: inexact=True allows more$") as found, speaking_of_arguments():
         raise OverBudget("nothing fits: --inexact allows more", plan)
     assert found.value.nearest is plan
@@ -111,19 +113,23 @@ def test_what_is_raised_keeps_its_kind() -> None:
 
 
 def test_an_outcome_is_printed_as_the_table_and_a_fit_with_its_loss() -> None:
-    figures = {
-        "peak_bytes": 1 << 20,
-        "process_bytes": 300 << 20,
-        "step_seconds": 0.5,
-        "parts": (("parameters", 1 << 20),),
-    }
-    refused = (("Precision", "inexact=True allows it"),)
-    outcome = Shown(Plan((Checkpoint(every=2),), **figures), Plan(**figures), (), 1, 1, 0.5, 600 << 20, (), refused)
+    figures = {"peak_bytes": 1 << 20, "process_bytes": 300 << 20, "step_seconds": 0.5}
+    details = TrainingDetails(parts={"parameters": 1 << 20})
+    refused = (("Precision", "--inexact allows it"),)
+    outcome = for_script(
+        Outcome(
+            training_plan((Checkpoint(every=2),), details=details, **figures),
+            training_plan(details=details, **figures),
+            budget=Budget(memory=600 << 20),
+            refused=refused,
+        )
+    )
     text = str(outcome)
     assert (
         text.startswith("plan for 600 MiB, same bits: Checkpoint(every=2)")
         and "300 MiB" in text
         and "1 combination tried" in text
+        and "Precision: inexact=True allows it" in text
     )
     assert str(shoestring.FitResult(outcome, (2.0, 1.0))).endswith("loss 2.000 -> 1.000 in 2 steps")
 

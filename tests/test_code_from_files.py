@@ -199,14 +199,14 @@ def test_no_link_in_a_run_is_written_through(sent: Sent, tmp_path: Path) -> None
 def test_a_run_that_goes_on_takes_no_text_and_no_folder_from_its_files(sent: Sent, tmp_path: Path) -> None:
     from shoestring.training.commands.job_flags import check_flags
     from shoestring.training.memory.offload_activations import OffloadActivations
-    from shoestring.training.plan import Plan, check_paths, load_plan
+    from shoestring.training.plan import check_paths, load_plan, training_plan
 
     check_flags("run", sent.net, {"width": 8, "words": ""}, {})
     check_flags("run", sent.net, {"words": "mine.txt"}, {"words": "mine.txt"})
     with pytest.raises(Mistake, match="--words '/etc/passwd'"):
         check_flags("run", sent.net, {"words": "/etc/passwd"}, {})
     spill = OffloadActivations(to=str(tmp_path))
-    Plan((spill,), 1, 2, 3.0).save(tmp_path / "plan.json")
+    training_plan((spill,)).save(tmp_path / "plan.json")
     with pytest.raises(Mistake, match="No folder that a file names"):
         load_plan(tmp_path / "plan.json")
     check_paths((spill,), (f"OffloadActivations(to={str(tmp_path)!r})",), "plan")

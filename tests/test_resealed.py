@@ -26,6 +26,7 @@ from shoestring.data.feed import Feed
 from shoestring.federated.available import available_techniques
 from shoestring.federated.kept_plan import plan_in as federated_plan_in
 from shoestring.jobfile import loaded_job
+from shoestring.planning.plan import Outcome
 from shoestring.privacy.ledger import PrivacyLedger, ReleasedRound, line_of
 from shoestring.processes.messages import Cause, Failure, read_message, written_message
 from shoestring.processes.named_job import claim_of_run, flags_for
@@ -48,8 +49,7 @@ from shoestring.show.page import page
 from shoestring.show.run_end import reported
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
-from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan, load_plan, plan_in
+from shoestring.training.plan import TrainingDetails, load_plan, plan_in, training_plan
 from tests.mutations import variants
 
 NET = """
@@ -216,20 +216,19 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
     from shoestring.training.memory.checkpoint import Checkpoint as Recompute
 
     folder = Folder(room.run)
-    whole = json.loads(
-        json.dumps(plan_file(Plan((Accumulate(pieces=2), Recompute(every=2)), 10, 20, 3.0, blocks=(("0", 5),)), {}))
-    )
+    chosen = training_plan((Accumulate(pieces=2), Recompute(every=2)), details=TrainingDetails(blocks=(("0", 5),)))
+    whole = json.loads(json.dumps(Outcome(chosen).as_json()))
 
     def use() -> None:
-        plan = kept_plan(folder, lambda found: plan_in(found, folder.path / "plan.json"))
+        plan = kept_plan(folder, plan_in)
         if plan is not None:
-            str(plan), plan.as_json(), plan.figures
+            str(plan), plan.as_json(), dict(plan.numbers())
         page(report_of(room.run))
 
     folder.write("plan.json", whole)
     resealed(room.run / "plan.json", whole, use, each=3)
     for one in variants(whole["chosen"], 4):
-        (tmp_path / "plan.json").write_text(json.dumps({"shoestring": 1, "chosen": one}))
+        (tmp_path / "plan.json").write_text(json.dumps({"shoestring": 3, "chosen": one}))
         with told(one):
             load_plan(tmp_path / "plan.json").as_json()
 
@@ -237,13 +236,17 @@ def test_a_plan(room: Room, tmp_path: Path) -> None:
 def test_the_plan_of_a_federation(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     whole = {
+        "shoestring": 3,
         "chosen": {
             "techniques": [{"name": "TopK", "knobs": {"share": 0.1}}, {"name": "FedAdam", "knobs": {}}],
             "exactness": "changed",
             "up_bytes": 3.0,
+            "basis": "",
+            "warnings": [],
+            "details": {"how": {"kind": "sequential", "chunk": 4, "why": ""}, "processes": 1},
         },
-        "how": {"kind": "sequential", "chunk": 4, "why": "", "processes": 1},
     }
+    assert federated_plan_in(whole, available_techniques()).details.how.chunk == 4
     folder.write("plan.json", whole)
     resealed(
         tmp_path / "plan.json",
@@ -265,7 +268,7 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
         "run": "a",
         "weights_sha256": "0" * 64,
         "exactness": "the same bits",
-        "sure": "",
+        "basis": "",
         "warnings": [],
         "metrics": {},
         "best": None,

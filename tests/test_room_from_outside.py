@@ -33,8 +33,9 @@ from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity, figures
 from shoestring.core.technique import Technique, applied, parsed, text
-from shoestring.planning.choose import Chooser, asked_for
-from shoestring.planning.room import Candidate, Room
+from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.plan import Plan
+from shoestring.planning.room import Room
 
 SIZE, LOST = Quantity("size_bytes", "size", counted=True), Quantity("lost", "letters lost", "letters")
 
@@ -88,11 +89,11 @@ class Texts(Room):
     def __init__(self, words):
         self.words = words
 
-    def confirmed(self, one):
-        return replace(one, known={**one.known, "size_bytes": float(len(applied(one.techniques, self.words)))})
+    def sketch(self, one):
+        return Plan(one.techniques, one.exactness, one.known, None)
 
-    def sketched(self, one):
-        return one
+    def confirm(self, one):
+        return self.sketch(one).predicting(size_bytes=len(applied(one.techniques, self.words)))
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,10 @@ def shorten(asked, call):
     import json
 
     words = Path(asked.file).read_text()
-    plain = Length(len(words))
-    if asked.use:
-        plan = asked_for(tuple(parsed(one, Texts.catalogue) for one in asked.use), plain)
-    else:
-        plan = Chooser(Texts(words), plain).choice(Budget.parsed(size=asked.size), (Exactness.CHANGED,)).chosen
+    room, cost = Texts(words), Length(len(words))
+    use = tuple(parsed(one, Texts.catalogue) for one in asked.use) if asked.use else None
+    plain = room.confirm(asked_for((), cost))
+    plan = best_or_asked(Chooser(room, cost), Budget.parsed(size=asked.size), plain, use).chosen
     made = applied(plan.techniques, words)
     found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "lost": len(words) - len(made)})
     if asked.report:
@@ -308,8 +308,7 @@ def tighten(asked, call):
     from texts import Length, Texts
 
     from shoestring.core.budget import Budget
-    from shoestring.core.exactness import Exactness
-    from shoestring.planning.choose import Chooser
+    from shoestring.planning.choose import Chooser, asked_for, best_or_asked
     from shoestring.processes.launch import run_worker
     from shoestring.runs.report import report_of
     from shoestring.runs.request import Request
@@ -323,8 +322,10 @@ def tighten(asked, call):
     words, folder = source.decode(), held.folder
     if not folder.read("plan.json"):
         size = len(words) - asked.letters
-        plan = Chooser(Texts(words), Length(len(words))).choice(Budget.parsed(size=f"{size}B"), (Exactness.CHANGED,))
-        folder.write("plan.json", {"chosen": plan.chosen.as_json()})
+        room, cost = Texts(words), Length(len(words))
+        plain = room.confirm(asked_for((), cost))
+        outcome = best_or_asked(Chooser(room, cost), Budget.parsed(size=f"{size}B"), plain, None)
+        folder.write("plan.json", outcome.as_json())
     found = run_worker(Tighten(file=str(file), letters=asked.letters, folder=asked.run), {}, lock=held.lock.file)
     folder.write("report.json", {"left": found.left})
     (folder.path / "report.html").write_text(page(report_of(folder.path)))
@@ -374,7 +375,7 @@ def test_its_budget_is_met_by_the_same_chooser_and_its_figures_are_shown(package
     done = shoestring(package, "shorten", "long.txt", "--size", "95B", "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
-    assert told["plan"]["techniques"] == [{"name": "Strip", "knobs": {}}] and told["measured"] == {
+    assert [one["name"] for one in told["plan"]["techniques"]] == ["Strip"] and told["measured"] == {
         "size_bytes": 91,
         "lost": 9,
     }
@@ -386,15 +387,14 @@ def test_its_budget_is_met_by_the_same_chooser_and_its_figures_are_shown(package
 def test_a_budget_that_it_can_not_meet_is_refused_as_ours_are(package: Path) -> None:
     done = shoestring(package, "shorten", "long.txt", "--size", "5B", "--json")
     assert done.returncode == 3 and "nothing fits 5 B" in done.stderr and "letters lost" in done.stderr
-    assert json.loads(done.stdout)["nearest"]["techniques"][-1] == {"name": "Cut", "knobs": {"to": 25}}
+    assert json.loads(done.stdout)["nearest"]["techniques"][-1]["knobs"] == {"to": 25}
 
 
 def test_its_techniques_are_written_as_ours_are_and_a_mistake_gets_the_same_words(package: Path) -> None:
     forced = json.loads(shoestring(package, "shorten", "long.txt", "--use", "Cut(to=75)", "--json").stdout)
-    assert (
-        forced["plan"]["techniques"] == [{"name": "Cut", "knobs": {"to": 75}}]
-        and forced["measured"]["size_bytes"] == 75
-    )
+    assert [one["knobs"] for one in forced["plan"]["techniques"]] == [{"to": 75}] and forced["measured"][
+        "size_bytes"
+    ] == 75
     done = shoestring(package, "shorten", "long.txt", "--use", "Cut(too=75)")
     assert done.returncode == 2 and "Cut has no knob 'too'; it has to" in done.stderr and "Traceback" not in done.stderr
 

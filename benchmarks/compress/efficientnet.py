@@ -82,7 +82,7 @@ def main() -> None:
 
     from shoestring import Job
     from shoestring.compression.library import source_of
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import compressed_model, plain_cost, plan_compression
     from shoestring.compression.source import samples_of
     from shoestring.core.budget import Budget
 
@@ -109,11 +109,13 @@ def main() -> None:
     model, size = torchao_int8(copy.deepcopy(source.model), given)
     rows["torchao int8 (linear layers)"] = {"bytes": size, **measured(model, source.model, given.unseen)}
     for size_mb in SIZES:
-        plan = planned(replace(cost, wanted=Budget(size=int(size_mb * 1e6))), source.model, given.checked).chosen
+        plan = plan_compression(
+            replace(cost, wanted=Budget(size=int(size_mb * 1e6))), source.model, given.checked
+        ).chosen
         rows[f"shoestring, {size_mb} MB"] = {
-            "bytes": plan.known["size_bytes"],
-            "predicted": plan.cost.known["quality"],
-            **measured(plan.made().model, source.model, given.unseen),
+            "bytes": plan.predicted["size_bytes"],
+            "predicted": plan.details.cost.known["quality"],
+            **measured(compressed_model(plan).model, source.model, given.unseen),
         }
         print(size_mb, rows[f"shoestring, {size_mb} MB"], flush=True)
     RESULTS.write_text(json.dumps(rows, indent=1))

@@ -25,6 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shoestring.compression.room import compressed_model
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 RESULTS = HERE / "minilm.json"
@@ -51,7 +53,7 @@ def compared(model: nn.Module, source: Any, batches: Any) -> dict[str, float]:
 
 def budgets(quick: bool) -> dict[str, Any]:
     """Ten sizes: what was predicted, what came out, and what the search took."""
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import compressed_model, plain_cost, plan_compression
     from shoestring.core.budget import Budget
 
     source, given = ready()
@@ -60,13 +62,13 @@ def budgets(quick: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"sizes": {}}
     for size in SIZES[:2] if quick else SIZES:
         budget = Budget(size=int(size * 1e6))
-        plan = planned(replace(cost, wanted=budget), source.model, given.checked).chosen
+        plan = plan_compression(replace(cost, wanted=budget), source.model, given.checked).chosen
         found["sizes"][str(size)] = {
-            "bytes": plan.known["size_bytes"],
+            "bytes": plan.predicted["size_bytes"],
             "asked": budget.size,
-            "predicted": plan.cost.known["damage"],
+            "predicted": plan.details.cost.known["damage"],
             "seconds": time.process_time() - begun,
-            **compared(plan.made().model, source, given.unseen),
+            **compared(compressed_model(plan).model, source, given.unseen),
         }
         begun = time.process_time()
         print(size, found["sizes"][str(size)], flush=True)
@@ -95,7 +97,7 @@ def uniform(source: Any, bits: int) -> tuple[nn.Module, int]:
 
 def peers(quick: bool) -> dict[str, Any]:
     """Uniform bits, NNCF by its ratio and torchao, each beside ours at its size."""
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import plain_cost, plan_compression
     from shoestring.core.budget import Budget
 
     source, given = ready()
@@ -103,8 +105,8 @@ def peers(quick: bool) -> dict[str, Any]:
     unseen = given.unseen[:2] if quick else given.unseen
 
     def ours(size: int) -> dict[str, Any]:
-        plan = planned(replace(cost, wanted=Budget(size=size)), source.model, given.checked).chosen
-        return {"bytes": plan.known["size_bytes"], **compared(plan.made().model, source, unseen)}
+        plan = plan_compression(replace(cost, wanted=Budget(size=size)), source.model, given.checked).chosen
+        return {"bytes": plan.predicted["size_bytes"], **compared(compressed_model(plan).model, source, unseen)}
 
     found: dict[str, Any] = {}
     for bits in (4,) if quick else (3, 4, 5, 6):
@@ -176,7 +178,7 @@ def latencies(quick: bool) -> dict[str, Any]:
     """Predicted beside measured, of plans that decode in every call and of those that decode once; the median of several rounds in
     turns."""
     from shoestring.compression.calibration.latency import latency, one_sample
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import plain_cost, plan_compression
     from shoestring.core.budget import Budget
 
     torch.set_num_threads(1)
@@ -192,8 +194,8 @@ def latencies(quick: bool) -> dict[str, Any]:
         ["Int8()"],
         ["Int8(inputs='calibrated')"],
     ):
-        plan = planned(cost, source.model, given.checked, use).chosen
-        model = plan.made().model
+        plan = plan_compression(cost, source.model, given.checked, use).chosen
+        model = compressed_model(plan).model
         rounds = [
             (
                 latency(source.model, source.job.forward, sample, 1.0).p50,
@@ -203,7 +205,7 @@ def latencies(quick: bool) -> dict[str, Any]:
         ]
         plain, packed = (statistics.median(some) for some in zip(*rounds, strict=True))
         found[" + ".join(use)] = {
-            "predicted": plan.cost.known["median_seconds"],
+            "predicted": plan.details.cost.known["median_seconds"],
             "measured": packed,
             "plain": plain,
             "plain_then": cost.clock.plain.p50,
@@ -214,17 +216,17 @@ def latencies(quick: bool) -> dict[str, Any]:
 
 def int8(quick: bool) -> dict[str, Any]:
     """Products of bytes in torch: damage on unseen sentences, and how many times as fast as the original."""
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import plain_cost, plan_compression
     from shoestring.core.budget import Budget
 
     source, given = ready()
     cost, found = plain_cost(source, given, Budget(), "cosine"), {}
     for use in (["Int8()"], ["Int8(inputs='calibrated')"], ["Int8()", "Quantize(bits=8)"]):
-        plan = planned(cost, source.model, given.checked, use).chosen
-        model = plan.made().model
+        plan = plan_compression(cost, source.model, given.checked, use).chosen
+        model = compressed_model(plan).model
         found[" + ".join(use)] = {
-            "bytes": plan.known["size_bytes"],
-            "predicted": plan.cost.known["damage"],
+            "bytes": plan.predicted["size_bytes"],
+            "predicted": plan.details.cost.known["damage"],
             **compared(model, source, given.unseen),
             "speed": speeds(source.model, model, source.job.forward, given.unseen),
         }
@@ -246,7 +248,7 @@ def healed(size: str, use: tuple[str, ...] | None, minutes: str) -> Callable[[bo
             source, CompressOptions(Budget.parsed(size=size) if size else Budget(), use=use, measure="cosine")
         )
         with tempfile.TemporaryDirectory() as folder:
-            before = compared(session.plan.made().model, source, session.given.unseen)
+            before = compared(compressed_model(session.plan).model, source, session.given.unseen)
             session = heal(session, "20s" if quick else minutes, Path(folder) / "healing", train)
             measured = session.packed(Path(folder) / "small")
             torch.set_num_threads(1)

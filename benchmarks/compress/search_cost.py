@@ -119,14 +119,14 @@ def measured(name: str) -> dict[str, Any]:
     ended = resource.getrusage(resource.RUSAGE_SELF)
     highest = resident("VmHWM")
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
-    assert found.plan.checked is not None
+    assert found.plan.details.checked is not None
     return {
         "weights": weights,
         "seconds": seconds,
         "seconds_a_million": seconds / (weights / 1e6),
         "times_memory": (highest - before) / held,
-        "predicted": found.plan.cost.known["damage"],
-        "damage": found.plan.checked.damage,
+        "predicted": found.plan.details.cost.known["damage"],
+        "damage": found.plan.details.checked.damage,
     }
 
 

@@ -106,7 +106,7 @@ def perplexity(model: nn.Module, batches: list[Any], wanted: list[Tensor] | None
 def main() -> None:
     from shoestring import Job
     from shoestring.compression.library import source_of
-    from shoestring.compression.room import plain_cost, planned
+    from shoestring.compression.room import compressed_model, plain_cost, plan_compression
     from shoestring.compression.source import samples_of
     from shoestring.core.budget import Budget
 
@@ -155,15 +155,17 @@ def main() -> None:
         cost = plain_cost(source, given, Budget(), "kl")
         for size in map(float, options.sizes.split(",")):
             begun = time.process_time()
-            plan = planned(replace(cost, wanted=Budget(size=int(size * 1e6))), source.model, given.checked).chosen
+            plan = plan_compression(
+                replace(cost, wanted=Budget(size=int(size * 1e6))), source.model, given.checked
+            ).chosen
             taken = time.process_time() - begun
             keep(
                 f"shoestring, {size:g} MB",
                 {
-                    "bytes": plan.known["size_bytes"],
-                    "predicted": plan.cost.known["damage"],
+                    "bytes": plan.predicted["size_bytes"],
+                    "predicted": plan.details.cost.known["damage"],
                     "seconds": taken,
-                    **perplexity(plan.made().model, given.unseen, wanted),
+                    **perplexity(compressed_model(plan).model, given.unseen, wanted),
                 },
             )
     print(table(json.loads(RESULTS.read_text())))

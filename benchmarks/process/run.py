@@ -70,10 +70,10 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
         rows.append(
             {
                 "plan": str(plan),
-                "predicted": plan.process_bytes,
+                "predicted": plan.predicted["process_bytes"],
                 "measured": measured(planner, plan),
-                "how": plan.sure,
-                "tensors": plan.peak_bytes,
+                "how": plan.basis,
+                "tensors": plan.predicted["peak_bytes"],
             }
         )
         print(name, plan, f"{rows[-1]['predicted'] / rows[-1]['measured'] - 1:+.1%}", file=sys.stderr, flush=True)
@@ -87,7 +87,12 @@ def problem_rows(name: str, count: int) -> dict[str, Any]:
             choices.append({"budget": budget, "refused": str(error)})
             continue
         choices.append(
-            {"budget": budget, "plan": str(plan), "predicted": plan.process_bytes, "measured": measured(planner, plan)}
+            {
+                "budget": budget,
+                "plan": str(plan),
+                "predicted": plan.predicted["process_bytes"],
+                "measured": measured(planner, plan),
+            }
         )
         print(name, choices[-1], file=sys.stderr, flush=True)
     return {"rows": rows, "choices": choices}

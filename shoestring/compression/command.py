@@ -67,7 +67,7 @@ def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> i
     from shoestring.compression.run import options_of, plan
 
     found = plan(source, options_of(asked, asked.use), asked.heal, partial(say, call))
-    print(json.dumps(found.plan.as_json()) if call.json else plan_text(found, screen(sys.stdout)))
+    print(json.dumps(found.outcome.as_json()) if call.json else plan_text(found, screen(sys.stdout)))
     return DONE
 
 

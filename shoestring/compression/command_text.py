@@ -15,36 +15,12 @@ if TYPE_CHECKING:
 
 def plan_text(session: CompressSession, screen: Screen) -> str:
     """The plan, what it was chosen from, and which weights are stored how."""
-    from shoestring.show.terminal import table
+    from shoestring.compression.room import COLUMNS
+    from shoestring.show.outcome import outcome_text
+    from shoestring.show.terminal import plain
 
-    outcome = session.outcome
-    rows = [
-        ["", "size", "an answer", "fidelity", ""],
-        plan_row(outcome.chosen, "chosen" if outcome.choice else "as asked"),
-        plan_row(outcome.plain, "as it is"),
-    ]
-    rows += (
-        [plan_row(plan, why) for plan, why in outcome.choice.runners_up if plan.techniques] if outcome.choice else []
-    )
-    lines = [f"plan: {outcome.chosen}", "", table(rows, right=(1, 2, 3), screen=screen), ""]
-    lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
-    lines.append("stored: " + "; ".join(kinds(outcome.chosen)))
-    if outcome.choice and outcome.choice.refused:
-        lines += ["not used:", *(f"  {name}: {why}" for name, why in outcome.choice.refused)]
-    return "\n".join(lines)
-
-
-def plan_row(plan: CompressPlan, why: str) -> list[str]:
-    from shoestring.core.units import bytes_text, seconds_text
-
-    known = plan.numbers()
-    return [
-        str(plan),
-        bytes_text(known["size_bytes"]),
-        seconds_text(known["median_seconds"]),
-        f"{known['quality']:.5f}",
-        why,
-    ]
+    stored = plain("stored: " + "; ".join(kinds(session.plan)))
+    return outcome_text(session.outcome, COLUMNS, screen, [stored])
 
 
 def kinds(plan: CompressPlan) -> list[str]:
@@ -52,7 +28,7 @@ def kinds(plan: CompressPlan) -> list[str]:
     from math import prod
 
     found: dict[str, int] = {}
-    for layer in plan.layers():
+    for layer in plan.details.layers():
         form = (
             layer["form"]
             if layer["form"] != "plain"

@@ -27,7 +27,7 @@ from shoestring.compression.formats.format import WeightFormat
 from shoestring.compression.formats.manifest import manifest
 from shoestring.compression.formats.packed_modules import SUFFIX, formats_of, place_formats
 from shoestring.compression.quantization.trainable import TrainableFormat, trainable_formats
-from shoestring.compression.room import CompressOutcome
+from shoestring.compression.room import compressed_model
 from shoestring.compression.session import CompressSession
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
@@ -55,7 +55,7 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
     """The session with weights that have learned from the original for so long."""
     seconds = parse_seconds(time)
     plan = session.plan
-    forms = {name: one.what.way.form for name, one in plan.allocation.items()}
+    forms = {name: one.what.way.form for name, one in plan.details.allocation.items()}
     if not trainable_formats(forms):
         raise Mistake(
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
@@ -74,7 +74,7 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
 
 def student_of(session: CompressSession, forms: dict[str, WeightFormat]) -> Callable[[], nn.Module]:
     """A factory of the trainable model: always the same one, because a run that goes on makes it anew."""
-    study = session.plan.cost.study
+    study = session.plan.details.cost.study
     base = copy.deepcopy(study.model)
 
     def made() -> nn.Module:
@@ -118,9 +118,9 @@ class HealingSettings:
         """What is to be learned, in how many steps, and at which rate, by trying each for a few of them."""
         source, batch = self.session.source, self.session.given.calibration[0]
         states = matching_states(
-            self.student(), source.model, source.job.forward, batch, self.session.plan.cost.about["edits"]
+            self.student(), source.model, source.job.forward, batch, self.session.plan.details.cost.about["edits"]
         )
-        wanted = healing_objective(OBJECTIVES[self.session.plan.cost.study.measures[0].measure], states)
+        wanted = healing_objective(OBJECTIVES[self.session.plan.details.cost.study.measures[0].measure], states)
         steps = self.job(1.0, wanted, seconds=seconds).steps
         few = int(TRIED * steps)
         if few < FEWEST:
@@ -137,7 +137,7 @@ class HealingSettings:
         model = self.student()
         for _ in drawing_apart(steps_here(job, (), model)):
             pass
-        study, batches = self.session.plan.cost.study, self.session.given.checked
+        study, batches = self.session.plan.details.cost.study, self.session.given.checked
         return study.comparison(batches, model.cpu(), self.session.source.model.cpu()).fidelity.damage
 
     def job(self, rate: float, wanted: str, steps: int = 0, seconds: float = 0.0) -> Job:
@@ -171,9 +171,11 @@ class HealingSettings:
 def digest(session: CompressSession, seconds: float) -> str:
     """Of all that a healing begins with: the packed weights, how they are stored, and for how long they learn."""
     plan = session.plan
-    found = hashlib.sha256(manifest(plan.cost.about, plan.cost.specs(plan.allocation), plan.cost.buffers))
-    found.update(f"{[one.measure for one in plan.cost.study.measures]} {seconds}".encode())
-    for one in plan.allocation.values():
+    found = hashlib.sha256(
+        manifest(plan.details.cost.about, plan.details.cost.specs(plan.details.allocation), plan.details.cost.buffers)
+    )
+    found.update(f"{[one.measure for one in plan.details.cost.study.measures]} {seconds}".encode())
+    for one in plan.details.allocation.values():
         for tensor in one.what.way.form.tensors().values():
             found.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
@@ -207,13 +209,13 @@ def with_forms(
     session: CompressSession, learned: dict[str, WeightFormat], seconds: float, steps: int, folder: Path
 ) -> CompressSession:
     """The session with other numbers in the same forms."""
-    plan, study, batches = session.plan, session.plan.cost.study, session.given.checked
-    made = replace(plan, learned=learned)
-    found = study.comparison(batches, made.made().model, session.source.model).fidelity
-    before = plan.checked.mean if plan.checked is not None else plan.known["quality"]
-    chosen = replace(made, known={**plan.known, "quality": found.mean, "damage": found.damage}, checked=found)
+    plan, study, batches = session.plan, session.plan.details.cost.study, session.given.checked
+    made = plan.detailed(learned=learned)
+    found = study.comparison(batches, compressed_model(made).model, session.source.model).fidelity
+    before = plan.details.checked.mean if plan.details.checked is not None else plan.predicted["quality"]
+    chosen = made.predicting(quality=found.mean, damage=found.damage).detailed(checked=found)
     return replace(
         session,
-        outcome=CompressOutcome(chosen, session.outcome.plain, session.outcome.choice),
+        outcome=replace(session.outcome, chosen=chosen),
         healed=Healed(seconds, steps, before, found.mean, str(folder)),
     )

@@ -25,55 +25,34 @@ from shoestring.compression.techniques.decode import place_and_decode
 from shoestring.compression.techniques.restructure import plain_offers
 from shoestring.core.batch import Batch
 from shoestring.core.budget import Budget
-from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.exactness import Exactness
+from shoestring.core.errors import Mistake
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, described, in_order, parsed
-from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
-from shoestring.planning.room import Candidate, Room, named
+from shoestring.core.technique import applied, in_order, parsed
+from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.plan import Outcome, Plan
+from shoestring.planning.room import Candidate, Room
 
 DAMAGE = Quantity("damage", "damage", "share")
 SIZE = Quantity("size_bytes", "size")
+COLUMNS = (SIZE, Quantity("median_seconds", "an answer", "seconds"), DAMAGE)  # by which plans are compared
 NONE: Mapping[str, WeightFormat] = {}
 TRIES = 4  # allocations for a quality floor, each corrected by what the last one really did
 
 
 @dataclass(frozen=True)
-class CompressPlan:
-    """Techniques, which weight is stored how, and the figures that this leads to."""
+class CompressionDetails:
+    """What compression adds to a plan: which weight is stored how."""
 
-    techniques: tuple[CompressTechnique, ...]
-    exactness: Exactness
-    known: Mapping[str, float]
     cost: ModelCost = field(repr=False, compare=False)
     first: Calibration = field(repr=False, compare=False)  # of the model as it was given
-    checked: Fidelity | None = field(
-        default=None, compare=False
-    )  # really measured, on batches that calibration did not see
+    checked: Fidelity | None = field(default=None, compare=False)  # measured, on batches that calibration did not see
     learned: Mapping[str, WeightFormat] = field(
         default_factory=dict, repr=False, compare=False
     )  # by healing, in the place of what was rounded
 
-    def numbers(self) -> Mapping[str, float]:
-        return self.known
-
     @property
     def allocation(self) -> Allocation[StorageOffer]:
         return self.cost.allocation
-
-    def made(self) -> Compressed:
-        """The model, compressed: a copy."""
-        return compressed(self.techniques, self.cost, self.first, self.learned)
-
-    def as_json(self) -> dict[str, Any]:
-        told = [described(one) | {"why": one.why} for one in self.techniques]
-        return {
-            "techniques": told,
-            "exactness": self.exactness.word,
-            **self.known,
-            "layers": self.layers(),
-            "frontier": self.cost.frontier(),
-        }
 
     def layers(self) -> list[dict[str, Any]]:
         return [
@@ -89,8 +68,17 @@ class CompressPlan:
             for name, one in self.allocation.items()
         ]
 
-    def __str__(self) -> str:
-        return named(self.techniques)
+    def as_json(self) -> dict[str, Any]:
+        return {"layers": self.layers(), "frontier": self.cost.frontier()}
+
+
+CompressPlan = Plan[CompressTechnique, CompressionDetails]
+CompressOutcome = Outcome[CompressPlan]
+
+
+def compressed_model(plan: CompressPlan) -> Compressed:
+    """The model, compressed as planned: a copy."""
+    return compressed(plan.techniques, plan.details.cost, plan.details.first, plan.details.learned)
 
 
 class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
@@ -119,10 +107,10 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         self.wanted: list[dict[str, ScratchTensor]] | None = None  # what the original says
         self.timed: Latency | None = None  # the answers that had to wait most while they were timed
 
-    def sketched(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
-        return CompressPlan(one.techniques, one.exactness, one.known, one.cost, self.first)
+    def sketch(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
+        return CompressPlan(one.techniques, one.exactness, one.known, CompressionDetails(one.cost, self.first))
 
-    def confirmed(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
+    def confirm(self, one: Candidate[CompressTechnique, ModelCost]) -> CompressPlan:
         """The model really compressed, and compared with the original. A quality floor that sums of damages only seemed to keep is asked
         for once more, with damages corrected by how far off they were; a latency likewise."""
         cost = one.cost
@@ -132,7 +120,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
             if late is not None:
                 median = cost.known["median_seconds"] + late
                 known |= {"median_seconds": median, "latency_seconds": median * cost.clock.tail(self.budget.percentile)}
-            plan = CompressPlan(one.techniques, one.exactness, known, cost, self.first, found)
+            plan = CompressPlan(one.techniques, one.exactness, known, CompressionDetails(cost, self.first, found))
             broken = {excess.limit.name for excess in self.budget.broken(known)}
             above = excess(cost, found)
             if "latency" in broken and late is not None and late > 0:
@@ -234,14 +222,7 @@ def compressed(
     return place_and_decode(replace(made, forms={**made.forms, **learned}))
 
 
-@dataclass(frozen=True)
-class CompressOutcome:
-    chosen: CompressPlan
-    plain: CompressPlan
-    choice: Choice[CompressPlan] | None  # None: the techniques were given
-
-
-def planned(
+def plan_compression(
     cost: ModelCost,
     original: nn.Module,
     checked: Sequence[Batch],
@@ -249,19 +230,10 @@ def planned(
     catalogue: Sequence[type[CompressTechnique]] = CATALOGUE,
 ) -> CompressOutcome:
     """The best plan within the budget, or exactly the techniques that are asked for. Raises OverBudget with the nearest."""
-    budget = cost.wanted
     room = CompressRoom(cost, checked, original, catalogue)
-    plain = room.confirmed(asked_for((), cost))
-    if use is None:
-        choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
-        return CompressOutcome(choice.chosen, plain, choice)
-    techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
-    if reason := conflict(room, techniques):
-        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
-    chosen = room.confirmed(asked_for(techniques, replace(cost, forced=True)))
-    if broken := budget.broken(chosen.numbers()):
-        raise OverBudget(
-            f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
-            chosen,
-        )
-    return CompressOutcome(chosen, plain, None)
+    plain = room.confirm(asked_for((), cost))
+    techniques = None
+    if use is not None:
+        techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
+        cost = replace(cost, forced=True)
+    return best_or_asked(Chooser(room, cost), cost.wanted, plain, techniques)

@@ -163,8 +163,8 @@ def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: T
 
 def looked_at(work: CompressSession) -> str:
     """What was looked at, in a line."""
-    known, given = work.outcome.plain.numbers(), work.given
+    known, given = work.plain.numbers(), work.given
     return (
-        f"{len(work.plan.allocation)} weights of {work.source.name}, {bytes_text(known['size_bytes'])} as they are, looked at on "
+        f"{len(work.plan.details.allocation)} weights of {work.source.name}, {bytes_text(known['size_bytes'])} as they are, looked at on "
         f"{len(given.calibration)} batches: {work.plan}"
     )

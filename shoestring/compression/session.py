@@ -43,7 +43,14 @@ from shoestring.compression.exits.measured import ExitsMeasurement, exits_measur
 from shoestring.compression.formats.manifest import MANIFEST, TENSORS
 from shoestring.compression.formats.packed_folder import PackedModel, write_into
 from shoestring.compression.formats.packed_modules import memory_of
-from shoestring.compression.room import CompressOutcome, CompressPlan, plain_cost, planned
+from shoestring.compression.room import (
+    CompressionDetails,
+    CompressOutcome,
+    CompressPlan,
+    compressed_model,
+    plain_cost,
+    plan_compression,
+)
 from shoestring.compression.source import CalibrationSamples, ModelSource, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
 from shoestring.core import random_state
@@ -54,6 +61,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Figures, Quantity, figures
 from shoestring.core.job import Job
 from shoestring.core.technique import described
+from shoestring.planning.plan import Plan
 from shoestring.runs.plan_summary import UsedTechnique
 
 QUANTITIES = (
@@ -116,12 +124,22 @@ class CompressSession:
     def plan(self) -> CompressPlan:
         return self.outcome.chosen
 
+    @property
+    def plain(self) -> CompressPlan:
+        assert self.outcome.plain is not None, "it was planned"
+        return self.outcome.plain
+
     def packed(self, target: Path) -> CompressedMeasurement:
         """Write the folder, load it back, and measure what was loaded; a model that can't be measured is not left there."""
         plan = self.plan
-        made = plan.made()
+        made = compressed_model(plan)
         size = write_into(
-            target, plan.cost.about, plan.cost.specs(plan.allocation), made.forms, plan.cost.buffers, self.job_copy()
+            target,
+            plan.details.cost.about,
+            plan.details.cost.specs(plan.details.allocation),
+            made.forms,
+            plan.details.cost.buffers,
+            self.job_copy(),
         )
         try:
             return self.measured(target, made.model, size)
@@ -139,7 +157,7 @@ class CompressSession:
         )
         notes: list[str] = []
         found, now, original = self.compared(loaded, notes)
-        edits = self.plan.cost.about.get("edits", ())
+        edits = self.plan.details.cost.about.get("edits", ())
         exits = exits_measured(loaded, self.source.model, edits, self.given.unseen, self.source.job.forward)
         notes += [exits.told] if exits is not None else []
         predicted = self.predicted(made, original)
@@ -153,7 +171,7 @@ class CompressSession:
         """Fidelity, and the metrics of a model and of the original, on unseen samples: all from one forward of each. What they say of one
         batch is there at a time."""
         job, models = self.source.job, (loaded, self.source.model)
-        comparison = FidelitySums(self.plan.cost.study.measures)
+        comparison = FidelitySums(self.plan.details.cost.study.measures)
         told = [compared_batch(job, models, batch, comparison, notes) for batch in self.given.unseen]
         if job.validate is not None:
             now, original = (metrics(job, model, ()) for model in models)
@@ -177,7 +195,7 @@ class CompressSession:
     def loaded(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; it must answer as the model in memory does, to the bit."""
         loaded = loaded_model(self.source, target)
-        study, sample = self.plan.cost.study, self.given.unseen[:1]
+        study, sample = self.plan.details.cost.study, self.given.unseen[:1]
         if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(
                 f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
@@ -211,13 +229,13 @@ class CompressSession:
     # Telling
 
     def figures(self, measured: CompressedMeasurement) -> Figures:
-        known, tail = self.plan.cost.known, self.plan.cost.clock.tail(0.99)
+        known, tail = self.plan.details.cost.known, self.plan.details.cost.clock.tail(0.99)
         median = known["median_seconds"]
         predicted: dict[str, float | None] = {**known, "p50_seconds": median, "p99_seconds": median * tail}
         if (
-            self.plan.checked is not None
+            self.plan.details.checked is not None
         ):  # measured of the whole model on the samples for confirming: better than a sum
-            predicted["damage"] = self.plan.checked.damage
+            predicted["damage"] = self.plan.details.checked.damage
         if self.healed is not None:  # what training will do is not predicted
             predicted["damage"] = None
         return figures(QUANTITIES, predicted).measured(
@@ -249,9 +267,9 @@ class CompressSession:
 
     def outputs(self, measured: CompressedMeasurement) -> Iterator[OutputReport]:
         """Every output: how it is compared, and why so; predicted on the samples for confirming, and measured."""
-        checked = self.plan.checked.outputs if self.plan.checked is not None else ()
+        checked = self.plan.details.checked.outputs if self.plan.details.checked is not None else ()
         predicted = {one.name: one for one in checked if one.count}
-        for one, how in zip(measured.fidelity.outputs, self.plan.cost.study.measures, strict=True):
+        for one, how in zip(measured.fidelity.outputs, self.plan.details.cost.study.measures, strict=True):
             guess = predicted.get(one.name)
             yield OutputReport(
                 name=one.name,
@@ -268,7 +286,7 @@ class CompressSession:
 
     def fidelity_report(self, measured: CompressedMeasurement, damage: float | None) -> FidelityReport:
         """`damage`: as predicted; None: it is not."""
-        found, leading, checked = measured.fidelity, measured.fidelity.leading, self.plan.checked
+        found, leading, checked = measured.fidelity, measured.fidelity.leading, self.plan.details.checked
         assert leading is not None, "what was measured has outputs"
         return FidelityReport(
             by=leading.measure,
@@ -283,7 +301,7 @@ class CompressSession:
 
     def report(self, measured: CompressedMeasurement, folder: Path) -> CompressReport:
         """Everything, as `compress --json` prints it."""
-        told, plan, plain = self.figures(measured), self.plan, self.outcome.plain
+        told, plan, plain = self.figures(measured), self.plan, self.plain
         both = partial(amount, told)
         return CompressReport(
             folder=str(folder),
@@ -295,17 +313,17 @@ class CompressSession:
             techniques=tuple(UsedTechnique(**described(one), why=one.why) for one in plan.techniques),
             plain=PlainReport(
                 plain.numbers()["size_bytes"],
-                plain.cost.known["memory_bytes"],
+                plain.details.cost.known["memory_bytes"],
                 PlainLatency(1e3 * self.plain_latency.p50, 1e3 * self.plain_latency.p99),
             ),
-            layers=tuple(LayerReport(**one) for one in plan.layers()),
-            frontier=tuple(FrontierPoint(**one) for one in plan.cost.frontier()),
+            layers=tuple(LayerReport(**one) for one in plan.details.layers()),
+            frontier=tuple(FrontierPoint(**one) for one in plan.details.cost.frontier()),
             exits=measured.exits.as_json() if measured.exits is not None else None,
             healed=self.healed,
             asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
             missed=tuple(self.missed(measured)),
-            notes=(*self.source.notes, *self.given.notes, *plan.cost.told, *measured.notes),
+            notes=(*self.source.notes, *self.given.notes, *plan.details.cost.told, *measured.notes),
             files=(TENSORS, MANIFEST),
         )
 
@@ -344,7 +362,7 @@ def begun(
     given = given or samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = replace(cost, wanted=asked.budget) if cost is not None else cost_of(source, given, asked, asked.budget)
     outcome = (
-        planned(cost, source.model, given.checked, asked.use)
+        plan_compression(cost, source.model, given.checked, asked.use)
         if asked.floor is None
         else for_metric(source, asked, given, cost)
     )
@@ -358,14 +376,12 @@ def cost_of(source: ModelSource, given: CalibrationSamples, asked: CompressOptio
 def nearest_session(source: ModelSource, asked: CompressOptions, error: OverBudget) -> CompressSession | None:
     """The session of the plan that came nearest, if all it lacks is fidelity."""
     plan = error.nearest
-    if not isinstance(plan, CompressPlan) or any(
-        one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())
-    ):
+    if not isinstance(plan, Plan) or any(one.limit.name != "quality" for one in asked.budget.broken(plan.numbers())):
         return None
     given = samples_of(source.job, asked.unseen, asked.floor is not None)
     cost = cost_of(source, given, asked, Budget())
-    plain = CompressPlan((), Exactness.BITS, cost.known, cost, cost.study)
-    return CompressSession(source, asked, given, CompressOutcome(plan, plain, None), cost.clock.plain)
+    plain = CompressPlan((), Exactness.BITS, cost.known, CompressionDetails(cost, cost.study))
+    return CompressSession(source, asked, given, CompressOutcome(plan, plain, asked=True), cost.clock.plain)
 
 
 def for_metric(
@@ -383,9 +399,9 @@ def for_metric(
     original, before = everywhere[wanted.name], metrics(source.job, source.model, batches)[wanted.name]
 
     def tried(budget: Budget) -> tuple[CompressOutcome, MetricValue]:
-        found = planned(replace(cost, wanted=budget), source.model, given.checked, asked.use)
+        found = plan_compression(replace(cost, wanted=budget), source.model, given.checked, asked.use)
         return found, metric_after_change(
-            original, before, metrics(source.job, found.chosen.made().model, batches)[wanted.name]
+            original, before, metrics(source.job, compressed_model(found.chosen).model, batches)[wanted.name]
         )
 
     def refused(found: CompressPlan, metric: MetricValue, why: str) -> OverBudget:

@@ -104,14 +104,8 @@ def check_level(level: Exactness, exact: str | None, plan: str) -> None:
 def stated_in(plan: Mapping[str, Any]) -> Exactness | None:
     """The level that a plan's JSON states; None if it states none.
 
-    Before 0.1 plans had `exact`: true meant "up to rounding", false anything else; the weakest level that fits is
-    returned.
-
-    >>> stated_in({"exactness": "same distribution"}).name, stated_in({"exact": True}).name, stated_in({"exact": False}).name
-    ('DISTRIBUTION', 'ROUNDING', 'CHANGED')
+    >>> stated_in({"exactness": "same distribution"}).name
+    'DISTRIBUTION'
     """
-    word, old = plan.get("exactness"), plan.get("exact")
-    found = next((level for level in Exactness if level.word == word), None)
-    if found is None and isinstance(old, bool):
-        return Exactness.ROUNDING if old else Exactness.CHANGED
-    return found
+    word = plan.get("exactness")
+    return next((level for level in Exactness if level.word == word), None)

@@ -77,6 +77,15 @@ class Staging:
         )
 
 
+@dataclass(frozen=True)
+class RankFigures:
+    """What is predicted of some workers of a group, which are alike."""
+
+    ranks: tuple[int, ...]
+    peak_bytes: int
+    sent_bytes: float  # per step
+
+
 class WorkerTimes(NamedTuple):
     """A worker's first and last moment of computing in a step, and its busy seconds in between."""
 

@@ -88,23 +88,27 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
     import json
 
     from shoestring.core.codec import finite_json
-    from shoestring.federated.command_text import outcome_text, verdict_text
+    from shoestring.federated.command_text import federation_text, verdict_text
     from shoestring.federated.session import chosen
     from shoestring.federated.verify import verify_plan
 
     say(call, LOOKING)
-    outcome = chosen(job, asked, command.use)
+    outcome, given = chosen(job, asked, command.use)
     if not command.verify:
-        print(json.dumps(finite_json(outcome.as_json())) if call.json else outcome_text(outcome, screen(sys.stdout)))
+        print(
+            json.dumps(finite_json(outcome.as_json()))
+            if call.json
+            else federation_text(outcome, given, screen(sys.stdout))
+        )
         return DONE
-    found = verify_plan(outcome.given, outcome.chosen)
+    found = verify_plan(given, outcome.chosen)
     print(json.dumps(finite_json(found.as_json())) if call.json else verdict_text(found, screen(sys.stdout)))
     return DONE if found.kept else NOT_KEPT
 
 
 def federated(command: FederateCommand, call: Call, job: Job, session: Session) -> int:
     """Federate in a folder that this process holds."""
-    from shoestring.federated.command_text import RoundShower, outcome_text
+    from shoestring.federated.command_text import RoundShower, federation_text
     from shoestring.federated.session import begun, finish
     from shoestring.show.moving_line import MovingLine
 
@@ -113,7 +117,7 @@ def federated(command: FederateCommand, call: Call, job: Job, session: Session) 
     with ticking("looking at the clients"):  # over before devices are simulated by processes, which are forked
         federation = begun(job, session.held, adopt=command.run.adopt)
     if federation.outcome is not None:
-        say(call, outcome_text(federation.outcome, screen(sys.stderr)))
+        say(call, federation_text(federation.outcome, federation.given, screen(sys.stderr)))
     shower = RoundShower(call, line, federation.given.rounds, federation.given.asked.epsilon)
     try:
         with shower.ticker.running(not line.moves):

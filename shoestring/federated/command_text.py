@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoestring.core.command import Call
     from shoestring.federated.events import RoundFinished
     from shoestring.federated.prepare import Prepared
-    from shoestring.federated.room import FederatedOutcome, FederatedPlan
+    from shoestring.federated.room import FederatedOutcome
     from shoestring.federated.verify import FederatedVerdict
     from shoestring.runs.event import Event, Stepped
     from shoestring.show.moving_line import MovingLine
@@ -23,34 +23,22 @@ if TYPE_CHECKING:
 VERDICTS = {True: "kept", False: "NOT KEPT", None: "nothing is promised"}
 
 
-def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
+def federation_text(outcome: FederatedOutcome, given: Prepared, screen: Screen) -> str:
     """The plan, what it was chosen from, and how devices are simulated."""
-    from shoestring.show.terminal import table
+    from shoestring.federated.quantities import FEDERATED
+    from shoestring.federated.room import ERROR
+    from shoestring.show.outcome import outcome_text
+    from shoestring.show.terminal import plain
 
-    given, choice = outcome.given, outcome.choice
-    rows = [
-        ["", "up", "down", "error", "epsilon", "a round", ""],
-        plan_row(outcome.chosen, "chosen" if choice else "as asked"),
-    ]
-    if outcome.chosen.techniques:
-        rows.append(plan_row(outcome.plain, "no technique"))
-    rows += [plan_row(plan, why) for plan, why in choice.runners_up] if choice else []
-    lines = [f"plan: {outcome.chosen}", "", table(rows, right=(1, 2, 3, 4, 5), screen=screen), ""]
-    lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
-    if choice and choice.refused:
-        lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
-    lines += [f"note: {said}" for said in notes_on_privacy(given)]
-    lines += [f"note: {said}" for said in (outcome.chosen.doubt,) if said]
-    lines.append(
+    told = [
+        *(f"note: {said}" for said in notes_on_privacy(given)),
         f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
-        f"{given.layout.trained:,} weights are sent each way"
-    )
-    lines += [statistics_text(given)] * bool(given.layout.statistics.size)
-    lines.append(
+        f"{given.layout.trained:,} weights are sent each way",
+        *[statistics_text(given)] * bool(given.layout.statistics.size),
         f"devices: {given.how.kind}, {given.how.chunk} at once in {given.processes} process{'es' * (given.processes > 1)}: "
-        f"{given.how.why}"
-    )
-    return "\n".join(lines)
+        f"{given.how.why}",
+    ]
+    return outcome_text(outcome, (*FEDERATED, ERROR), screen, map(plain, told))
 
 
 def statistics_text(given: Prepared) -> str:
@@ -72,22 +60,6 @@ def notes_on_privacy(given: Prepared) -> list[str]:
     return [
         *filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
         *[NOT_PRIVATE] * (given.asked.insecure_seed is not None),
-    ]
-
-
-def plan_row(plan: FederatedPlan, why: str) -> list[str]:
-    from shoestring.core.units import bytes_text, seconds_text
-
-    known = plan.numbers()
-    epsilon = "" if known["epsilon"] == float("inf") else f"{known['epsilon']:.3g}"
-    return [
-        str(plan),
-        bytes_text(known["up_bytes"]),
-        bytes_text(known["down_bytes"]),
-        f"{known['error']:.2g}",
-        epsilon,
-        seconds_text(known["round_seconds"]),
-        why,
     ]
 
 

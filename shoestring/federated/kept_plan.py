@@ -7,48 +7,37 @@ without noise would be played under an epsilon.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from shoestring.core.codec import Unreadable, from_json
+from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.technique import in_order
 from shoestring.federated.available import AvailableTechniques
 from shoestring.federated.catalogue import clash, incomplete_reason
 from shoestring.federated.quantities import FEDERATED
-from shoestring.federated.room import FederatedPlan
-from shoestring.federated.simulation.cohort import MethodChoice
+from shoestring.federated.room import ERROR, FederatedPlan, FederationDetails
 from shoestring.federated.simulation.cohort.method_choice import DEVICES, WORDS
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import noise_of
-from shoestring.planning.room import named
-
-
-@dataclass(frozen=True)
-class KeptFederatedPlan:
-    plan: FederatedPlan
-    how: MethodChoice
+from shoestring.planning.plan import named, read_plan
 
 
 def plan_in(
     file: Mapping[str, Any], offers: AvailableTechniques, use: Sequence[str] | None = None, private: bool = False
-) -> KeptFederatedPlan:
-    """The plan that a file holds. Raises Unreadable, or as Python does, where it holds none, or none for techniques of
-    these words (`use`) or, if it is to be `private`, none with noise."""
-    chosen, how = file["chosen"], {name: value for name, value in file["how"].items() if name != "processes"}
+) -> FederatedPlan:
+    """The plan that a file holds. Raises Unreadable where it holds none, or none for techniques of these words (`use`)
+    or, if it is to be `private`, none with noise."""
     try:
-        techniques = tuple(offers.restore(one["name"], one["knobs"]) for one in chosen["techniques"])
+        plan = read_plan(file, offers.restore, (*FEDERATED, ERROR), FederationDetails)
     except Mistake as error:  # the folder's, not the user's
         raise Unreadable(str(error)) from error
-    if reason := unlike(techniques, None if use is None else in_order(map(offers.parse, use)), private):
+    if reason := unlike(plan.techniques, None if use is None else in_order(map(offers.parse, use)), private):
         raise Unreadable(reason)
-    method = from_json(MethodChoice, how)
-    if method.kind not in WORDS or not 1 <= method.chunk <= DEVICES:
-        raise Unreadable(f"devices can't work {method.kind}, {method.chunk} at once")
-    known = {one.name: chosen[one.name] for one in FEDERATED if chosen.get(one.name) is not None}
-    return KeptFederatedPlan(FederatedPlan(techniques, stated_in(chosen) or Exactness.CHANGED, known), method)
+    how = plan.details.how
+    if how.kind not in WORDS or not 1 <= how.chunk <= DEVICES:
+        raise Unreadable(f"devices can't work {how.kind}, {how.chunk} at once")
+    return plan
 
 
 def unlike(techniques: Sequence[FederatedTechnique], wanted: Sequence[FederatedTechnique] | None, private: bool) -> str:

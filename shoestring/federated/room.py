@@ -4,61 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, NamedTuple
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
-from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import applied, described, in_order
+from shoestring.core.statistics import StatisticsRule
+from shoestring.core.technique import applied, in_order
 from shoestring.federated.available import AvailableTechniques, available_techniques
 from shoestring.federated.catalogue import CATALOGUE, clash, incomplete_reason
 from shoestring.federated.evidence import UpdateEvidence, clear_caches
 from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
-from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
+from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
-from shoestring.planning.choose import Choice, Chooser, asked_for, conflict
-from shoestring.planning.room import Candidate, Room, named
+from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.plan import Outcome, Plan
+from shoestring.planning.room import Candidate, Room
 
 ERROR = Quantity("error", "error of a round's update", "share")
 MUCH = 1.0  # error of a round's update from which on it is worth a word: as large as the update itself
 
 
 @dataclass(frozen=True)
-class FederatedPlan:
-    """Techniques of a round in their order, and the figures that they lead to."""
+class FederationDetails:
+    """What a federation adds to its plan."""
 
-    techniques: tuple[FederatedTechnique, ...]
-    exactness: Exactness
-    known: Mapping[str, float]
-
-    def numbers(self) -> Mapping[str, float]:
-        return self.known
-
-    def as_json(self) -> dict[str, Any]:
-        told = [described(one) | {"why": one.why} for one in self.techniques]
-        return {
-            "techniques": told,
-            "exactness": self.exactness.word,
-            **{name: finite(value) for name, value in self.known.items()},
-        }
-
-    @property
-    def doubt(self) -> str:
-        """Why little may be learned; empty if nothing speaks against it."""
-        error = self.known.get("error", 0.0)
-        return (
-            f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
-            f"learned: more devices a round, fewer rounds or larger budgets would help"
-        ) * (error >= MUCH)
-
-    def __str__(self) -> str:
-        return named(self.techniques)
+    how: MethodChoice  # devices are simulated
+    processes: int = 1  # that simulate them
+    clients: int = 0  # in all
+    per_round: int = 0
+    rounds: int = 0
+    statistics: StatisticsRule | None = None  # what becomes of norm layers' running statistics; None: there are none
 
 
-def finite(value: float) -> float | None:
-    return value if value != float("inf") else None
+FederatedPlan = Plan[FederatedTechnique, FederationDetails]
+FederatedOutcome = Outcome[FederatedPlan]
+
+
+def details_of(given: Prepared) -> FederationDetails:
+    return FederationDetails(
+        given.how,
+        given.processes,
+        given.population.count,
+        given.population.per_round,
+        given.rounds,
+        given.statistics if given.layout.statistics.size else None,
+    )
+
+
+def doubt(plan: FederatedPlan) -> str:
+    """Why little may be learned; empty if nothing speaks against it."""
+    error = plan.predicted.get("error", 0.0)
+    return (
+        f"what comes out of a round is expected to be off by {error:.2g} times what devices find (squared), so little may be "
+        f"learned: more devices a round, fewer rounds or larger budgets would help"
+    ) * (error >= MUCH)
 
 
 class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
@@ -86,13 +87,14 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
             plain.evidence,
         )  # as a device found it: techniques' costs have what they made of it
 
-    def sketched(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
-        return FederatedPlan(one.techniques, one.exactness, one.known)
+    def sketch(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
+        return FederatedPlan(one.techniques, one.exactness, one.known, details_of(self.given))
 
-    def confirmed(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
-        """What a device that really works under these techniques is given and sends."""
+    def confirm(self, one: Candidate[FederatedTechnique, RoundCost]) -> FederatedPlan:
+        """With the bytes that a device which really works under these techniques is given and sends."""
         up, down = traffic(self.given, one.techniques, self.evidence)
-        return FederatedPlan(one.techniques, one.exactness, {**one.known, "up_bytes": up, "down_bytes": down})
+        plan = self.sketch(one).predicting(up_bytes=up, down_bytes=down)
+        return replace(plan, warnings=tuple(filter(None, (doubt(plan),))))
 
     def clash(self, one: FederatedTechnique, other: FederatedTechnique) -> str:
         return clash(one, other)
@@ -135,75 +137,28 @@ def traffic(given: Prepared, techniques: Sequence[FederatedTechnique], evidence:
     return sent.bytes, order.bytes
 
 
-@dataclass(frozen=True)
-class FederatedOutcome:
-    chosen: FederatedPlan
-    plain: FederatedPlan
-    choice: Choice[FederatedPlan] | None  # None: the techniques were given
-    given: Prepared
-
-    def as_json(self) -> dict[str, Any]:
-        told: dict[str, Any] = {
-            "chosen": self.chosen.as_json(),
-            "plain": self.plain.as_json(),
-            "how": vars(self.given.how) | {"processes": self.given.processes},
-            "clients": self.given.population.count,
-            "per_round": self.given.population.per_round,
-            "rounds": self.given.rounds,
-            "statistics": self.given.statistics.value if self.given.layout.statistics.size else None,
-        }
-        if self.choice is not None:
-            told |= {
-                "tried": self.choice.tried,
-                "fitting": self.choice.fitting,
-                "runners_up": [
-                    plan.as_json() | {"lost": why, "text": str(plan)} for plan, why in self.choice.runners_up
-                ],
-                "more": [plan.as_json() for plan in self.choice.more],
-                "refused": [{"technique": name, "reason": why} for name, why in self.choice.refused],
-            }
-        return told
+class PlannedFederation(NamedTuple):
+    outcome: FederatedOutcome
+    given: Prepared  # as it was prepared, with another way to simulate devices if planning found that to be needed
 
 
-def planned(
+def plan_federation(
     given: Prepared, budget: Budget, use: Sequence[str] | None = None, offers: AvailableTechniques | None = None
-) -> FederatedOutcome:
+) -> PlannedFederation:
     """The plan with the least error within the budget, or exactly the techniques that are asked for."""
+    offers = offers or available_techniques()
+    techniques = None if use is None else in_order(map(offers.parse, use))
+    if techniques is not None and (reason := incomplete_reason(techniques)):
+        raise Mistake(reason)
     try:
-        return chosen_plan(given, budget, use, offers or available_techniques())
+        try:
+            cost = plain_cost(given)
+        except MethodDiffers as why:  # they work in earnest for the first time
+            given = replace(given, how=sequential_choice(given.how, str(why)))
+            cost = plain_cost(given)
+        cost = replace(cost, upload=budget.up or 0)
+        room = FederatedRoom(given, cost, offers.kinds)
+        plain = room.confirm(asked_for((), cost))
+        return PlannedFederation(best_or_asked(Chooser(room, cost), budget, plain, techniques), given)
     finally:
         clear_caches()
-
-
-def chosen_plan(
-    given: Prepared, budget: Budget, use: Sequence[str] | None, offers: AvailableTechniques
-) -> FederatedOutcome:
-    try:
-        cost = plain_cost(given)
-    except MethodDiffers as why:  # they work in earnest for the first time
-        given = replace(given, how=sequential_choice(given.how, str(why)))
-        cost = plain_cost(given)
-    cost = replace(cost, upload=budget.up or 0)
-    room = FederatedRoom(given, cost, offers.kinds)
-    plain = room.confirmed(asked_for((), cost))
-    if use is None:
-        choice = Chooser(room, cost).choice(budget, (Exactness.CHANGED,), known=(plain,))
-        return FederatedOutcome(choice.chosen, plain, choice, given)
-    techniques = in_order(map(offers.parse, use))
-    if reason := conflict(room, techniques):
-        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
-    if reason := incomplete_reason(techniques):
-        raise Mistake(reason)
-    chosen = room.confirmed(asked_for(techniques, cost))
-    if broken := budget.broken(chosen.numbers()):
-        raise_over(chosen, broken)
-    return FederatedOutcome(chosen, plain, None, given)
-
-
-def raise_over(chosen: FederatedPlan, broken: Sequence[object]) -> None:
-    from shoestring.core.errors import OverBudget
-
-    raise OverBudget(
-        f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
-        chosen,
-    )

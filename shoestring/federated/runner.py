@@ -23,7 +23,7 @@ from shoestring.core.seams import calls_user
 from shoestring.core.signals import asked_by, listening
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
-from shoestring.federated.room import FederatedPlan
+from shoestring.federated.room import FederatedPlan, doubt
 from shoestring.federated.round import ServerState
 from shoestring.federated.round_events import events_of_round, unlearned
 from shoestring.federated.saved_weights import fits, row_of, weights_and_aliases
@@ -332,7 +332,7 @@ class Runner:
                 )
             )
         if found := unlearned([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
-            self.say(Warned("; ".join(filter(None, (found, self.plan.doubt)))))
+            self.say(Warned("; ".join(filter(None, (found, doubt(self.plan))))))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))

@@ -19,7 +19,7 @@ from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
-from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
+from shoestring.federated.room import FederatedOutcome, FederatedPlan, PlannedFederation, plan_federation
 from shoestring.federated.runner import Ended, Runner
 from shoestring.federated.techniques.private.release import check_room
 from shoestring.runs.cadence import Cadence
@@ -29,9 +29,7 @@ from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.resume import OpenedRun
-from shoestring.runs.session import Session, kept_plan
-
-VERSION = 2  # of plan.json
+from shoestring.runs.session import PLAN, Session, kept_plan
 
 
 @contextmanager
@@ -57,9 +55,9 @@ def blaming_the_job() -> Iterator[None]:
 @blaming_the_job()
 def chosen(
     job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
-) -> FederatedOutcome:
+) -> PlannedFederation:
     """The plan for what is asked for."""
-    return planned(prepared(job, asked), asked.budget, use, offers or available_techniques())
+    return plan_federation(prepared(job, asked), asked.budget, use, offers)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def begun(job: Job, held: OpenedRun, offers: AvailableTechniques | None = None, 
     read = partial(plan_in, offers=offers, use=held.request.use, private=asked.epsilon is not None)
     kept = None if held.changed else kept_plan(held.folder, read, adopt)
     if kept is not None:
-        return Federation(held, prepared(job, asked, how=kept.how), kept.plan, None)
-    outcome = chosen(job, asked, held.request.use, offers)
-    held.folder.write("plan.json", {"shoestring": VERSION, **outcome.as_json()})
-    return Federation(held, outcome.given, outcome.chosen, outcome)
+        return Federation(held, prepared(job, asked, how=kept.details.how), kept, None)
+    outcome, given = chosen(job, asked, held.request.use, offers)
+    held.folder.write(PLAN, outcome.as_json())
+    return Federation(held, given, outcome.chosen, outcome)

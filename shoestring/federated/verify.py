@@ -29,7 +29,7 @@ from shoestring.federated.simulation.cohort.recording import AFTER
 from shoestring.federated.simulation.cohort.schedule import step_sizes
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.technique import FederatedTechnique
-from shoestring.planning.room import named
+from shoestring.planning.plan import named
 
 ROUNDS = 2
 MOST = 64  # rounds at most, for devices with very few steps

@@ -18,7 +18,8 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
 from shoestring.core.units import unit_text
-from shoestring.planning.room import TIED, AnyPlan, C, Candidate, HasNumbers, P, Room, T, families
+from shoestring.planning.plan import Outcome, Plan, named
+from shoestring.planning.room import TIED, C, Candidate, HasNumbers, P, Room, T, families
 
 NOISE = 0.08  # of the objective: so much two choices for the same question may differ, because times are measured anew for each
 LENIENT = 1.03  # a candidate may exceed the budget by this factor and still be confirmed: arithmetic may be too careful
@@ -27,16 +28,6 @@ NEAREST = 3  # of the least demanding candidates that are confirmed then
 TOLD = 5  # runners-up
 BOUGHT = 3  # plans that more budget would buy, each better by STEP than the one before
 STEP = 0.05
-
-
-@dataclass(frozen=True)
-class Choice(Generic[P]):
-    chosen: P
-    runners_up: tuple[tuple[P, str], ...]  # and why each lost
-    more: tuple[P, ...]  # what more budget would buy, next first
-    refused: tuple[tuple[str, str], ...]  # techniques that can't be used here, and why
-    tried: int
-    fitting: int  # by arithmetic
 
 
 @dataclass
@@ -49,12 +40,18 @@ class Chooser(Generic[T, C, P]):
         default_factory=dict
     )  # families of plans that failed when confirmed, and how
 
-    def choice(
-        self, budget: Budget, levels: Sequence[Exactness], known: Sequence[P] = (), earlier: tuple[T, ...] | None = None
-    ) -> Choice[P]:
-        """The best plan within a budget; what is of an earlier level is taken if it fits, though it may be worse.
+    def best(
+        self,
+        budget: Budget,
+        levels: Sequence[Exactness],
+        plain: P,
+        known: Sequence[P] = (),
+        earlier: tuple[T, ...] | None = None,
+    ) -> Outcome[P]:
+        """The best plan within a budget. A plan of an earlier level is taken if it fits, even if a later level has a better one.
 
-        `known`: plans that are confirmed already. `earlier`: what was chosen when the same was asked before. Raises OverBudget.
+        `plain`: without techniques, to compare with; it is a candidate if it is among the `known`, the plans that are confirmed
+        already. `earlier`: the choice when the same was asked before. Raises OverBudget.
         """
         everything = list(self.candidates(levels[-1]))
         if not everything:
@@ -67,13 +64,15 @@ class Chooser(Generic[T, C, P]):
             best = fitting if fitting is not None else self.nearest(found, passed, budget, known)
             if not budget.broken(best.numbers()):
                 best = self.smaller(best, passed, budget, known)
-                return Choice(
+                return Outcome(
                     best,
-                    self.runners_up(ranked, best, passed, budget),
-                    self.more(found, best, budget),
-                    self.refusals(level),
-                    len(found),
-                    len(ranked),
+                    plain,
+                    runners_up=self.runners_up(ranked, best, passed, budget),
+                    more=self.more(found, best, budget),
+                    refused=self.refusals(level),
+                    tried=len(found),
+                    fitting=len(ranked),
+                    budget=budget,
                 )
         raise self.over_budget(found, budget, levels, best)
 
@@ -107,13 +106,13 @@ class Chooser(Generic[T, C, P]):
                 or self.has_failed(one)
             ):
                 continue
-            plan = next((plan for plan in known if plan.techniques == one.techniques), None) or self.attempted(
+            plan = next((plan for plan in known if plan.techniques == one.techniques), None) or self.attempt(
                 one, passed
             )
             if plan is None:
                 continue
             if not budget.broken(plan.numbers()):
-                plan = self.room.confirmed_again(one, plan, budget)
+                plan = self.room.confirm_again(one, plan, budget)
             if not budget.broken(plan.numbers()):
                 if not (reason := self.room.needless(plan, budget)):
                     return plan, passed
@@ -125,12 +124,12 @@ class Chooser(Generic[T, C, P]):
                 break
         return None, passed
 
-    def attempted(self, one: Candidate[T, C], passed: list[tuple[P, str]]) -> P | None:
+    def attempt(self, one: Candidate[T, C], passed: list[tuple[P, str]]) -> P | None:
         """A candidate, confirmed; none if only that shows that it can't be used, which is noted."""
         try:
-            return self.room.confirmed(one)
+            return self.room.confirm(one)
         except Mistake as error:
-            passed.append((self.room.sketched(one), str(error)))
+            passed.append((self.room.sketch(one), str(error)))
             self.failed[self.room.culprit(one.techniques)] = str(error)
             return None
 
@@ -147,11 +146,11 @@ class Chooser(Generic[T, C, P]):
         for one in [one for one in least if self.room.known_by_rule(one)] or least:
             if len(plans) == more:
                 break
-            if not self.has_failed(one) and (plan := self.attempted(one, passed)) is not None:
+            if not self.has_failed(one) and (plan := self.attempt(one, passed)) is not None:
                 plans.append(plan)
         if not plans and not known:
             raise Mistake(next(reversed(self.failed.values()), self.room.why_none(self.cost)))
-        return self.room.completed(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
+        return self.room.complete_figures(min((*plans, *known), key=lambda plan: budget.used(plan.numbers())))
 
     def smaller(self, best: P, passed: list[tuple[P, str]], budget: Budget, known: Sequence[P]) -> P:
         """The best plan, or a known one that takes no more of the budget, or an idle share of it, is as exact, and is not worse by more
@@ -196,7 +195,7 @@ class Chooser(Generic[T, C, P]):
                 and not self.has_failed(one)
             ):
                 there.add(families(one.techniques))
-                sketch = self.room.sketched(one)
+                sketch = self.room.sketch(one)
                 behind = self.why_behind(one, same.numbers(), len(chosen.techniques), budget)
                 told.append((sketch, self.room.needless(sketch, budget) or behind))
             if len(told) >= TOLD:
@@ -221,7 +220,7 @@ class Chooser(Generic[T, C, P]):
         best = (1 - TIED) * chosen.numbers()[name]
         for one in sorted(found, key=lambda one: budget.used(one.numbers())):
             if budget.broken(one.numbers()) and one.numbers()[name] < best and not self.has_failed(one):
-                steps.append(self.room.sketched(one))
+                steps.append(self.room.sketch(one))
                 best = (1 - STEP) * one.numbers()[name]
         return tuple(steps[:BOUGHT])
 
@@ -262,7 +261,7 @@ class Chooser(Generic[T, C, P]):
         if least is None or budget.used(least.numbers()) >= budget.used(nearest.numbers()):
             return ""
         return (
-            f"; {level.flag} ({level.word}) allows {self.room.sketched(least)}, which needs {self.taken(least, budget, {})} "
+            f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.taken(least, budget, {})} "
             f"{self.room.arithmetic} ({self.reached(least)})"
         )
 
@@ -362,10 +361,32 @@ def conflict(room: Room[T, Any, Any], techniques: Iterable[T]) -> str:
     return next(filter(None, (room.clash(one, other) for one, other in combinations(techniques, 2))), "")
 
 
-def too_much(room: Room[Any, Any, Any], plan: AnyPlan, budget: Budget) -> str:
+def too_much(room: Room[Any, Any, Any], plan: Plan[Any, Any], budget: Budget) -> str:
     """By how much a plan breaks the budget."""
     return " and ".join(
         f"needs {unit_text(one.found, one.limit.unit)} {room.real}, "
         f"{unit_text(abs(one.found - one.limit.value), one.limit.unit)} too {'little' if one.limit.least else 'much'}"
         for one in budget.broken(plan.numbers())
     )
+
+
+def best_or_asked(
+    chooser: Chooser[T, C, P],
+    budget: Budget,
+    plain: P,
+    techniques: tuple[T, ...] | None,
+    levels: Sequence[Exactness] = (Exactness.CHANGED,),
+) -> Outcome[P]:
+    """The best plan within the budget, or exactly these techniques. Raises OverBudget where none keeps it."""
+    room = chooser.room
+    if techniques is None:
+        return chooser.best(budget, levels, plain, known=(plain,))
+    if reason := conflict(room, techniques):
+        raise Mistake(f"{named(techniques)} can't be combined: {reason}")
+    chosen = room.confirm(asked_for(techniques, chooser.cost))
+    if broken := budget.broken(chosen.numbers()):
+        raise OverBudget(
+            f"{chosen} does not keep the budget: {'; '.join(map(str, broken))}; leave --use out to let shoestring choose",
+            chosen,
+        )
+    return Outcome(chosen, plain, asked=True, budget=budget)

@@ -1,4 +1,4 @@
-"""What is predicted of a plan where its room lists nothing else, and what a run's plan.json tells.
+"""What is predicted of a plan and measured in its run, where the room lists nothing else.
 
 Nothing heavy is imported: pages need it too.
 """
@@ -11,7 +11,6 @@ from typing import Any
 from shoestring.core.figures import Figures, Quantity, figures
 
 STEP_SECONDS = Quantity("step_seconds", "a step", "seconds")
-# Each is a field of the same name of `Plan` and of its JSON.
 MEASURABLE = (
     Quantity("peak_bytes", "tensors", counted=True),
     Quantity("process_bytes", "process"),
@@ -40,30 +39,3 @@ def compared(
     """What was predicted of a plan beside what was measured, both by name; `basis`: how the predictions are known."""
     known = {name: number for name, number in predicted.items() if number or name not in NEVER_ZERO}
     return figures(quantities, known, basis).measured(measured)
-
-
-CUT = ("mesh", "ranks", "cut", "cut_blocks", "cut_why", "schedule", "pieces")
-VERSION = 2  # of a run's plan.json; the first one held the chosen plan twice
-
-
-def plan_summary(file: Mapping[str, Any], quantities: tuple[Quantity, ...] = MEASURABLE) -> dict[str, Any]:
-    """What a run's plan.json, of any version, tells its page and its report; what is missing there is missing here.
-
-    predicted                 what may be measured too, by name
-    techniques                name, knobs and why of each
-    exactness, sure, blocks   of the chosen plan (`exact` in plans before 0.1)
-    plain, runners_up         other plans; those that lost with `lost`, why, and `text`, how they are written
-    mesh, ranks               of a group: how many workers stand along each axis; what every kind of them needs
-    cut, cut_blocks, cut_why, schedule, pieces    of a model that is cut: blocks of every chunk, their names, why there; who does what
-    bubble, timeline          {"predicted": share of a step in which workers wait}, {"predicted": what each does when}
-    """
-    chosen = file.get("chosen")
-    once: dict[str, Any] = {}
-    if isinstance(chosen, Mapping):
-        once["predicted"] = {one.name: chosen[one.name] for one in quantities if one.name in chosen}
-        level = "exactness" if "exactness" in chosen else "exact"
-        told = ("techniques", level, "sure", "blocks", *(CUT if chosen.get("mesh") else ()))
-        once |= {name: chosen[name] for name in told if name in chosen}
-        once |= {name: {"predicted": chosen[name]} for name in ("bubble", "timeline") if name in chosen}
-    beside = ("predicted", "techniques", "exactness", "exact", "sure", "blocks", "plain", "runners_up")
-    return once | {name: file[name] for name in beside if name in file}

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from shoestring.core.budget import Budget
 from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
-from shoestring.core.technique import Technique, described, text
+from shoestring.core.technique import Technique
+from shoestring.planning.plan import Plan, named
 
 
 class HasNumbers(Protocol):
@@ -19,18 +20,10 @@ class HasNumbers(Protocol):
     def numbers(self) -> Mapping[str, float]: ...
 
 
-class AnyPlan(HasNumbers, Protocol):
-    @property
-    def techniques(self) -> tuple[Technique[Any, Any], ...]: ...
-    @property
-    def exactness(self) -> Exactness: ...
-    def as_json(self) -> dict[str, Any]: ...
-
-
 TIED = 0.02  # of the objective: who is so close to the best is as good
 T = TypeVar("T", bound=Technique[Any, Any])  # the room's techniques
 C = TypeVar("C", bound=HasNumbers)  # its cost
-P = TypeVar("P", bound=AnyPlan)  # its plans
+P = TypeVar("P", bound=Plan[Any, Any])  # its plans
 
 
 @dataclass(frozen=True)
@@ -47,13 +40,6 @@ class Candidate(Generic[T, C]):
 
     def __str__(self) -> str:
         return named(self.techniques)
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "techniques": [described(one) for one in self.techniques],
-            "exactness": self.exactness.word,
-            **self.known,
-        }
 
 
 class Room(ABC, Generic[T, C, P]):
@@ -78,12 +64,12 @@ class Room(ABC, Generic[T, C, P]):
         return TIED
 
     @abstractmethod
-    def confirmed(self, one: Candidate[T, C]) -> P:
-        """The candidate as a plan, by the real thing; a Mistake says why that can't be."""
+    def confirm(self, one: Candidate[T, C]) -> P:
+        """The candidate as a plan, tried on the real subject. Raises Mistake with the reason where it can't be used."""
 
     @abstractmethod
-    def sketched(self, one: Candidate[T, C]) -> P:
-        """The candidate as a plan by arithmetic alone."""
+    def sketch(self, one: Candidate[T, C]) -> P:
+        """The candidate as a plan, by arithmetic alone."""
 
     def clash(self, one: T, other: T) -> str:
         """Why two techniques can't be combined; empty if they can."""
@@ -108,7 +94,7 @@ class Room(ABC, Generic[T, C, P]):
         """Arithmetic that is wrong for one candidate is taken to be as wrong for others with the same answer here."""
         return families(one.techniques)
 
-    def confirmed_again(self, one: Candidate[T, C], plan: P, budget: Budget) -> P:
+    def confirm_again(self, one: Candidate[T, C], plan: P, budget: Budget) -> P:
         """A plan that keeps the budget, looked at once more if it is close to it."""
         return plan
 
@@ -116,7 +102,7 @@ class Room(ABC, Generic[T, C, P]):
         """Why a plan that keeps the budget is not chosen all the same; empty if nothing speaks against it."""
         return ""
 
-    def completed(self, plan: P) -> P:
+    def complete_figures(self, plan: P) -> P:
         """A plan that breaks the budget and is told of: with all its figures, if some were left out because of that."""
         return plan
 
@@ -143,7 +129,3 @@ class Room(ABC, Generic[T, C, P]):
 
 def families(techniques: Iterable[Technique[Any, Any]]) -> frozenset[str]:
     return frozenset(one.family for one in techniques)
-
-
-def named(techniques: Iterable[Technique[Any, Any]]) -> str:
-    return " + ".join(map(text, techniques)) or "plain"

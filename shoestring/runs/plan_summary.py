@@ -1,4 +1,4 @@
-"""What is told of a run's plan: read once, by the codec, from plan.json and from the report of a run that is finished."""
+"""What a run's report has of its plan: read once, by the codec, from plan.json and from the report of a run that is finished."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shoestring.core.codec import Unreadable, finite_json, from_json
+from shoestring.core.codec import Unreadable, finite_json, from_json, to_json
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.figures import Quantity
-from shoestring.core.staging import Timeline
-from shoestring.planning.quantities import MEASURABLE, plan_summary
+from shoestring.core.staging import RankFigures, Staging
+from shoestring.planning.quantities import MEASURABLE
 from shoestring.planning.spelling import technique_text
 
 PlanFigures = Mapping[str, float | None]  # by name; None: not known
@@ -38,25 +38,11 @@ class LostPlan:
 
 
 @dataclass(frozen=True)
-class RankFigures:
-    """What some of the workers were predicted to need, who all do the same."""
-
-    ranks: tuple[int, ...]
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
 class CutPlan:
     """Where a model is cut across workers, and who does what when."""
 
     mesh: Mapping[str, int]  # how many workers stand along each axis
-    cut: tuple[int, ...]  # blocks of every chunk, in order: as many chunks as stages, or a multiple of that
-    schedule: str
-    pieces: int  # of a batch
-    cut_blocks: tuple[tuple[str, ...], ...] = ()  # their names
-    cut_why: str = ""
-    bubble: float | None = None  # share of a step in which workers wait
-    timeline: Timeline = ()
+    staging: Staging
     ranks: tuple[RankFigures, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,32 +58,55 @@ class PlanSummary:
     runners_up: tuple[LostPlan, ...] = ()
     blocks: tuple[tuple[str, float], ...] = ()  # the highest bytes while each runs, in order
     exactness: Exactness | None = None
-    sure: str = ""  # how the predictions are known
+    basis: str = ""  # how the predictions are known
     mesh: Mapping[str, int] = field(default_factory=dict)  # of a group
     cut: CutPlan | None = None  # of a model that is cut
 
+    def as_json(self) -> dict[str, Any]:
+        """As a report has it; the cut beside it (report_json.py)."""
+        if self.techniques is None:
+            return {}
+        return {
+            "predicted": dict(self.predicted),
+            "techniques": to_json(self.techniques),
+            "exactness": self.exactness.word if self.exactness is not None else None,
+            "basis": self.basis,
+            "blocks": to_json(self.blocks),
+            "plain": dict(self.plain),
+            "runners_up": to_json(self.runners_up),
+        }
 
-def read_plan(
+
+def read_summary(
     file: Mapping[str, Any], ended: Mapping[str, Any] | None = None, quantities: tuple[Quantity, ...] = MEASURABLE
 ) -> PlanSummary:
-    """The plan that a run's plan.json tells of; what the report of a finished run says of it counts before that.
+    """The plan that a run's plan.json has; the report of a finished run takes precedence.
 
     Raises Unreadable where something is not what it must be."""
-    chosen = file.get("chosen")
-    whole = {**plan_summary(file, quantities), **(ended or {})}
-    told: dict[str, Any] = {name: whole[name] for name in ("techniques", "blocks", "sure", "mesh") if name in whole}
-    told |= {name: figures_in(whole[name], quantities) for name in ("predicted", "plain") if name in whole}
-    told["runners_up"] = lost_plans(whole.get("runners_up", ()), quantities)
-    if isinstance(chosen, Mapping) and chosen.get("mesh") and "cut" in chosen:
-        told["cut"] = chosen
-    return replace(from_json(PlanSummary, finite_json(told), unknown="ignored"), exactness=stated_in(whole))
+    chosen, found = file.get("chosen"), dict[str, Any]()
+    if isinstance(chosen, Mapping):
+        details = chosen["details"] if isinstance(chosen.get("details"), Mapping) else {}
+        found = {name: chosen[name] for name in ("techniques", "basis", "exactness") if name in chosen}
+        found |= {name: details[name] for name in ("blocks", "mesh") if name in details}
+        found |= {"predicted": chosen, "plain": file.get("plain", {}), "runners_up": file.get("runners_up", ())}
+        if details.get("mesh") and details.get("staging"):
+            found["cut"] = {name: details[name] for name in ("mesh", "staging", "ranks") if name in details}
+    known = ("techniques", "basis", "exactness", "blocks", "predicted", "plain", "runners_up")
+    found |= {name: ended[name] for name in known if ended and name in ended}
+    found |= {name: figures_in(found[name], quantities) for name in ("predicted", "plain") if name in found}
+    found["runners_up"] = lost_plans(found.get("runners_up", ()), quantities)
+    level = stated_in({"exactness": found.pop("exactness", None)})
+    return replace(from_json(PlanSummary, finite_json(found), unknown="ignored"), exactness=level)
 
 
 def lost_plans(found: Any, quantities: tuple[Quantity, ...]) -> Any:
     """The plans of an outcome, which have their figures beside all else, as `LostPlan` has them."""
     if not isinstance(found, list):
         return found
-    return [{**one, "predicted": figures_in(one, quantities)} if isinstance(one, Mapping) else one for one in found]
+    return [
+        {**one, "predicted": figures_in(one.get("predicted", one), quantities)} if isinstance(one, Mapping) else one
+        for one in found
+    ]
 
 
 def figures_in(found: Any, quantities: tuple[Quantity, ...]) -> Any:

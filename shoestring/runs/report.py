@@ -40,7 +40,7 @@ from shoestring.runs.event import (
 from shoestring.runs.events import NAME
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of, largest_life, measured
-from shoestring.runs.plan_summary import PlanSummary, read_plan
+from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.runs.request import Request
 
 E = TypeVar("E", bound=RoomEvent)
@@ -139,7 +139,7 @@ class Report:
     @property
     def figures(self) -> Figures:
         """Predicted beside measured."""
-        return compared(self.plan.predicted, self.measured, self.plan.sure, self.quantities)
+        return compared(self.plan.predicted, self.measured, self.plan.basis, self.quantities)
 
     @property
     def exactness(self) -> Exactness | None:
@@ -220,14 +220,14 @@ def usable_files(
     file, ended = (usable(partial(folder.read, name), damage) or {} for name in ("plan.json", "report.json"))
     plan, result = NO_PLAN, None
     try:
-        plan = read_plan(file, {}, quantities)
+        plan = read_summary(file, {}, quantities)
     except Unreadable as error:
         damage.append(str(folder.unusable("plan.json", error)))
         file = {}
     try:
         if ended and finished:
             result = from_json(RunResult, ended, unknown="ignored")
-            plan = read_plan(file, ended, quantities)
+            plan = read_summary(file, ended, quantities)
     except Unreadable as error:
         damage.append(str(folder.unusable("report.json", error)))
     return plan, result

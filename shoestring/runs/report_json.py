@@ -14,7 +14,7 @@
     borders               [step, rounds of the data that are over after it], of every step that ended a round
     samples_process       [seconds since it was begun, bytes of the process]
     measured              figures by name, with the moment and the parts of the peak
-    predicted, plain, techniques, blocks, runners_up, exactness, sure    of the plan (missing while it plans)
+    predicted, plain, techniques, blocks, runners_up, exactness, basis    of the plan (missing while it plans)
     mesh                  of a group: {"data": 2, "stage": 2, "tensor": 1}, how many workers stand along each axis
     cut, cut_blocks, schedule, pieces, cut_why     of a model that is cut: blocks of every chunk, in order (as many chunks as stages, or a
                           multiple of that), their names, by which schedule, in how many pieces of a batch, and why
@@ -41,7 +41,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoestring.core.codec import finite_json, to_json
-from shoestring.planning.quantities import plan_summary
 from shoestring.runs.event import StageTimes
 from shoestring.runs.events import record_of
 from shoestring.runs.folder import Folder, Unusable
@@ -82,15 +81,14 @@ def report_json(report: Report) -> dict[str, Any]:
         told[report.room] = finite_json(to_json(report.of_room))
     if report.measured:
         told["measured"] = measured_json(report)
-    plan, ended = (kept(Folder(report.path), name) for name in ("plan.json", "report.json"))
-    told |= plan_summary(plan, report.quantities) | cut_json(report.plan.mesh, report.plan.cut, report.timed)
-    return told | (ended if report.result else {}) | {"job": report.job}
+    told |= report.plan.as_json() | cut_json(report.plan.mesh, report.plan.cut, report.timed)
+    return told | (final_report(Folder(report.path)) if report.result else {}) | {"job": report.job}
 
 
-def kept(folder: Folder, name: str) -> dict[str, Any]:
-    """A file as it stands; nothing of one that can't be used, which the report tells of."""
+def final_report(folder: Folder) -> dict[str, Any]:
+    """The report.json of a finished run; empty if it can't be used, which is among the report's damage."""
     try:
-        return folder.read(name)
+        return folder.read("report.json")
     except Unusable:
         return {}
 
@@ -123,9 +121,17 @@ def cut_json(mesh: Mapping[str, int], cut: CutPlan | None, timed: StageTimes | N
     is cut."""
     if cut is None:
         return {"mesh": dict(mesh)} if mesh else {}
-    found = {name: value for name, value in to_json(cut).items() if name != "ranks"}
-    for name, now in (("bubble", timed and timed.idle), ("timeline", timed and to_json(timed.timeline))):
-        found[name] = {"predicted": found[name], "measured": now}
+    one = cut.staging
+    found: dict[str, Any] = {
+        "mesh": dict(mesh),
+        "cut": list(one.cut),
+        "cut_blocks": [list(names) for names in one.blocks],
+        "cut_why": one.why,
+        "schedule": one.schedule,
+        "pieces": one.pieces,
+        "bubble": {"predicted": one.bubble, "measured": timed and timed.idle},
+        "timeline": {"predicted": to_json(one.timeline), "measured": timed and to_json(timed.timeline)},
+    }
     if timed is not None:
         found["timeline"] |= {"step": timed.step, "steps": timed.steps, "one_clock": not timed.machines}
         found["peaks"] = list(timed.peaks)

@@ -131,10 +131,12 @@ def kept_report(folder: Folder, warn: Callable[[str], None]) -> dict[str, Any] |
         return None
 
 
-def kept_plan(folder: Folder, read: Callable[[Mapping[str, Any]], T], adopt: bool = False) -> T | None:
-    """The plan of a run, if it has one. A damaged one is never run: with `adopt` another is made."""
+def kept_plan(
+    folder: Folder, read: Callable[[Mapping[str, Any]], T], adopt: bool = False, name: str = PLAN
+) -> T | None:
+    """The plan that a run keeps; None if it has none. A damaged one is never run: with `adopt`, another is made."""
     try:
-        found = folder.read(PLAN)
+        found = folder.read(name)
         return read(found) if found else None
     except (Mistake, Unreadable, KeyError, TypeError, AttributeError) as error:
         if adopt:
@@ -143,5 +145,5 @@ def kept_plan(folder: Folder, read: Callable[[Mapping[str, Any]], T], adopt: boo
         if isinstance(error, Unusable):
             raise
         if isinstance(error, Mistake):
-            raise Unusable(f"{error}; {CURES[PLAN]}") from error
-        raise folder.unusable(PLAN, error) from error
+            raise Unusable(f"{folder.path / name}: {error}; {CURES[name]}") from error
+        raise folder.unusable(name, error) from error

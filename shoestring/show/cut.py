@@ -1,16 +1,11 @@
-"""Where a model is cut and how its workers stand, as a terminal and a page tell it: what is predicted, beside what was measured.
-
-A plan's JSON is read by the codec, into `runs/plan_summary.CutPlan`.
-"""
+"""Where a model is cut and how its workers stand, as a terminal and a page tell it: what is predicted, beside what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from shoestring.core.actions import Action, ActionSpan, Kind, Timeline
-from shoestring.core.codec import from_json
 from shoestring.core.coordinates import coordinates
 from shoestring.core.staging import Work
 from shoestring.core.units import bytes_text
@@ -93,22 +88,17 @@ class ModelCut:
         return f"the measured picture is of step {self.step}; workers waited for {share} of a step, the median {count}{clocks}"
 
 
-def cut_in(plan: Mapping[str, Any]) -> ModelCut | None:
-    """The cut that the JSON of a plan tells of; None where there is none."""
-    return model_cut(from_json(CutPlan, plan, unknown="ignored")) if "cut" in plan else None
-
-
 def model_cut(plan: CutPlan, timed: StageTimes | None = None) -> ModelCut:
     """The cut of a plan, with what was measured of it."""
     return ModelCut(
         plan.mesh,
-        plan.schedule,
-        plan.pieces,
-        plan.cut_why,
+        plan.staging.schedule,
+        plan.staging.pieces,
+        plan.staging.why,
         tuple(stage_rows(plan, timed.peaks if timed is not None else ())),
-        action_timeline(plan.timeline),
+        action_timeline(plan.staging.timeline),
         action_timeline(timed.timeline) if timed is not None and timed.timeline else None,
-        (plan.bubble, timed.idle if timed is not None else None),
+        (plan.staging.bubble, timed.idle if timed is not None else None),
         timed.step if timed is not None else 0,
         timed.steps if timed is not None else 0,
         timed is None or not timed.machines,
@@ -128,7 +118,7 @@ def action_timeline(works: Sequence[Sequence[Work]]) -> Timeline:
 
 def stage_rows(plan: CutPlan, peaks: Sequence[int]) -> list[StageRow]:
     """What every stage holds. Chunks go round: with two of them each, the first of two stages holds the chunks 0 and 2."""
-    stages, cut, names = plan.mesh["stage"], plan.cut, plan.cut_blocks
+    stages, cut, names = plan.mesh["stage"], plan.staging.cut, plan.staging.blocks
     predicted = {rank: kind.peak_bytes for kind in plan.ranks for rank in kind.ranks}
     measured = dict(enumerate(peaks))
 

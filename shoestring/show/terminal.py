@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from time import localtime, strftime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from shoestring.core.exactness import stated_in
 from shoestring.core.figures import Figures
-from shoestring.core.units import about, bytes_text, seconds_text
-from shoestring.planning.quantities import MEASURABLE
-from shoestring.planning.spelling import plan_text as techniques_text
-from shoestring.planning.spelling import technique_text
+from shoestring.core.units import about, bytes_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,7 +26,6 @@ class Screen:
 
 
 PIPE = Screen()
-NARROW = 100  # columns below which a table of plans has no room for their names
 WIDE = 100_000  # columns that no line reaches
 DASHES = "    \n    \n -  \n    \n    \n    \n    \n    \n"  # rich's way of saying: a line of dashes below each column's heading
 
@@ -125,155 +119,10 @@ def bar(share: float, width: int = 24) -> str:
     return "█" * full + "░" * (width - full)
 
 
-def plan_text(outcome: Mapping[str, Any], whys: Mapping[str, str], screen: Screen = PIPE) -> str:
-    """The planner's outcome for a person."""
-    chosen = outcome["chosen"]
-    level = stated_in(chosen)
-    stated = f", {level.word}" if level is not None else ""
-    parts: list[RenderableType] = [
-        plain(f"plan for {bytes_text(outcome['memory'])}{stated}: {techniques_text(chosen['techniques'])}")
-    ]
-    parts += [indented(f"{level.word}: {level.meaning}")] if level is not None else []
-    parts += [""]
-    parts += [indented(f"{technique_text(one)}: {whys.get(one['name'], '')}") for one in chosen["techniques"]]
-    parts += [""] if chosen["techniques"] else []
-    parts += [line for text in chosen.get("warnings", ()) for line in (plain(f"warning: {text}"), "")]
-    parts += [*plans_part(plan_rows(outcome, stated), screen), "", *moved(chosen), *standing(chosen, screen)]
-    parts += peak_part(chosen)
-    if outcome["more_memory"]:
-        parts += [
-            "",
-            plain("what more memory would buy, by the ledger:"),
-            aligned(map(bought, outcome["more_memory"]), right=0),
-        ]
-    if outcome["refused"]:
-        parts += [
-            "",
-            plain("not used:"),
-            *(indented(f"{one['technique']}: {one['reason']}") for one in outcome["refused"]),
-        ]
-    tried = f"{outcome['tried']:,} combination{'s' * (outcome['tried'] != 1)} tried"
-    parts += [
-        "",
-        plain(f"{tried}, {outcome['fitting']:,} fit by the ledger; planned in {seconds_text(outcome['seconds'])}"),
-        plain(f"how sure: {chosen['sure']}"),
-    ]
-    parts += [plain(measured_earlier(outcome["measured_at"]))] if outcome.get("measured_at") else []
-    return rendered(parts, screen)
-
-
-def peak_part(chosen: Mapping[str, Any]) -> list[RenderableType]:
-    """When the peak is and what it is made of; nothing where that is not known."""
-    if not chosen["parts"]:
-        return []
-    whole = sum(chosen["parts"].values()) or 1
-    rows = ((name, bytes_text(size), bar(size / whole)) for name, size in chosen["parts"].items() if size * 200 > whole)
-    return [plain(f"the peak is in the {chosen['where']}:"), aligned(rows, right=1)]
-
-
-def measured_earlier(when: float) -> str:
-    """When the figures of a plan were measured, and what to do if that is too long ago."""
-    return (
-        f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "
-        f"changed since, which nobody can know: --fresh-plan measures again"
-    )
-
-
-def bought(plan: Mapping[str, Any]) -> tuple[str, str]:
-    """What the memory of a plan would buy."""
-    return bytes_text(
-        plan["process_bytes"]
-    ), f"{seconds_text(plan['step_seconds'])} a step with {techniques_text(plan['techniques'])}"
-
-
 def plain(text: str) -> RenderableType:
     from rich.text import Text
 
     return Text(text, overflow="fold")
-
-
-def plan_rows(outcome: Mapping[str, Any], stated: str) -> list[list[str]]:
-    """The chosen plan, plain training and the runners-up, by those figures that every plan has."""
-    chosen, simplest = outcome["chosen"], outcome["plain"]
-    always = [one for one in MEASURABLE if not one.optional]
-    plans = [(chosen, f"chosen{stated}")]
-    if chosen["techniques"] != simplest["techniques"]:
-        plans += [(simplest, "the simplest plan" if simplest["techniques"] else "no technique")]
-    plans += [(plan, plan["lost"]) for plan in outcome["runners_up"]]
-    return [
-        ["", *(one.label for one in always), ""],
-        *(
-            [techniques_text(plan["techniques"]), *(one.text(plan[one.name] or None) for one in always), why]
-            for plan, why in plans
-        ),
-    ]
-
-
-def plans_part(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
-    """Plans as a table; where that would cut names to pieces, as a name and a line of figures each."""
-    figures_at = range(1, len(rows[0]) - 1)
-    if screen.width is None or screen.width >= NARROW:
-        return [table_part(rows, right=figures_at, bold=1)]
-    return [
-        part
-        for name, *cells, why in rows[1:]
-        for part in (
-            plain(name),
-            indented(
-                ", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"
-            ),
-        )
-    ]
-
-
-def moved(chosen: Mapping[str, Any]) -> list[RenderableType]:
-    """What passes to and from the disk and between workers, if anything does."""
-    disk = []
-    if chosen["traffic_bytes"]:
-        disk += [
-            f"to and from the disk: {bytes_text(chosen['traffic_bytes'])} a step, at {bytes_text(chosen['disk_bytes_per_second'])}/s "
-            f"as measured on this machine"
-        ]
-    if chosen["stored_bytes"]:
-        disk += [f"on the disk of the run: {bytes_text(chosen['stored_bytes'])} of state"]
-    sent = [f"{chosen['world']} workers train together; these are the figures of the largest. {sending(chosen)}"] * (
-        chosen["world"] > 1
-    )
-    return [*map(plain, disk), *([""] if disk else []), *map(plain, sent), *([""] if sent else [])]
-
-
-def standing(chosen: Mapping[str, Any], screen: Screen) -> list[RenderableType]:
-    """How workers stand, and of a model that is cut where, and who does what when; nothing of one worker."""
-    from shoestring.show.cut import cut_in, mesh_text
-    from shoestring.show.timeline import cut_parts
-
-    if not chosen.get("mesh"):
-        return []
-    mesh = plain(
-        f"mesh: {mesh_text(chosen['mesh'])} ({', '.join(f'{axis} {size}' for axis, size in chosen['mesh'].items())})"
-    )
-    cut = cut_in(chosen)
-    if cut is None:
-        return [mesh, ""]
-    return [mesh, *([indented(cut.why)] if cut.why else []), "", *cut_parts(cut, screen), ""]
-
-
-def sending(plan: Mapping[str, Any]) -> str:
-    """What workers send to each other.
-
-    >>> sending({"sent_bytes": 2048.0, "sent_by_others_bytes": 0.0}), sending({"sent_bytes": 0.0})
-    ('Each sends 2.00 KiB a step to the others', 'They send nothing: they share memory')
-    """
-    if plan.get("sent_by_others_bytes"):
-        return (
-            f"The first keeps the weights and sends {bytes_text(plan['sent_bytes'])} a step if all are as fast, less if some are late; "
-            f"each of the others sends it {bytes_text(plan['sent_by_others_bytes'])} in each of its own steps"
-        )
-    return (
-        f"Each sends {bytes_text(plan['sent_bytes'])} a step to the others"
-        if plan["sent_bytes"]
-        else ("They send nothing: they share memory")
-    )
 
 
 def beside(found: Figures, screen: Screen = PIPE) -> str:

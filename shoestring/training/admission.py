@@ -16,7 +16,7 @@ from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.technique import in_order
 from shoestring.planning.choose import asked_for
-from shoestring.planning.room import named
+from shoestring.planning.plan import named
 from shoestring.training.conflicts import conflict
 from shoestring.training.predict import Combination
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -37,6 +37,6 @@ def admit(techniques: Iterable[Technique], ledger: Ledger, exact: str | None = N
     return one
 
 
-def is_same_job(one: Job | None, other: Job) -> bool:
+def is_same_job(one: object, other: Job) -> bool:
     """Whether two jobs are made of the very same objects. The user's objects are compared by identity only."""
-    return one is not None and all(vars(one)[field.name] is vars(other)[field.name] for field in fields(other))
+    return isinstance(one, Job) and all(vars(one)[field.name] is vars(other)[field.name] for field in fields(other))

@@ -15,16 +15,16 @@ from shoestring.core.staging import Staging
 from shoestring.core.units import bytes_text, seconds_text
 from shoestring.training.evidence.step import first_batch
 from shoestring.training.group_technique import StagedTechnique
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique
 
 
-def explain_cut(plan: Plan, plain: Plan, memory: int) -> Plan:
+def explain_cut(plan: TrainingPlan, plain: TrainingPlan, memory: int) -> TrainingPlan:
     """The plan with the reason for its cut; `plain` has a whole replica on every worker, `memory` is a device's
     budget."""
-    if plan.staging is None:
+    if plan.details.staging is None:
         return plan
-    cut, sizes = plan.staging, dict(plan.mesh)
+    cut, sizes, simplest = plan.details.staging, plan.details.mesh, plain.predicted
     parts = "+".join(map(str, cut.cut))
     busy = [sum(work.end - work.begin for work in own) for own in cut.timeline]
     copies = f", in {sizes['data']} copies," if sizes["data"] > 1 else ""
@@ -35,11 +35,11 @@ def explain_cut(plan: Plan, plain: Plan, memory: int) -> Plan:
     waits = f"{cut.pieces} pieces of a batch by {cut.schedule} leave workers idle for {cut.bubble:.0%} of a step"
     if not plain.techniques:
         instead = "batches have too few samples for every worker to train a copy of its own"
-    elif plain.process_bytes > memory:
-        instead = f"with a whole copy on every worker, {plain} needs {bytes_text(plain.process_bytes)} of {bytes_text(memory)}"
+    elif simplest["process_bytes"] > memory:
+        instead = f"with a whole copy on every worker, {plain} needs {bytes_text(simplest['process_bytes'])} of {bytes_text(memory)}"
     else:
-        instead = f"with a whole copy on every worker, {plain} takes {seconds_text(plain.step_seconds)} a step"
-    return replace(plan, staging=replace(cut, why=f"{where}; {waits}; {instead}"))
+        instead = f"with a whole copy on every worker, {plain} takes {seconds_text(simplest['step_seconds'])} a step"
+    return plan.detailed(staging=replace(cut, why=f"{where}; {waits}; {instead}"))
 
 
 def kinds_of_workers(job: Job, sizes: Mapping[str, int], serves: bool) -> list[tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 `plan`, `train` and `verify` take the same kinds of job: a Job, the path of a job file, or the name of a built-in job
 with its flags; and `steps`, `epochs` and `seed` to replace the job's. Their errors speak of arguments; the commands,
-whose errors speak of flags, call `planned`.
+whose errors speak of flags, call `plan_job`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from shoestring.core.options import as_arguments, speaking_of_arguments
 from shoestring.data.elements import check_held_out
 from shoestring.data.feed import first_steps
 from shoestring.jobfile import Course, job_path, loaded_job, with_course
+from shoestring.planning.plan import Outcome, Plan
 from shoestring.runs.initial_weights import valued
 from shoestring.runs.options import RunOptions
 from shoestring.runs.report import Report
-from shoestring.training.catalogue import CATALOGUE
+from shoestring.show.terminal import PIPE, Screen
 from shoestring.training.evidence.rehearsals import Tell, silent
-from shoestring.training.execution.job_planning import planned, workers
+from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_steps import ScriptStep, kept_steps, steps_here, worker_of
 from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
 from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
 from shoestring.training.options import PlanOptions, VerifyCommand
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan
+from shoestring.training.outcome_text import training_outcome_text
+from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.technique import TrainingTechnique as Technique
 
 
@@ -73,7 +74,7 @@ def plan(
     epochs: int | None = None,
     seed: int | None = None,
     **flags: Any,
-) -> Outcome:
+) -> TrainingOutcome:
     """The best plan for a job and a memory budget; `print` it to see it as a table.
 
         outcome = shoestring.plan("my.py", memory="600MiB", width=512)
@@ -96,7 +97,7 @@ def plan(
     """
     with speaking_of_arguments(), random_state.kept():
         refuse_while_imported("plan")
-        outcome = planned(
+        outcome = plan_job(
             made_job(job, Course(steps, epochs, seed), flags),
             PlanOptions(memory, given(use), None, fresh_plan, exact, inexact),
             devices,
@@ -108,9 +109,15 @@ def plan(
     return for_script(outcome)
 
 
-def for_script(outcome: Outcome) -> Outcome:
-    """An outcome that prints as a table, with arguments in place of flags."""
-    return Shown(**vars(replace(outcome, refused=tuple((name, as_arguments(why)) for name, why in outcome.refused))))
+def for_script(outcome: TrainingOutcome) -> TrainingOutcome:
+    """An outcome that prints as the command's table, with arguments in place of flags."""
+    refused = tuple((name, as_arguments(why)) for name, why in outcome.refused)
+    return replace(outcome, refused=refused, draw=text_for_script)
+
+
+def text_for_script(outcome: TrainingOutcome) -> str:
+    width = get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
+    return training_outcome_text(outcome, Screen(width) if width else PIPE)
 
 
 def given(use: Iterable[Technique | str] | None) -> tuple[Technique | str, ...] | None:
@@ -128,25 +135,9 @@ def made_job(job: Jobs, course: Course, flags: Mapping[str, Any]) -> Job:
     return with_course(job, course.given)
 
 
-@dataclass(frozen=True)
-class Shown(Outcome):
-    """An outcome that prints as the same table that the command shows."""
-
-    def __str__(self) -> str:
-        from shoestring.show.terminal import PIPE, Screen, plan_text
-
-        width = get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else 0
-        whys = {kind.__name__: str(kind.why) for kind in CATALOGUE}
-        return plan_text(self.as_json(), whys, Screen(width) if width else PIPE)
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """How a notebook displays it."""
-        printer.text(str(self))
-
-
 def train(
     job: Jobs,
-    plan: Plan | Outcome | Iterable[Technique] = (),
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique] = (),
     model: nn.Module | None = None,
     *,
     run: str | Path | None = None,
@@ -189,16 +180,20 @@ def train(
 
 
 def steps_of_group(
-    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, asked: RunOptions, devices: int
+    job: Job,
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
+    model: nn.Module | None,
+    asked: RunOptions,
+    devices: int,
 ) -> Generator[Step, None, None]:
     """Train with separate processes."""
     with temporary_folder() as folder:
         sent_job = send_job(job, model, folder, devices)
         if isinstance(plan, (Plan, Outcome)):
             check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
-            outcome: Plan | Outcome = plan
+            outcome = Outcome(plan) if isinstance(plan, Plan) else plan
         else:
-            outcome = planned(sent_job, PlanOptions(use=tuple(plan)), devices, model=model)
+            outcome = plan_job(sent_job, PlanOptions(use=tuple(plan)), devices, model=model)
         kept = replace(asked, run=asked.run or folder / "run")
         yield from as_steps(group_of(job, sent_job, outcome, model, kept, devices).steps())
 
@@ -215,7 +210,7 @@ def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
 
 
 def trained_here(
-    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None
+    job: Job, plan: TrainingPlan | TrainingOutcome | Iterable[Technique], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
     yield from as_steps(steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model))
@@ -225,7 +220,7 @@ def trained_here(
 class FitResult:
     """The result of `fit`; `print` it to see the plan as a table, and the loss."""
 
-    outcome: Outcome  # of planning: the chosen plan, plain training, runners-up
+    outcome: TrainingOutcome  # of planning: the chosen plan, plain training, runners-up
     losses: tuple[float, ...]  # of every step
     report: Report | None = None  # with several devices: measurements and the timeline
 
@@ -301,7 +296,7 @@ def fit(
         with speaking_of_arguments(), random_state.kept(), temporary_folder() as folder:
             return fitted_by_group(job, model, asked, replace(kept, run=run or folder / "run"), devices, folder)
     with speaking_of_arguments(), random_state.kept():
-        outcome = for_script(planned(job, asked, model=model))
+        outcome = for_script(plan_job(job, asked, model=model))
     steps_done = train(job, outcome, model, run=run, fresh=fresh, adopt=adopt, save_every=save_every, keep=keep)
     return FitResult(outcome, tuple(step.loss for step in steps_done))
 
@@ -310,14 +305,14 @@ def fitted_by_group(
     job: Job, model: nn.Module, asked: PlanOptions, kept: RunOptions, devices: int, folder: Path
 ) -> FitResult:
     sent_job = send_job(job, model, folder, devices)
-    found = planned(sent_job, asked, devices, model=model)
+    found = plan_job(sent_job, asked, devices, model=model)
     report = group_of(job, sent_job, found, model, kept, devices).done()
     return FitResult(for_script(found), tuple(report.curves.losses), report)
 
 
 def verify(
     job: Jobs,
-    plan: Plan | Outcome | Iterable[Technique],
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
     check_steps: int = 5,
     *,
     steps: int | None = None,

@@ -14,11 +14,10 @@ from shoestring.core.job import Job
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.room import named
+from shoestring.planning.plan import Outcome, Plan, named
 from shoestring.processes.task import Worker
 from shoestring.training.admission import check_together, is_same_job
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
@@ -53,15 +52,18 @@ def check_named(
     return planner.admitted(techniques).exactness
 
 
-def unchecked_techniques(plan: Plan | Outcome, job: Job) -> tuple[Technique, ...]:
+def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tuple[Technique, ...]:
     """The techniques of a plan, unless it was made for this very job in this process: they have not been checked for it
     yet."""
     chosen = plan.chosen if isinstance(plan, Outcome) else plan
-    return () if is_same_job(chosen.job, job) else chosen.techniques
+    return () if is_same_job(chosen.made_for, job) else chosen.techniques
 
 
 def techniques_for(
-    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, worker: Worker | None = None
+    job: Job,
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
+    model: nn.Module | None,
+    worker: Worker | None = None,
 ) -> tuple[Technique, ...]:
     """The techniques of a plan, checked for the job unless the plan was made for it. Warns about inexact techniques,
     and about settings that have no effect in a process that runs already."""

@@ -22,7 +22,7 @@ from shoestring.data.lengths import Lengths, Look, batches_at, look, planned_for
 from shoestring.measure.process import address_limit, memory_free
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.choose import Chooser, asked_for
-from shoestring.planning.room import named
+from shoestring.planning.plan import Outcome, named
 from shoestring.processes.task import Worker
 from shoestring.training.admission import admit, check_together
 from shoestring.training.axes import explain_cut
@@ -31,8 +31,7 @@ from shoestring.training.evidence.gather import Evidence, gather_evidence, ledge
 from shoestring.training.evidence.plain_only import PlainOnly, is_an_answer
 from shoestring.training.evidence.rehearsals import Rehearsals, Tell, silent
 from shoestring.training.evidence.step import mesh_of_largest
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.predict import Combination, Predictor
 from shoestring.training.process_figure import expected_process
 from shoestring.training.room import ROOM, TrainingRoom
@@ -125,7 +124,7 @@ class Planner:
     def ledger(self) -> Ledger:
         return self.evidence.ledger
 
-    def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+    def outcome(self, memory: int | None, forced: tuple[Technique, ...] | None = None) -> TrainingOutcome:
         """The plan for a memory budget in bytes (None: what is free), or the figures of the techniques that were asked
         for."""
         if forced is not None:
@@ -151,7 +150,9 @@ class Planner:
         largest, numbers = (known.job, known.numbers) if isinstance(known, Rehearsals) else (None, ())
         return PlainOnly(self.job, error, self.worker, self.model, self.hardware.environment, largest, numbers)
 
-    def plain_outcome(self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()) -> Outcome:
+    def plain_outcome(
+        self, found: PlainOnly, memory: int | None, forced: tuple[Technique, ...] = ()
+    ) -> TrainingOutcome:
         """Plain training, without inspecting the model; requests that need inspection are refused."""
         if self.devices > 1 or self.hardware.described:
             raise found.refusal("this job can't be planned for a group of workers or another machine") from found.error
@@ -159,9 +160,9 @@ class Planner:
             raise found.refusal(f"{named(forced)} can't be used for this job") from found.error
         self.tell("trying plain training, because shoestring could not look at the model")
         plain = found.plan(memory)
-        return Outcome(plain, plain, (), 1, 1, self.elapsed(), self.free(memory), (), ())
+        return Outcome(plain, plain, budget=Budget(memory=self.free(memory)), seconds=self.elapsed())
 
-    def at_once(self, memory: int | None) -> Outcome | None:
+    def at_once(self, memory: int | None) -> TrainingOutcome | None:
         """The outcome if plain training leaves much of the budget idle: plain training, or a plan that is only faster;
         else None.
 
@@ -184,65 +185,45 @@ class Planner:
         evidence = gather_evidence(self.rehearsals, (), only=())
         predictor = Predictor(self.rehearsals, evidence, roomy=True)
         plain = predictor.plan(asked_for((), evidence.ledger))
-        if plain.process_bytes > ROOM * budget or evidence.anchor is None:
+        if plain.predicted["process_bytes"] > ROOM * budget or evidence.anchor is None:
             return None
         room = TrainingRoom(predictor, faster, plain)
-        found = Chooser(room, evidence.ledger).choice(Budget(memory=budget), self.levels, (plain,), self.earlier)
+        found = Chooser(room, evidence.ledger).best(Budget(memory=budget), self.levels, plain, (plain,), self.earlier)
         idle = (
-            f"plain training leaves {1 - plain.process_bytes / budget:.0%} of the budget idle, so what only saves memory was not "
+            f"plain training leaves {1 - plain.predicted['process_bytes'] / budget:.0%} of the budget idle, so what only saves memory was not "
             "looked at"
         )
-        chosen = replace(explain_cut(found.chosen, plain, budget), sure=f"{found.chosen.sure}; {idle}")
-        return Outcome(
-            chosen,
-            plain,
-            found.runners_up,
-            found.tried,
-            found.fitting,
-            self.elapsed(),
-            budget,
-            found.more,
-            found.refused,
-        )
+        chosen = replace(explain_cut(found.chosen, plain, budget), basis=f"{found.chosen.basis}; {idle}")
+        return replace(found, chosen=chosen, seconds=self.elapsed())
 
-    def decided(self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None) -> Outcome:
+    def decided(
+        self, ledger: Ledger, memory: int | None, forced: tuple[Technique, ...] | None = None
+    ) -> TrainingOutcome:
         """The outcome for a measured ledger; several budgets can be asked for, one after the other."""
         budget = self.budget(memory)
         assert budget.memory is not None, "the budget is at least the free memory"
         simplest: tuple[Technique, ...] = (TOGETHER,) if self.devices > 1 else ()
         apart = TOGETHER.refusal(ledger) if simplest else ""  # why workers can't each train a replica
         plain = (
-            self.predictor.sketched(asked_for((), ledger))
-            if apart
-            else self.predictor.plan(asked_for(simplest, ledger))
+            self.predictor.sketch(asked_for((), ledger)) if apart else self.predictor.plan(asked_for(simplest, ledger))
         )
         if forced is not None:
             chosen = self.forced(ledger, forced) if forced != simplest or apart else plain
             fits = int(not budget.broken(chosen.numbers()))
             chosen = explain_cut(self.predictor.with_ranks(chosen), plain, budget.memory)
             chosen = chosen if apart else with_warning(chosen, plain)
-            return Outcome(chosen, plain, (), 1, fits, self.elapsed(), budget.memory, (), ())
+            return Outcome(chosen, plain, asked=True, fitting=fits, budget=budget, seconds=self.elapsed())
         self.tell("ranking all combinations of techniques")
         room = TrainingRoom(self.predictor, self.catalogue, plain, self.inexact, apart)
         self.predictor.limit = budget.memory
         try:
-            found = Chooser(room, ledger, self.failed).choice(
-                budget, self.levels, () if apart else (plain,), self.earlier
+            found = Chooser(room, ledger, self.failed).best(
+                budget, self.levels, plain, () if apart else (plain,), self.earlier
             )
         finally:
             self.predictor.limit = inf
         chosen = explain_cut(self.predictor.with_ranks(found.chosen), plain, budget.memory)
-        return Outcome(
-            chosen,
-            plain,
-            found.runners_up,
-            found.tried,
-            found.fitting,
-            self.elapsed(),
-            budget.memory,
-            found.more,
-            found.refused,
-        )
+        return replace(found, chosen=chosen, seconds=self.elapsed())
 
     def budget(self, memory: int | None) -> Budget:
         """The memory for a process: what was asked for or is free, up to the limit of its address space."""
@@ -267,14 +248,14 @@ class Planner:
             raise ledger.refusal(f"{named(techniques)} can't be used for this job") from ledger.error
         return admit(techniques, ledger, self.exact)
 
-    def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> Plan:
+    def forced(self, ledger: Ledger, techniques: tuple[Technique, ...]) -> TrainingPlan:
         """The figures of these techniques, with a warning for each that is of no use."""
         one = admit(techniques, ledger, self.exact)
         try:
-            plan = self.predictor.attempted(one)
+            plan = self.predictor.attempt(one)
         except Mistake as error:
             raise Mistake(f"{one} can't be used for this job: {error}") from error
-        return replace(plan, sure="; ".join((plan.sure, *useless_techniques(self.predictor, plan))))
+        return replace(plan, basis="; ".join((plan.basis, *useless_techniques(self.predictor, plan))))
 
     def elapsed(self) -> float:
         return time.perf_counter() - self.begun

@@ -3,7 +3,7 @@ from a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, prod
@@ -15,6 +15,7 @@ from shoestring.core.job import interval
 from shoestring.core.ledger import Ledger
 from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.mesh import imagined_mesh, on_one_axis
+from shoestring.core.staging import RankFigures
 from shoestring.core.technique import drift, in_order, text
 from shoestring.data.feed import Feed
 from shoestring.measure.holdings import Holders
@@ -22,7 +23,8 @@ from shoestring.measure.load import HELD_UP
 from shoestring.measure.process import memory_free, status
 from shoestring.measure.timeline import last_step, peak, stretches, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log, Moment
-from shoestring.planning.room import Candidate, named
+from shoestring.planning.plan import named
+from shoestring.planning.room import Candidate
 from shoestring.training.axes import kinds_of_workers, staging
 from shoestring.training.evidence.anchor import resident_bytes
 from shoestring.training.evidence.gather import Evidence
@@ -31,7 +33,7 @@ from shoestring.training.evidence.rehearsals import Rehearsals, failure
 from shoestring.training.evidence.stage_trials import StagedTrials
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.group_technique import mesh_sizes, uniting
-from shoestring.training.plan import Plan, ProcessBasis, RankFigures
+from shoestring.training.plan import ProcessBasis, TrainingDetails, TrainingPlan, training_plan
 from shoestring.training.process_figure import ProcessFigure, estimated, expected_process, overhead
 from shoestring.training.technique import TrainingTechnique, environment
 
@@ -76,16 +78,16 @@ class Predictor:
     )  # every kind of worker of a plan
     staged: StagedTrials = field(default_factory=StagedTrials)
 
-    def plan(self, one: Combination) -> Plan:
+    def plan(self, one: Combination) -> TrainingPlan:
         """A candidate with its exact figures."""
         if self.too_long(one.techniques):
             cut = staging(one.techniques, self.evidence.ledger)
+            found = self.sketch(one).detailed(
+                mesh=self.mesh(one.techniques), staging=cut, speeds=self.rehearsals.job.link.speeds
+            )
             return replace(
-                self.sketched(one),
-                mesh=self.mesh(one.techniques),
-                staging=cut,
-                speeds=self.rehearsals.job.link.speeds,
-                sure=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}",
+                found,
+                basis=f"by the ledger alone: rehearsing every piece of every kind of worker would take minutes; {NOT_HERE}",
             )
         divided = self.divided(one.techniques)
         ranks, log = self.by_rank(one.techniques) if divided else ((), self.log(one.techniques))
@@ -117,30 +119,32 @@ class Predictor:
         sent, sent_by_others = (ranks[0].sent_bytes, 0.0) if ranks else self.sent(one.techniques, log)
         return self.with_validation(
             one.cost,
-            Plan(
+            training_plan(
                 one.techniques,
-                highest.bytes,
-                int(process.bytes),
-                seconds,
                 one.exactness,
+                TrainingDetails(
+                    world=self.devices,
+                    where=place_of(highest.moment),
+                    parts=dict(highest.parts),
+                    disk_speed=disk_speed(one.cost),
+                    mesh=self.mesh(one.techniques),
+                    process_basis=process.basis,
+                    staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
+                    ranks=ranks,
+                    blocks=by_block(log),
+                    lengths=self.rehearsals.lengths,
+                    speeds=self.rehearsals.job.link.speeds,
+                ),
+                self.basis(one, process.how) + untried + self.unvalidated(log),
+                peak_bytes=highest.bytes,
+                process_bytes=int(process.bytes),
+                step_seconds=seconds,
                 flops=sum(log.flops.values()) / max(steps, 1),
                 traffic_bytes=float(log.moved[-1]) if log.moved else one.cost.traffic.disk,
                 sent_bytes=sent,
-                world=self.devices,
-                where=place_of(highest.moment),
-                parts=highest.parts,
-                sure=self.sure(one, process.how) + untried + self.unvalidated(log),
-                process_basis=process.basis,
                 stored_bytes=log.stored,
-                disk_speed=disk_speed(one.cost),
                 sent_by_others_bytes=sent_by_others,
                 drift=stated_drift(one.techniques, self.evidence.ledger),
-                blocks=by_block(log),
-                lengths=self.rehearsals.lengths,
-                mesh=self.mesh(one.techniques),
-                ranks=ranks,
-                speeds=self.rehearsals.job.link.speeds,
-                staging=cut and cut.slower(seconds / max(one.known["step_seconds"], 1e-12)),
             ),
         )
 
@@ -168,7 +172,7 @@ class Predictor:
         plan over the limit: no figures, and the log of the worker that exceeds it."""
         if techniques in self.rehearsed:
             return self.rehearsed[techniques]
-        sizes, told = dict(self.mesh(techniques)), staging(techniques, self.evidence.ledger)
+        sizes, told = self.mesh(techniques), staging(techniques, self.evidence.ledger)
         kinds = kinds_of_workers(self.rehearsals.job, sizes, serves=False)
         if told is not None:  # try the neediest by arithmetic first
             kinds.sort(key=lambda ranks: -told.memory[coordinates(sizes, ranks[0])["stage"]])
@@ -182,11 +186,11 @@ class Predictor:
         self.rehearsed[techniques] = tuple(sorted(found, key=lambda one: one.ranks)), logs[0]
         return self.rehearsed[techniques]
 
-    def mesh(self, techniques: Techniques) -> tuple[tuple[str, int], ...]:
+    def mesh(self, techniques: Techniques) -> Mapping[str, int]:
         """The sizes of the plan's mesh; empty for one worker."""
-        return tuple(mesh_sizes(techniques, self.devices).items()) if self.devices > 1 else ()
+        return mesh_sizes(techniques, self.devices) if self.devices > 1 else {}
 
-    def with_validation(self, cost: Ledger, plan: Plan) -> Plan:
+    def with_validation(self, cost: Ledger, plan: TrainingPlan) -> TrainingPlan:
         """The plan with the seconds of a validation and, if the number of steps is known, of the whole training with
         all validations."""
         job, each = self.rehearsals.job, cost.validation_seconds
@@ -195,12 +199,11 @@ class Predictor:
         feed = Feed(replace(job, mesh=on_one_axis()))
         total, (number, unit) = feed.steps_in_all, interval(job.every)
         if not total or (unit == "epochs" and not feed.per_epoch):
-            return replace(plan, validation_seconds=each)
-        apart = (
-            number * feed.per_epoch if unit == "epochs" else number / plan.step_seconds if unit == "seconds" else number
-        )
+            return plan.predicting(validation_seconds=each)
+        step_seconds = plan.predicted["step_seconds"]
+        apart = number * feed.per_epoch if unit == "epochs" else number / step_seconds if unit == "seconds" else number
         count = max(-(-total // max(apart, 1.0)), 1.0)  # there is always one at the end
-        return replace(plan, validation_seconds=each, training_seconds=total * plan.step_seconds + count * each)
+        return plan.predicting(validation_seconds=each, training_seconds=total * step_seconds + count * each)
 
     def unvalidated(self, log: Log) -> str:
         """A remark about a validation that was not rehearsed to its end, or for which not all data were seen."""
@@ -216,7 +219,7 @@ class Predictor:
             return ""
         return f"; validation by the largest of the first {found.batches} held-out batches"
 
-    def attempted(self, one: Combination) -> Plan:
+    def attempt(self, one: Combination) -> TrainingPlan:
         """The same as `plan`, with every failure as a Mistake."""
         try:
             return self.plan(one)
@@ -227,26 +230,25 @@ class Predictor:
         except Exception as error:
             raise Mistake(f"it fails when it is rehearsed: {failure(error)}") from error
 
-    def sketched(self, one: Combination) -> Plan:
+    def sketch(self, one: Combination) -> TrainingPlan:
         """A candidate with the ledger's figures only."""
         known, cost = one.known, one.cost
-        plan = Plan(
+        plan = training_plan(
             one.techniques,
-            int(known["peak_bytes"]),
-            int(known["process_bytes"]),
-            known["step_seconds"],
             one.exactness,
+            TrainingDetails(world=self.devices, disk_speed=disk_speed(cost)),
+            "by the ledger alone, not rehearsed",
+            peak_bytes=int(known["peak_bytes"]),
+            process_bytes=int(known["process_bytes"]),
+            step_seconds=known["step_seconds"],
             flops=cost.flops,
             traffic_bytes=cost.traffic.disk,
             sent_bytes=cost.traffic.sent,
-            world=self.devices,
-            sure="by the ledger alone, not rehearsed",
-            disk_speed=disk_speed(cost),
             drift=stated_drift(one.techniques, self.evidence.ledger),
         )
         return self.with_validation(cost, plan)
 
-    def sure(self, one: Combination, how: str) -> str:
+    def basis(self, one: Combination, how: str) -> str:
         """The basis of a plan's figures, and how splitting the batch changes the result; `how`: how its process is
         known."""
         tensors = self.rehearsals.how_real() if one.techniques in self.rehearsals.measured else one.cost.findings.basis
@@ -276,24 +278,24 @@ class Predictor:
         if lengths.beside:
             yield lengths.beside
 
-    def with_ranks(self, plan: Plan) -> Plan:
+    def with_ranks(self, plan: TrainingPlan) -> TrainingPlan:
         """A group's plan with the figures of every kind of worker, each rehearsed once; unchanged if that is
         impossible."""
         job = self.rehearsals.job
-        if self.devices == 1 or self.rehearsals.real or plan.ranks or self.too_long(plan.techniques):
+        if self.devices == 1 or self.rehearsals.real or plan.details.ranks or self.too_long(plan.techniques):
             return plan
         serves, alike = any(technique.serves for technique in uniting(plan.techniques)), self.alike(plan.techniques)
         found = []
         with suppress(Exception):  # the plan is usable without them
             each = [(rank,) for rank in range(self.devices)] if not alike and self.devices <= APART else None
-            for ranks in each or kinds_of_workers(job, dict(self.mesh(plan.techniques)), serves):
+            for ranks in each or kinds_of_workers(job, self.mesh(plan.techniques), serves):
                 if job.link.rank in ranks and not serves and (alike or job.link.rank == ranks[0] == 0):
-                    found.append(RankFigures(ranks, plan.peak_bytes, plan.sent_bytes))
+                    found.append(RankFigures(ranks, int(plan.predicted["peak_bytes"]), plan.predicted["sent_bytes"]))
                     continue
                 log = self.log(plan.techniques, rank=ranks[0])
                 sent = float(log.sent[-1]) if serves else self.sent(plan.techniques, log, ranks[0])[0]
                 found.append(RankFigures(ranks, peak(log).bytes, sent))
-            return replace(plan, ranks=tuple(found))
+            return plan.detailed(ranks=tuple(found))
         return plan
 
     def sent(self, techniques: Techniques, log: Log, rank: int | None = None) -> tuple[float, float]:
@@ -433,25 +435,31 @@ class Predictor:
         wanted = min(max(int((VARIED_SECONDS if varies else TRIAL_SECONDS) / max(seconds, 1e-3)), least), most)
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
-    def tried_again(self, plan: Plan, budget: Budget) -> Plan:
+    def tried_again(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
         """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
-        if plan.process_basis is ProcessBasis.ESTIMATED or self.devices > 1:  # then all workers have tried it together
+        if (
+            plan.details.process_basis is ProcessBasis.ESTIMATED or self.devices > 1
+        ):  # then all workers have tried it together
             return plan
         if (
             self.rehearsals.lengths.varies
         ):  # no number of trials would show how large it may become, so it needs that margin
             largest = replace(
-                plan,
-                process_bytes=int(VARIED_SPREAD * plan.process_bytes),
-                sure=f"{plan.sure}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
+                plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
+                basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",
             )
             return largest if budget.broken(largest.numbers()) and not budget.broken(plan.numbers()) else plan
         for _ in range(AGAIN):
-            spread = SPREAD if plan.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
-            if budget.broken(plan.numbers()) or not budget.broken({"process_bytes": spread * plan.process_bytes}):
+            spread = SPREAD if plan.details.process_basis is ProcessBasis.TRIAL else FEW_SPREAD
+            if budget.broken(plan.numbers()) or not budget.broken(
+                {"process_bytes": spread * plan.predicted["process_bytes"]}
+            ):
                 break
-            more = int(self.trial(plan.techniques, self.trial_steps(plan.step_seconds)).process_bytes * self.margin)
-            plan = replace(plan, process_bytes=max(plan.process_bytes, more))
+            more = int(
+                self.trial(plan.techniques, self.trial_steps(plan.predicted["step_seconds"])).process_bytes
+                * self.margin
+            )
+            plan = plan.predicting(process_bytes=max(plan.predicted["process_bytes"], more))
         return plan
 
 

@@ -18,7 +18,7 @@ from shoestring.planning.quantities import STEP_SECONDS
 from shoestring.planning.room import Room, families
 from shoestring.training.conflicts import clash
 from shoestring.training.group_technique import GroupTechnique, axes_not_united, mesh_sizes, uniting
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.predict import Combination, Predictor, Techniques, splits
 from shoestring.training.savings import costs_more, excess
 from shoestring.training.technique import TrainingTechnique
@@ -31,10 +31,10 @@ ROOM = 0.7  # fraction of the budget that always fits: two runs differ by up to 
 
 
 @dataclass
-class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
+class TrainingRoom(Room[TrainingTechnique, Ledger, TrainingPlan]):
     predictor: Predictor
     catalogue: tuple[type[TrainingTechnique], ...]
-    plain: Plan  # the simplest plan; for a group, data parallelism
+    plain: TrainingPlan  # the simplest plan; for a group, data parallelism
     inexact: bool = False  # whether plans may change the result (level `changed`)
     apart: str = ""  # why the workers can't each train a replica; empty if they can
     objective: Quantity = STEP_SECONDS
@@ -55,11 +55,11 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         anchor = self.predictor.evidence.anchor
         return NOISE if anchor is None else max(NOISE, anchor.spread, anchor.busy)
 
-    def confirmed(self, one: Combination) -> Plan:
-        return self.predictor.attempted(one)
+    def confirm(self, one: Combination) -> TrainingPlan:
+        return self.predictor.attempt(one)
 
-    def sketched(self, one: Combination) -> Plan:
-        return self.predictor.sketched(one)
+    def sketch(self, one: Combination) -> TrainingPlan:
+        return self.predictor.sketch(one)
 
     def clash(self, one: TrainingTechnique, other: TrainingTechnique) -> str:
         return clash(one, other)
@@ -92,20 +92,20 @@ class TrainingRoom(Room[TrainingTechnique, Ledger, Plan]):
         all of them."""
         return families(one.techniques) if self.known_by_rule(one) else "needs a trial"
 
-    def confirmed_again(self, one: Combination, plan: Plan, budget: Budget) -> Plan:
+    def confirm_again(self, one: Combination, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
         return plan if self.known_by_rule(one) else self.predictor.tried_again(plan, budget)
 
-    def needless(self, plan: Plan, budget: Budget) -> str:
+    def needless(self, plan: TrainingPlan, budget: Budget) -> str:
         """A warning if a plan with memory-saving techniques needs more memory than plain training, and plain training
         fits."""
         fits = not self.apart and not budget.broken(self.plain.numbers())
         return excess(plan, self.plain) if fits and costs_more(plan, self.plain) else ""
 
-    def completed(self, plan: Plan) -> Plan:
-        if plan.ranks or not self.predictor.divided(plan.techniques):
+    def complete_figures(self, plan: TrainingPlan) -> TrainingPlan:
+        if plan.details.ranks or not self.predictor.divided(plan.techniques):
             return plan
         self.predictor.limit = inf
-        return self.predictor.attempted(asked_for(plan.techniques, self.predictor.evidence.ledger))
+        return self.predictor.attempt(asked_for(plan.techniques, self.predictor.evidence.ledger))
 
     def culprit(self, techniques: Techniques) -> frozenset[str]:
         """The family of the one technique that fails alone, or all families together."""

@@ -8,24 +8,24 @@ from dataclasses import replace
 from shoestring.core.technique import text
 from shoestring.core.units import bytes_text
 from shoestring.measure.timeline import peak
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.predict import SPREAD, Predictor
 
 
-def useless_techniques(predictor: Predictor, plan: Plan) -> Iterator[str]:
+def useless_techniques(predictor: Predictor, plan: TrainingPlan) -> Iterator[str]:
     """Remarks on memory techniques that save nothing here: the peak is no lower with them than without."""
     for technique in plan.techniques:
         rest = tuple(one for one in plan.techniques if one is not technique)
         if technique.saves_memory:
             without = peak(predictor.log(rest))
-            if plan.peak_bytes >= without.bytes:
+            if plan.predicted["peak_bytes"] >= without.bytes:
                 yield (
-                    f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.peak_bytes)} with it, in the "
-                    f"{plan.where}, and {bytes_text(without.bytes)} without"
+                    f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.predicted['peak_bytes'])} with it, in the "
+                    f"{plan.details.where}, and {bytes_text(without.bytes)} without"
                 )
 
 
-def excess(plan: Plan, plain: Plan) -> str:
+def excess(plan: TrainingPlan, plain: TrainingPlan) -> str:
     """A warning with both figures if a plan needs more memory than plain training; else empty. Tensors are known to the
     byte; a process counts as larger only if the difference exceeds that between two trials of one plan."""
     if plan.techniques == plain.techniques:
@@ -33,8 +33,8 @@ def excess(plan: Plan, plain: Plan) -> str:
     found = [
         f"{bytes_text(most)} of {name}, where plain training needs {bytes_text(least)}"
         for name, most, least, spread in (
-            ("tensors", plan.peak_bytes, plain.peak_bytes, 1.0),
-            ("process", plan.process_bytes, plain.process_bytes, SPREAD),
+            ("tensors", plan.predicted["peak_bytes"], plain.predicted["peak_bytes"], 1.0),
+            ("process", plan.predicted["process_bytes"], plain.predicted["process_bytes"], SPREAD),
         )
         if most > spread * least
     ]
@@ -45,11 +45,11 @@ def excess(plan: Plan, plain: Plan) -> str:
     return f"{plan} needs more memory than plain training: {', and '.join(found)}{advice}"
 
 
-def costs_more(plan: Plan, plain: Plan) -> bool:
+def costs_more(plan: TrainingPlan, plain: TrainingPlan) -> bool:
     """Whether a plan has a memory-saving technique and yet needs more memory than plain training."""
     return any(technique.saves_memory for technique in plan.techniques) and bool(excess(plan, plain))
 
 
-def with_warning(plan: Plan, plain: Plan) -> Plan:
+def with_warning(plan: TrainingPlan, plain: TrainingPlan) -> TrainingPlan:
     """The plan with a warning if it needs more memory than plain training."""
     return replace(plan, warnings=tuple(filter(None, (excess(plan, plain),))))

@@ -46,7 +46,7 @@ from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.precision import Precision
 from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.plan import Plan
+from shoestring.training.plan import training_plan
 from shoestring.training.sequence.sequence_pipeline import SequencePipeline
 from shoestring.training.sparse.l0 import L0
 from shoestring.training.sparse.magnitude_prune import MagnitudePrune
@@ -180,7 +180,7 @@ def survives(plan: tuple[Technique, ...], tmp_path: Path) -> None:
     ahead = technique == Asynchronous("hogwild")  # asks for its next part before it counts the last step as done
     source = SEQUENCES if any(isinstance(one, (SequencePipeline, TensorParallel)) for one in plan) else JOB
     (tmp_path / "job.py").write_text(source)
-    Plan(plan, 1, 1, 1.0, Exactness.CHANGED).save(tmp_path / "plan.json")
+    training_plan(plan, Exactness.CHANGED).save(tmp_path / "plan.json")
     axes = {one.unites for one in uniting(plan)}
     count = 3 if isinstance(technique, DropStragglers) else 2 ** len(axes)
     devices = ["--devices", str(count)] if axes else []

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
+from shoestring.core.staging import RankFigures
 from shoestring.show.run_end import show
 from shoestring.training.execution.final_report import by_worker
 from shoestring.training.execution.tasks import TrainResult
-from shoestring.training.plan import Plan, RankFigures
+from shoestring.training.plan import TrainingDetails, training_plan
 
 WORKERS = ({"peak_bytes": 90, "steps": 5, "sent": 50}, {"peak_bytes": 100, "steps": 5, "sent": 55})
 
 
 def test_every_worker_stands_with_what_was_predicted_of_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = Plan(ranks=(RankFigures((0,), 90, 10.0), RankFigures((1,), 100, 10.0)))
+    plan = training_plan(details=TrainingDetails(ranks=(RankFigures((0,), 90, 10.0), RankFigures((1,), 100, 10.0))))
     told = by_worker(plan, TrainResult(workers=WORKERS))
     assert told == [
         {
@@ -47,4 +48,4 @@ def test_every_worker_stands_with_what_was_predicted_of_its_kind(capsys: pytest.
 
 def test_a_plan_that_says_nothing_of_workers_is_told_as_that() -> None:
     """Such as one that was saved by an earlier version."""
-    assert [one["predicted"] for one in by_worker(Plan(), TrainResult(workers=WORKERS))] == [{}, {}]
+    assert [one["predicted"] for one in by_worker(training_plan(), TrainResult(workers=WORKERS))] == [{}, {}]

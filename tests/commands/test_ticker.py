@@ -95,7 +95,7 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(
 ) -> None:
     """The command makes both; a line that was made inside of the silence would be silent."""
     from shoestring.processes.nodes import Team
-    from shoestring.training.commands.job_flags import planned
+    from shoestring.training.commands.job_flags import plan_for
     from shoestring.training.execution import job_planning
     from shoestring.training.options import PlanOptions
 
@@ -110,6 +110,6 @@ def test_planning_is_told_aloud_while_the_job_is_overheard_in_silence(
         )
         raise StopIteration
 
-    monkeypatch.setattr(job_planning, "planned", plan)
+    monkeypatch.setattr(job_planning, "plan_job", plan)
     with pytest.raises(StopIteration):
-        planned(Call("train"), None, PlanOptions(), Team(), silent=True)  # type: ignore[arg-type]
+        plan_for(Call("train"), None, PlanOptions(), Team(), silent=True)  # type: ignore[arg-type]

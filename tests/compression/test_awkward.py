@@ -251,7 +251,7 @@ def test_what_is_nearest_is_told_though_it_answers_nothing(tmp_path: Path, monke
     with pytest.raises(OverBudget) as told:
         shoestring.compress(job, tmp_path / "small", size="2KB", samples=16)
     nearest: Any = told.value.nearest
-    assert 2000 < nearest.known["size_bytes"] < 4000 and nearest.known["quality"] == 0
+    assert 2000 < nearest.predicted["size_bytes"] < 4000 and nearest.predicted["quality"] == 0
 
 
 def test_what_is_not_finite_has_no_fidelity_and_an_original_must_be_finite() -> None:

@@ -16,7 +16,7 @@ from shoestring.compression.calibration.model_outputs import named_tensors
 from shoestring.compression.catalogue import CATALOGUE, clash
 from shoestring.compression.formats.packed_folder import PackedModel
 from shoestring.compression.onnx.export import export_onnx
-from shoestring.compression.room import plain_cost, planned
+from shoestring.compression.room import compressed_model, plain_cost, plan_compression
 from shoestring.compression.session import CompressOptions, CompressSession, loaded_model
 from shoestring.compression.source import CalibrationSamples, ModelSource, prepare_model, samples_of
 from shoestring.compression.technique import CompressTechnique, ModelCost
@@ -87,10 +87,10 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     before = {key: value.clone() for key, value in source.model.state_dict().items()}
     if any(name in LACKING.get(one, ()) for one in use):
         with pytest.raises(Mistake, match=NOTHING):
-            planned(cost, source.model, given.checked, use)
+            plan_compression(cost, source.model, given.checked, use)
         return
     try:
-        outcome = planned(cost, source.model, given.checked, use)
+        outcome = plan_compression(cost, source.model, given.checked, use)
     except Mistake as error:  # what is left after a cut may be too small for the other one
         assert (
             len(use) > 1
@@ -102,27 +102,27 @@ def tried(name: str, use: tuple[str, ...], folder: Path) -> None:
     measured = session.packed(folder)
     assert (
         measured.size
-        == session.plan.cost.known["size_bytes"]
+        == session.plan.details.cost.known["size_bytes"]
         == sum((folder / one).stat().st_size for one in ("model.safetensors", "manifest.json"))
     )
-    assert measured.memory == session.plan.cost.known["memory_bytes"] + sum(
+    assert measured.memory == session.plan.details.cost.known["memory_bytes"] + sum(
         one.nbytes for one in unsaved_buffers(session)
     )
-    first, again = outcome.chosen.made().model, loaded_model(session.source, folder)
+    first, again = compressed_model(outcome.chosen).model, loaded_model(session.source, folder)
     for batch in given.unseen[:2]:
         with torch.no_grad():
             assert same(*(dict(named_tensors(called(one, batch))) for one in (first, again)))
     assert all(torch.equal(value, before[key]) for key, value in source.model.state_dict().items()), (
         "the original stays as it is"
     )
-    assert PackedModel(folder).stored.keys() == outcome.chosen.allocation.keys()
+    assert PackedModel(folder).stored.keys() == outcome.chosen.details.allocation.keys()
 
 
 def unsaved_buffers(session: CompressSession) -> list[torch.Tensor]:
     """What a model keeps beside its weights."""
     from shoestring.compression.formats.format import WeightFormat
 
-    model = session.plan.made().model
+    model = compressed_model(session.plan).model
     packed = {id(one) for module in model.modules() if isinstance(module, WeightFormat) for one in module.buffers()}
     return [one for one in model.buffers() if id(one) not in packed]
 
@@ -151,7 +151,7 @@ def test_every_setting_exports_to_onnx_or_says_why_not(name: str, tmp_path: Path
     written = 0
     for number, use in enumerate(ALL):
         try:
-            made = planned(cost, source.model, given.checked, (use,)).chosen.made()
+            made = compressed_model(plan_compression(cost, source.model, given.checked, (use,)).chosen)
             told = export_onnx(made.model, called, given.unseen[0], tmp_path / f"{number}.onnx")
         except Mistake as error:
             assert name in LACKING.get(use, ()) or "onnx" in str(error).lower(), f"a refusal says why: {error}"

@@ -11,8 +11,8 @@ from torch import nn
 
 import shoestring
 from shoestring import Job
-from shoestring.compression.room import CompressPlan
 from shoestring.core.errors import OverBudget
+from shoestring.planning.plan import Plan
 from tests.compression.models import batches, loss, vectors
 
 
@@ -36,8 +36,8 @@ def test_the_nearest_is_the_least_that_there_is_and_the_frontier_begins_with_it(
     with pytest.raises(OverBudget) as told:
         shoestring.compress(JOB, tmp_path / "small", size=1000, samples=16)
     plan = told.value.nearest
-    assert isinstance(plan, CompressPlan)
-    least, points = int(plan.known["size_bytes"]), plan.as_json()["frontier"]
+    assert isinstance(plan, Plan)
+    least, points = int(plan.predicted["size_bytes"]), plan.as_json()["details"]["frontier"]
     assert points and min(point["size_bytes"] for point in points) == least
     small = shoestring.compress(JOB, tmp_path / "least", size=least, samples=16)
     assert small.report["size_bytes"]["measured"] <= least

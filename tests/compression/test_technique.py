@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoestring.compression.catalogue import CATALOGUE
-from shoestring.compression.room import planned
+from shoestring.compression.room import plan_compression
 from shoestring.compression.technique import ModelCost
 from shoestring.compression.techniques.restructure import DeriveModel
 from shoestring.core.technique import parsed
@@ -53,16 +53,18 @@ def test_another_model_is_made_once(written: str, monkeypatch: pytest.MonkeyPatc
 
 def test_what_one_plan_leaves_alone_is_not_told_of_another() -> None:
     source, given, cost = studied("mlp")
-    left = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",)).chosen.cost
-    other = planned(cost, source.model, given.checked, ("Half()",)).chosen.cost
+    left = plan_compression(
+        cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",)
+    ).chosen.details.cost
+    other = plan_compression(cost, source.model, given.checked, ("Half()",)).chosen.details.cost
     assert any(note.startswith("ProductQuantize left") for note in left.told) and not other.told
 
 
 def test_an_allocation_is_one_of_the_options_it_was_chosen_from() -> None:
     source, given, cost = studied("mlp")
-    chosen = planned(cost, source.model, given.checked, ("Quantize()",)).chosen.cost
+    chosen = plan_compression(cost, source.model, given.checked, ("Quantize()",)).chosen.details.cost
     assert chosen.choice is chosen.choice
-    for name, taken in chosen.allocation.items():
+    for name, taken in chosen.details.allocation.items():
         assert any(one.what is taken.what and one.damages == taken.damages for one in chosen.options[name])
         if taken.damage and (name, taken.what.label) in chosen.study.damages:
             assert taken.damages == chosen.study.damages[name, taken.what.label], "its damage was measured"

@@ -114,24 +114,33 @@ def test_a_plan_for_a_cluster_says_how_its_workers_add_up(tmp_path: Path) -> Non
     found = shoestring.plan(
         job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, devices=1, device="cpu")
     ).chosen
-    assert "sums of 4 workers on 4 machines: tree up to" in found.sure and "ring above" in found.sure
-    assert found.speeds is not None and len(found.ranks) == 4, "each worker sends an amount of its own"
-    assert found.ranks[0].sent_bytes == found.sent_bytes and len({one.sent_bytes for one in found.ranks}) > 1
+    assert "sums of 4 workers on 4 machines: tree up to" in found.basis and "ring above" in found.basis
+    assert found.details.speeds is not None and len(found.details.ranks) == 4, "each worker sends an amount of its own"
+    assert (
+        found.details.ranks[0].sent_bytes == found.predicted["sent_bytes"]
+        and len({one.sent_bytes for one in found.details.ranks}) > 1
+    )
     found.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").speeds == found.speeds, "a run keeps to what its plan chose by"
+    assert load_plan(tmp_path / "plan.json").details.speeds == found.details.speeds, (
+        "a run keeps to what its plan chose by"
+    )
 
 
 def test_a_plan_for_machines_that_are_not_here(tmp_path: Path) -> None:
     fast = shoestring.plan(job("llama"), devices=4, hardware=described(tmp_path))
-    assert "sums of 4 workers: library" in fast.chosen.sure, "GPUs have their own"
-    assert fast.chosen.world == 4 and fast.chosen.sent_bytes > 0 and "the hardware is not here" in fast.chosen.sure
-    assert fast.chosen.process_bytes <= fast.memory == int(0.9 * (80 << 30))
+    assert "sums of 4 workers: library" in fast.chosen.basis, "GPUs have their own"
+    assert (
+        fast.chosen.details.world == 4
+        and fast.chosen.predicted["sent_bytes"] > 0
+        and "the hardware is not here" in fast.chosen.basis
+    )
+    assert fast.chosen.predicted["process_bytes"] <= fast.budget.memory == int(0.9 * (80 << 30))
     slow = shoestring.plan(
         job("llama"), devices=4, use=["DataParallel()"], hardware=described(tmp_path, link="1MB", latency=0.01)
     )
-    assert slow.chosen.step_seconds > 10 * fast.chosen.step_seconds
+    assert slow.chosen.predicted["step_seconds"] > 10 * fast.chosen.predicted["step_seconds"]
     whole, parts = (
-        shoestring.plan(job("llama"), devices=4, use=[use], hardware=described(tmp_path)).chosen.peak_bytes
+        shoestring.plan(job("llama"), devices=4, use=[use], hardware=described(tmp_path)).chosen.predicted["peak_bytes"]
         for use in ("DataParallel()", "Shard(stage=3)")
     )
     assert parts < whole

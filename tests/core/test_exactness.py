@@ -16,13 +16,15 @@ import torch
 import shoestring
 from shoestring.commands.main import run
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.core.exactness import Exactness, stated_in
+from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
+from shoestring.planning.plan import Outcome
+from shoestring.runs.plan_summary import PlanSummary, read_summary
+from shoestring.runs.report import Report
 from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
-from shoestring.show.terminal import plan_text
 from shoestring.training import library as api
 from shoestring.training.commands.verify import show
 from shoestring.training.execution.tasks import TrainResult
@@ -30,8 +32,8 @@ from shoestring.training.execution.verification import TrainedWeights, verdict
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.allocator import Allocator
 from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan, load_plan
+from shoestring.training.outcome_text import training_outcome_text
+from shoestring.training.plan import load_plan, training_plan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import Chain, job, rows
@@ -55,7 +57,7 @@ def measured(dropout: float) -> tuple[Planner, Ledger, int]:
     """A planner, its ledger, and the bytes of the plan with FusedOptimizer alone."""
     made = Planner(wide(dropout), PAPER, catalogue=(Accumulate, FusedOptimizer))
     ledger = made.ledger()
-    return made, ledger, made.decided(ledger, None, (FusedOptimizer(),)).chosen.process_bytes
+    return made, ledger, made.decided(ledger, None, (FusedOptimizer(),)).chosen.predicted["process_bytes"]
 
 
 def planned(
@@ -74,10 +76,8 @@ def test_what_is_to_rounding_is_taken_where_it_fits_and_the_first_line_says_same
     )
     assert ("Accumulate", "same distribution for this model: --exact distribution allows it") in enough.refused
     assert little.chosen.exactness is Exactness.DISTRIBUTION and isinstance(little.chosen.techniques[0], Accumulate)
-    assert plan_text(little.as_json(), {}).splitlines()[0].endswith(f", same distribution: {little.chosen}")
-    assert (
-        plan_text(enough.as_json(), {}).splitlines()[0].endswith(f", {enough.chosen.exactness.word}: {enough.chosen}")
-    )
+    assert training_outcome_text(little).splitlines()[0].endswith(f", same distribution: {little.chosen}")
+    assert training_outcome_text(enough).splitlines()[0].endswith(f", {enough.chosen.exactness.word}: {enough.chosen}")
 
 
 def test_the_level_that_is_asked_for_is_the_least_that_is_planned_and_the_refusal_says_what_a_further_one_buys() -> (
@@ -134,19 +134,18 @@ def test_fit_plans_for_the_level_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize("level", Exactness)
 def test_a_plan_carries_its_level_to_json_page_and_back(level: Exactness, tmp_path: Path) -> None:
-    plan = Plan((FusedOptimizer(),), 1, 1, 1.0, level)
+    plan = training_plan((FusedOptimizer(),), level)
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").exactness is level and plan.as_json()["exactness"] == level.word
-    assert plan.as_json()["exact"] == (level <= Exactness.ROUNDING)
-    assert f"{level.word.capitalize()}: {level.meaning}." in plan_section({"techniques": [], "exactness": level.word})
+    assert f"{level.word.capitalize()}: {level.meaning}." in plan_section(Report(plan=PlanSummary((), exactness=level)))
 
 
 @pytest.mark.parametrize("level", Exactness)
 def test_terminal_page_and_verify_say_the_same_words_of_a_plan(
     level: Exactness, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    outcome = Outcome(Plan((FusedOptimizer(),), 1, 1, 1.0, level), Plan(), (), 1, 1, 1.0, 1, (), ())
-    terminal, page = plan_text(outcome.as_json(), {}), plan_section({"techniques": [], **outcome.chosen.as_json()})
+    outcome = Outcome(training_plan((FusedOptimizer(),), level), training_plan())
+    terminal, page = training_outcome_text(outcome), plan_section(Report(plan=read_summary(outcome.as_json())))
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
     show(
         {
@@ -168,20 +167,6 @@ def test_fused_states_what_is_measured_of_it() -> None:
     assert not equal and 0 < most < 1e-4 and FusedOptimizer().exactness(Ledger(())) is Exactness.ROUNDING
 
 
-def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_that_they_can_mean(
-    tmp_path: Path,
-) -> None:
-    for old, level in ((True, Exactness.ROUNDING), (False, Exactness.CHANGED)):
-        saved = {name: value for name, value in Plan().as_json().items() if name != "exactness"} | {"exact": old}
-        (tmp_path / "plan.json").write_text(json.dumps({"chosen": saved}))
-        assert load_plan(tmp_path / "plan.json").exactness is level
-        assert f"{level.word.capitalize()}: " in plan_section({"techniques": [], "exact": old})
-    assert stated_in({}) is None
-    (tmp_path / "plan.json").write_text(json.dumps({key: value for key, value in saved.items() if key != "exact"}))
-    with pytest.raises(Mistake, match="is not a plan that can be read"):
-        load_plan(tmp_path / "plan.json")
-
-
 def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
     none, bits, draws, inexact = (
         Request(job="a.py", **given) for given in ({}, {"exact": "bits"}, {"exact": "distribution"}, {"inexact": True})
@@ -197,7 +182,7 @@ def test_a_run_is_compared_by_the_level_that_it_was_asked_for() -> None:
 def test_a_saved_plan_is_held_to_the_level_that_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Plan((FusedOptimizer(),), 1, 1, 1.0, Exactness.ROUNDING).save(tmp_path / "plan.json")
+    training_plan((FusedOptimizer(),), Exactness.ROUNDING).save(tmp_path / "plan.json")
     for command in ("plan", "verify"):
         assert run([command, "digits", "--plan", str(tmp_path / "plan.json"), "--exact", "bits"]) == 2
         said = capsys.readouterr().err
@@ -259,7 +244,7 @@ def test_verify_ends_with_1_when_a_statement_is_not_kept(
             "losses": [(1.0, 1.5)],
         },
     )
-    Plan((FusedOptimizer(),), 1, 1, 1.0, Exactness.ROUNDING).save(tmp_path / "plan.json")
+    training_plan((FusedOptimizer(),), Exactness.ROUNDING).save(tmp_path / "plan.json")
     words = ["verify", "digits", "--plan", str(tmp_path / "plan.json")]
     assert run(words) == code and word in capsys.readouterr().out
     assert run([*words, "--json"]) == code and json.loads(capsys.readouterr().out)["kept"] is (kept is not False)
@@ -286,7 +271,7 @@ def job() -> Job:
 @pytest.mark.slow
 def test_verify_says_of_a_model_that_trains_otherwise_every_time_that_the_statement_is_not_kept(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(UNSEEDED)
-    Plan((Allocator("huge"),), 1, 1, 1.0).save(tmp_path / "plan.json")
+    training_plan((Allocator("huge"),)).save(tmp_path / "plan.json")
     done = subprocess.run(
         [sys.executable, "-m", "shoestring", "verify", "job.py", "--plan", "plan.json", "--json"],
         cwd=tmp_path,

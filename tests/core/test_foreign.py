@@ -121,10 +121,10 @@ def hostile_job(make: Callable[[], Any]) -> Job:
 def test_a_model_with_any_object_is_planned_trained_and_validated(make: Callable[[], Any]) -> None:
     job = hostile_job(make)
     outcome = shoestring.plan(job)
-    assert outcome.chosen.peak_bytes and "real tensors" not in outcome.chosen.sure
+    assert outcome.chosen.predicted["peak_bytes"] and "real tensors" not in outcome.chosen.basis
     assert len(list(shoestring.train(job, outcome))) == 2
     model = job.model()
-    assert shoestring.plan(job, model=model).chosen.peak_bytes, "a copy of this very model"
+    assert shoestring.plan(job, model=model).chosen.predicted["peak_bytes"], "a copy of this very model"
     techniques: list[TrainingTechnique] = [Checkpoint(every=1), OffloadActivations(), StepInBackward()]
     for technique in techniques:
         assert shoestring.verify(job, (technique,), 2).same_bits, technique

@@ -92,7 +92,7 @@ def test_groups_by_name_are_planned_and_trained() -> None:
         schedule=lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5),
     )
     outcome = Planner(made, Hardware()).outcome(None)
-    assert outcome.chosen.peak_bytes > 0
+    assert outcome.chosen.predicted["peak_bytes"] > 0
     assert len(list(shoestring.train(made, outcome))) == 2
     picky = job(
         lambda named: SGD(

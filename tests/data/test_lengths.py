@@ -78,8 +78,9 @@ def test_a_job_may_state_its_largest_batch() -> None:
     assert len(next(planned_batches(job))) == 50
     outcome = api.plan(job, "8GiB", use=())
     assert (
-        "that the job states" in outcome.chosen.sure
-        and outcome.chosen.peak_bytes > api.plan(linear(lambda: rows(2, 2), steps=2), "8GiB", use=()).chosen.peak_bytes
+        "that the job states" in outcome.chosen.basis
+        and outcome.chosen.predicted["peak_bytes"]
+        > api.plan(linear(lambda: rows(2, 2), steps=2), "8GiB", use=()).chosen.predicted["peak_bytes"]
     )
 
 
@@ -165,7 +166,7 @@ def test_planning_makes_a_list_of_batches_once() -> None:
         return rows(3, 8, 5)
 
     outcome = api.plan(linear(data, steps=3, epochs=1), "8GiB")
-    assert len(made) == 1 and "largest of 3 batches" in outcome.chosen.sure
+    assert len(made) == 1 and "largest of 3 batches" in outcome.chosen.basis
     assert outcome.as_json()["lengths"]["largest"][0]["number"] == 1
 
 
@@ -198,7 +199,9 @@ def trained(flags: dict[str, Any], folder: Path, chosen: Any) -> tuple[Any, list
         file=str(FILE),
         flags=flags,
         techniques=specs_of(chosen.techniques),
-        recording=RecordingSettings(str(folder), memory=chosen.process_bytes, predicted=chosen.process_bytes),
+        recording=RecordingSettings(
+            str(folder), memory=chosen.predicted["process_bytes"], predicted=chosen.predicted["process_bytes"]
+        ),
         expected=expected_batches(chosen),
     )
     events: list[Any] = []
@@ -268,7 +271,7 @@ def test_no_job_of_varying_lengths_is_over_its_budget(kind: str, seed: int, tmp_
     use = {1: None, 2: ("Allocator()",), 3: ("Accumulate(pieces=2)", "Allocator()")}[seed]
     flags = {"kind": kind, "seed": seed, "steps": 12}
     plain = api.plan(FILE, "8GiB", use=() if use is None else use, **flags).chosen
-    budget = plain.process_bytes if use is not None else int(1.02 * plain.process_bytes)
+    budget = plain.predicted["process_bytes"] if use is not None else int(1.02 * plain.predicted["process_bytes"])
     chosen = plain if use is not None else api.plan(FILE, budget, **flags).chosen
     measured, warned = trained(flags, tmp_path / "run", chosen)
     print(
@@ -277,14 +280,14 @@ def test_no_job_of_varying_lengths_is_over_its_budget(kind: str, seed: int, tmp_
                 "kind": kind,
                 "seed": seed,
                 "plan": str(chosen),
-                "predicted": chosen.process_bytes,
+                "predicted": chosen.predicted["process_bytes"],
                 "budget": budget,
                 "measured": measured["process_bytes"],
-                "tensors": [chosen.peak_bytes, measured["peak_bytes"]],
+                "tensors": [chosen.predicted["peak_bytes"], measured["peak_bytes"]],
             }
         )
     )
-    assert measured["peak_bytes"] == chosen.peak_bytes and not warned
+    assert measured["peak_bytes"] == chosen.predicted["peak_bytes"] and not warned
     assert measured["process_bytes"] <= budget
     if use is not None:
-        assert measured["process_bytes"] >= 0.94 * chosen.process_bytes
+        assert measured["process_bytes"] >= 0.94 * chosen.predicted["process_bytes"]

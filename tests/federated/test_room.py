@@ -20,7 +20,7 @@ from shoestring.federated.evidence import UpdateEvidence, mean_square
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.play import play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost, prepared
-from shoestring.federated.room import FederatedRoom, planned
+from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.technique import RoundCost
 from shoestring.federated.techniques.send.quantize import QuantizeUpdates
 from shoestring.federated.techniques.send.top_k import SHARES, TopK
@@ -124,7 +124,7 @@ def test_weights_by_samples_are_those_of_the_mean() -> None:
 @pytest.mark.parametrize("bytes_up", [60, 90, 150])
 def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
     found, cost, _ = given(True, 8, width=6)
-    chosen = planned(found, Budget(up=bytes_up)).chosen.numbers()
+    chosen = plan_federation(found, Budget(up=bytes_up)).outcome.chosen.numbers()
     assert 0.95 * bytes_up <= chosen["up_bytes"] <= bytes_up
     after: tuple[tuple[QuantizeUpdates, ...], ...] = (
         (),
@@ -140,7 +140,7 @@ def test_a_small_byte_budget_is_used(bytes_up: int) -> None:
 def test_what_would_leave_bytes_unused_is_chosen_only_where_nothing_larger_is_better() -> None:
     found, cost, _ = given(True, 8, width=6)
     room = FederatedRoom(found, replace(cost, upload=220))
-    chosen = planned(found, Budget(up=220)).chosen.numbers()
+    chosen = plan_federation(found, Budget(up=220)).outcome.chosen.numbers()
     fitting = [
         one
         for one in Chooser(room, replace(cost, upload=220)).candidates(Exactness.CHANGED)

@@ -18,7 +18,7 @@ from shoestring.federated.combined_statistics import median_statistics, statisti
 from shoestring.federated.layout import layout_of
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of, plain_cost
-from shoestring.federated.room import FederatedRoom, planned
+from shoestring.federated.room import FederatedRoom, plan_federation
 from shoestring.federated.round import ServerState, Updates
 from shoestring.federated.statistics import KEPT
 from shoestring.federated.technique import FederatedTechnique
@@ -235,5 +235,8 @@ def test_a_word_that_is_no_rule_is_refused() -> None:
 
 def test_a_plan_says_what_becomes_of_statistics() -> None:
     from shoestring.core.budget import Budget
+    from shoestring.core.statistics import StatisticsRule
 
-    assert planned(normed(statistics="local"), Budget()).as_json()["statistics"] == "local"
+    assert (
+        plan_federation(normed(statistics="local"), Budget()).outcome.chosen.details.statistics is StatisticsRule.LOCAL
+    )

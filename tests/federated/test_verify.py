@@ -13,13 +13,13 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
-from shoestring.federated.room import FederatedPlan
+from shoestring.federated.room import FederatedPlan, FederationDetails
 from shoestring.federated.simulation.cohort import recording
-from shoestring.federated.verify import MOST, ROUNDS, rounds_to_verify, verify_plan
+from shoestring.federated.verify import MOST, ROUNDS, SEQUENTIAL, rounds_to_verify, verify_plan
 from tests.federated.simulation.cohort.test_agreement import clients, job_of
 from tests.federated.toys import toy
 
-PLAIN = FederatedPlan((), Exactness.BITS, {})
+PLAIN = FederatedPlan((), Exactness.BITS, {}, FederationDetails(SEQUENTIAL))
 
 
 def stacked(**local: Any) -> Prepared:

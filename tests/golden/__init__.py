@@ -11,7 +11,7 @@ from typing import Any
 from tests.waiting import HUNG
 
 HERE = Path(__file__).parent
-VERSIONS = ("version-2",)
+VERSIONS = ("version-3",)
 USE = ["--use", "Accumulate(pieces=2)"]
 COMMANDS: dict[str, list[str]] = {
     "train": ["train", "job.py", "--run", "finished", *USE, "--save-every", "6", "--keep", "1"],

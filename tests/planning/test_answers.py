@@ -19,11 +19,11 @@ from shoestring.jobfile import loaded_job
 from shoestring.measure.tracker import Log, StorageEvent
 from shoestring.planning import answers as kept_evidence
 from shoestring.planning.answers import DRIFTED, MeasuredAnswers, digest, opened, own_modules
-from shoestring.show.terminal import plan_text
 from shoestring.training import library as api
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.execution import job_planning
 from shoestring.training.execution.job_key import about_job
+from shoestring.training.outcome_text import training_outcome_text
 
 pytestmark = pytest.mark.usefixtures("warm_workers", "home")
 
@@ -207,7 +207,7 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
 ) -> None:
     told: list[str] = []
     first = api.plan(file, tell=told.append)
-    assert not first.measured and "measured earlier" not in plan_text(first.as_json(), {})
+    assert not first.measured_at and "measured earlier" not in training_outcome_text(first)
     assert (
         told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"]
         and "measuring a real step" in told
@@ -216,16 +216,14 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
     monkeypatch.setattr(job_planning, "run_worker", lambda *given: never())
     quiet: list[str] = []
     again = api.plan(file, tell=quiet.append)
-    assert again.chosen == first.chosen and again.plain == first.plain and again.measured > 0
+    assert again.chosen == first.chosen and again.plain == first.plain and again.measured_at > 0
     assert not quiet, "nothing takes time"
-    assert (
-        "measured earlier, at 20" in (text := plan_text(again.as_json(), {})) and "--fresh-plan measures again" in text
-    )
-    assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured
+    assert "measured earlier, at 20" in (text := training_outcome_text(again)) and "--fresh-plan measures again" in text
+    assert json.loads(json.dumps(again.as_json()))["measured_at"] == again.measured_at
     monkeypatch.setattr(job_planning, "run_worker", real)
     with pytest.raises(OverBudget, match=r"nothing fits 1\.00 MiB"):
         api.plan(file, memory="1MiB")
-    assert not api.plan(file, fresh_plan=True).measured
+    assert not api.plan(file, fresh_plan=True).measured_at
 
 
 def test_what_is_planned_for_named_techniques_measures_no_more_than_they_need(
@@ -250,5 +248,5 @@ def test_a_job_without_a_file_is_measured_each_time(file: Path) -> None:
     from dataclasses import replace
 
     job = replace(loaded_job(str(file), {}), origin=None)
-    assert not api.plan(job).measured and not api.plan(job).measured
+    assert not api.plan(job).measured_at and not api.plan(job).measured_at
     assert not (Path(os.environ["HOME"]) / ".cache" / "shoestring" / "evidence").exists()

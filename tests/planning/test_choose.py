@@ -16,6 +16,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import Technique, applied
 from shoestring.planning.choose import Chooser, asked_for, candidates
+from shoestring.planning.plan import Plan
 from shoestring.planning.room import Candidate, Room
 
 Books = tuple[str, ...]  # the subject: titles
@@ -66,9 +67,17 @@ class Drop(Technique[Books, Bulk]):
 
 
 Box = Candidate[Technique[Books, Bulk], Bulk]
+Boxed = Plan[Technique[Books, Bulk], None]
 
 
-class Shelf(Room[Technique[Books, Bulk], Bulk, Box]):
+def boxed(one: Box, size: float = 1.0) -> Boxed:
+    return Boxed(one.techniques, one.exactness, {**one.known, "size_bytes": one.known["size_bytes"] * size}, None)
+
+
+PLAIN = boxed(asked_for((), Bulk(1000)))
+
+
+class Shelf(Room[Technique[Books, Bulk], Bulk, Boxed]):
     catalogue = (Shrink, Drop)
     objective = Quantity("damage", "damage", "share")
     subject = "these books"
@@ -80,21 +89,21 @@ class Shelf(Room[Technique[Books, Bulk], Bulk, Box]):
         )  # how much larger boxes are than by arithmetic; techniques that fail when they are tried
         self.tried: list[str] = []
 
-    def confirmed(self, one: Box) -> Box:
+    def confirm(self, one: Box) -> Boxed:
         self.tried.append(str(one))
         if any(type(technique).__name__ in self.breaks for technique in one.techniques):
             raise Mistake("the paper tears")
-        return replace(one, known={**one.known, "size_bytes": one.known["size_bytes"] * self.off})
+        return boxed(one, self.off)
 
-    def sketched(self, one: Box) -> Box:
-        return one
+    def sketch(self, one: Box) -> Boxed:
+        return boxed(one)
 
 
 ALL = (Exactness.CHANGED,)
 
 
 def test_the_best_that_keeps_the_budget_is_chosen_and_the_others_are_explained() -> None:
-    found = Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), ALL)
+    found = Chooser(Shelf(), Bulk(1000)).best(Budget(size=300), ALL, PLAIN)
     assert found.chosen.techniques == (Shrink(2), Drop()) and found.chosen.numbers() == {"size_bytes": 250, "damage": 3}
     assert [(str(one), why) for one, why in found.runners_up] == [("Shrink(by=4)", "33% worse")]
     assert [str(one) for one in found.more] == ["Shrink(by=2)", "Drop()", "plain"], "less damage, for more bytes"
@@ -103,13 +112,13 @@ def test_the_best_that_keeps_the_budget_is_chosen_and_the_others_are_explained()
 
 
 def test_what_is_not_exact_enough_is_refused_with_the_reason() -> None:
-    found = Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), (Exactness.BITS,))
+    found = Chooser(Shelf(), Bulk(1000)).best(Budget(size=300), (Exactness.BITS,), PLAIN)
     assert found.chosen.techniques == (Shrink(4),)
     assert found.refused == (("Drop", "changed for these books: --inexact allows it"),)
 
 
 def test_a_finalist_that_turns_out_larger_is_passed_over_and_told() -> None:
-    found = Chooser(Shelf(off=1.3), Bulk(1000)).choice(Budget(size=300), ALL)
+    found = Chooser(Shelf(off=1.3), Bulk(1000)).best(Budget(size=300), ALL, PLAIN)
     assert found.chosen.techniques == (Shrink(4), Drop())
     assert ("Shrink(by=2) + Drop()", "needs 325 B when tried, 25 B too much") in [
         (str(one), why) for one, why in found.runners_up
@@ -118,7 +127,7 @@ def test_a_finalist_that_turns_out_larger_is_passed_over_and_told() -> None:
 
 def test_one_failing_candidate_does_not_end_it_and_its_family_is_not_tried_again() -> None:
     room = Shelf(breaks=("Drop",))
-    found = Chooser(room, Bulk(1000)).choice(Budget(size=300), ALL)
+    found = Chooser(room, Bulk(1000)).best(Budget(size=300), ALL, PLAIN)
     assert found.chosen.techniques == (Shrink(4),) and room.tried == ["Shrink(by=2) + Drop()", "Shrink(by=4)"]
     assert [(str(one), why) for one, why in found.runners_up] == [("Shrink(by=2) + Drop()", "the paper tears")]
 
@@ -129,14 +138,14 @@ def test_where_nothing_fits_the_least_demanding_is_told() -> None:
         match=r"nothing fits 50 B: 8 combinations were tried and the least that works is 62 B, "
         r"with Shrink\(by=8\) \+ Drop\(\) \(changed, damage 900 %\)",
     ):
-        Chooser(Shelf(), Bulk(1000)).choice(Budget(size=50), ALL)
+        Chooser(Shelf(), Bulk(1000)).best(Budget(size=50), ALL, PLAIN)
 
 
 def test_what_was_chosen_earlier_stays_unless_it_is_worse_by_more_than_noise() -> None:
-    assert Chooser(Shelf(), Bulk(1000, damage=100)).choice(
-        Budget(size=300), ALL, earlier=(Shrink(4),)
+    assert Chooser(Shelf(), Bulk(1000, damage=100)).best(
+        Budget(size=300), ALL, PLAIN, earlier=(Shrink(4),)
     ).chosen.techniques == (Shrink(4),)
-    assert Chooser(Shelf(), Bulk(1000)).choice(Budget(size=300), ALL, earlier=(Shrink(4),)).chosen.techniques == (
+    assert Chooser(Shelf(), Bulk(1000)).best(Budget(size=300), ALL, PLAIN, earlier=(Shrink(4),)).chosen.techniques == (
         Shrink(2),
         Drop(),
     )
@@ -155,8 +164,8 @@ class Airy(Shelf):
     def __init__(self, damage: float) -> None:
         self.damage = damage
 
-    def confirmed(self, one: Box) -> Box:
-        return replace(one, known={"size_bytes": 260.0, "damage": self.damage})  # larger than the books were
+    def confirm(self, one: Box) -> Boxed:
+        return boxed(one).predicting(size_bytes=260.0, damage=self.damage)  # larger than the books were
 
 
 def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_that_is_smaller() -> None:
@@ -165,7 +174,8 @@ def test_a_plan_that_is_no_better_by_more_than_noise_gives_way_to_a_known_one_th
         (99.0, "plain", ["no better than plain by more than noise (2%), and larger"]),
         (97.0, "Tidy()", []),
     ):
-        found = Chooser(Airy(damage), books).choice(Budget(size=300), ALL, known=(asked_for((), books),))
+        plain = boxed(asked_for((), books))
+        found = Chooser(Airy(damage), books).best(Budget(size=300), ALL, plain, known=(plain,))
         assert str(found.chosen) == chosen
         assert [why for one, why in found.runners_up if one.techniques] == lost
 

@@ -33,14 +33,15 @@ def job(steps: int = 200) -> Job:
 """
 )
 PLAN = {
+    "shoestring": 3,
     "chosen": {
         "techniques": [{"name": "DataParallel", "knobs": {}}],
         "peak_bytes": 1 << 20,
         "process_bytes": 1 << 29,
         "step_seconds": 0.1,
-        "exact": True,
-        "world": 2,
-    }
+        "exactness": "to rounding",
+        "details": {"world": 2},
+    },
 }
 PATIENCE = 6  # seconds
 

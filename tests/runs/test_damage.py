@@ -20,6 +20,7 @@ from shoestring.commands.main import run as command
 from shoestring.core.command import Call
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.planning.plan import Outcome
 from shoestring.processes.named_job import claim_of_run
 from shoestring.runs.checkpoints import RunCheckpoint, newest_good, saved
 from shoestring.runs.events import NAME, Events, line_of, read
@@ -39,8 +40,7 @@ from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.options import TrainCommand
-from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan, load_plan, plan_in
+from shoestring.training.plan import load_plan, plan_in, training_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
@@ -75,8 +75,8 @@ class Trained:
         self.job.write_text(JOB)
         self.asked = request_for(self.job, {"width": 5}, 1 << 30, None, False, None)
         held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
-        chosen = Plan(techniques, 1, 2, 3.0)
-        held.folder.write("plan.json", plan_file(chosen, {}))
+        chosen = training_plan(techniques)
+        held.folder.write("plan.json", Outcome(chosen).as_json())
         task = train_task(self.job, 6, chosen.as_json()["techniques"], self.path, {"steps": 2}, {"width": 5})
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
@@ -99,7 +99,7 @@ class Trained:
         """What is trained from: the request and the plan; the checkpoint; and whether a newer one was passed over, which is told."""
         held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         try:
-            plan = kept_plan(held.folder, lambda found: plan_in(found, self.path / "plan.json"))
+            plan = kept_plan(held.folder, plan_in)
             good, bad = newest_good(held.folder.checkpoints, PARTS)
         finally:
             held.lock.release()
@@ -428,7 +428,7 @@ def test_the_command_tells_of_damage_and_its_advice_works(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("small.py").write_text(JOB)
-    Plan((), 1 << 20, 1 << 29, 0.01).save(Path("saved.json"))
+    training_plan(peak_bytes=1 << 20, process_bytes=1 << 29, step_seconds=0.01).save(Path("saved.json"))
     words = ["train", "small.py", "--run", "a", "--save-every", "2"]
 
     def said(*more: str) -> tuple[int, str, dict[str, Any]]:

@@ -22,7 +22,7 @@ from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
-from shoestring.training.plan import Plan
+from shoestring.training.plan import training_plan
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.records import records
 from tests.tasks import train_task
@@ -90,7 +90,7 @@ def test_the_rehearsal_knows_how_much_the_disk_will_hold(technique: Technique, j
 
 
 def test_a_plan_for_a_larger_disk_is_refused_before_anything_is_made(job: Path, tmp_path: Path) -> None:
-    Plan((OffloadModel(),), 1, 1, 1.0, stored_bytes=1 << 60).save(tmp_path / "plan.json")
+    training_plan((OffloadModel(),), stored_bytes=1 << 60).save(tmp_path / "plan.json")
     child = subprocess.run(
         [
             sys.executable,

@@ -22,13 +22,14 @@ from tests.waiting import HUNG
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
 PLAN = {
+    "shoestring": 3,
     "chosen": {
         "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
         "peak_bytes": 1 << 20,
         "process_bytes": 1 << 29,
         "step_seconds": 0.01,
-        "exact": True,
-    }
+        "exactness": "to rounding",
+    },
 }
 TIED = """
 import torch

@@ -55,13 +55,14 @@ def job(width: int = 64, steps: int = 12, hold: str = "", greedy: int = 0) -> Jo
 """
 )
 PLAN = {
+    "shoestring": 3,
     "chosen": {
         "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
         "peak_bytes": 1 << 20,
         "process_bytes": 1 << 29,
         "step_seconds": 0.01,
-        "exact": True,
-    }
+        "exactness": "to rounding",
+    },
 }
 
 
@@ -225,7 +226,7 @@ def test_memory_that_runs_out_leads_to_another_plan(place: Path) -> None:
 
 
 def test_near_its_budget_a_run_says_so_before_it_dies(place: Path) -> None:
-    small = {"chosen": PLAN["chosen"] | {"process_bytes": 100 << 20}}
+    small = {"shoestring": 3, "chosen": PLAN["chosen"] | {"process_bytes": 100 << 20}}
     (place / "saved.json").write_text(json.dumps(small))
     done = train(place, "--plan", "saved.json", "--memory", "150MiB")
     assert done.returncode == 0 and "it may run out of memory" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 from shoestring.core.codec import from_json
 from shoestring.runs.event import Event, Measured, Saved, Validated
 from shoestring.runs.events import event_of
-from shoestring.runs.plan_summary import read_plan
+from shoestring.runs.plan_summary import read_summary
 from shoestring.runs.report import Curves, Report, RunResult
 from shoestring.runs.request import Request
 
@@ -27,7 +27,7 @@ def made_report(told: Mapping[str, Any], of_room: Any = None) -> Report:
             memory=told.get("budget", {}).get("memory"),
             room=told.get("room", "training"),
         ),
-        plan=read_plan({}, told),
+        plan=read_summary({}, told),
         result=from_json(RunResult, told, unknown="ignored"),
         state=told.get("state", ""),
         text=told.get("text", ""),

@@ -8,101 +8,92 @@ from typing import Any
 
 import pytest
 
+from shoestring.core.budget import Budget
 from shoestring.core.technique import described, text
+from shoestring.planning.plan import Outcome
 from shoestring.planning.quantities import compared
 from shoestring.planning.spelling import defaults, technique_text
 from shoestring.show.output import screen
-from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, plan_text, progress, table
+from shoestring.show.terminal import PIPE, ProgressLine, Screen, beside, progress, table
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.precision import Precision
+from shoestring.training.outcome_text import training_outcome_text
+from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
+from shoestring.training.technique import TrainingTechnique
 
 MIB = 1 << 20
-KNOBS = [
-    {"name": "Checkpoint", "knobs": {"every": 2, "groups": 0}},
-    {"name": "OffloadOptimizer", "knobs": {"moments": "8bit"}},
-]
+BOTH = (Checkpoint(every=2), OffloadOptimizer(moments="8bit"))
 
 
-def plan(techniques: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    return {
-        "techniques": techniques,
-        "peak_bytes": 221 * MIB,
-        "process_bytes": 531 * MIB,
-        "step_seconds": 0.91,
-        "exactness": "same bits",
-        "traffic_bytes": 3.0 * MIB,
-        "disk_bytes_per_second": 9e8,
-        "stored_bytes": 62 * MIB,
-        "sent_bytes": 2048.0,
-        "world": 2,
-        "where": "backward of layers.3",
-        "parts": {"activations": 88 * MIB, "optimizer": 62 * MIB, "crumbs": 1},
-        "sure": "one real step was measured, the rest is counted from its tensors",
-        **more,
-    }
+def plan(techniques: tuple[TrainingTechnique, ...]) -> TrainingPlan:
+    parts = {"activations": 88 * MIB, "optimizer": 62 * MIB, "crumbs": 1}
+    return training_plan(
+        techniques,
+        details=TrainingDetails(world=2, where="backward of layers.3", parts=parts, disk_speed=9e8),
+        basis="one real step was measured, the rest is counted from its tensors",
+        peak_bytes=221 * MIB,
+        process_bytes=531 * MIB,
+        step_seconds=0.91,
+        traffic_bytes=3.0 * MIB,
+        stored_bytes=62 * MIB,
+        sent_bytes=2048.0,
+    )
 
 
-def outcome() -> dict[str, Any]:
-    return {
-        "memory": 600 * MIB,
-        "chosen": plan(KNOBS),
-        "plain": plan([]),
-        "tried": 1234,
-        "fitting": 56,
-        "seconds": 3.2,
-        "runners_up": [plan(KNOBS[:1], lost="12% slower, and the memory it saves isn't needed")],
-        "more_memory": [plan(KNOBS[1:])],
-        "refused": [
-            {"technique": "OffloadActivations()", "reason": "the disk is too small for what it would put there"}
-        ],
-    }
-
-
-WHY = {"Checkpoint": "activations are computed again instead of kept"}
+OUTCOME = Outcome(
+    plan(BOTH),
+    plan(()),
+    budget=Budget(memory=600 * MIB),
+    tried=1234,
+    fitting=56,
+    seconds=3.2,
+    runners_up=((plan(BOTH[:1]), "12% slower, and the memory it saves isn't needed"),),
+    more=(plan(BOTH[1:]),),
+    refused=(("OffloadActivations()", "the disk is too small for what it would put there"),),
+)
 
 
 def test_on_a_pipe_no_line_is_wrapped_and_nothing_is_coloured() -> None:
-    lines = plan_text(outcome(), WHY).splitlines()
+    lines = training_outcome_text(OUTCOME).splitlines()
     name = "Checkpoint(every=2) + OffloadOptimizer(moments='8bit')"
     assert lines[0] == f"plan for 600 MiB, same bits: {name}"
-    assert "  Checkpoint(every=2): activations are computed again instead of kept" in lines
+    assert f"  Checkpoint(every=2): {Checkpoint.why}" in lines
     row = next(line for line in lines if line.startswith(name) and "chosen" in line)
     assert row.split("  ")[1:] and row.endswith("chosen, same bits") and "221 MiB" in row and "910 ms" in row
     assert "to and from the disk: 3.00 MiB a step, at 858 MiB/s as measured on this machine" in lines
     assert "   531 MiB" not in lines and any(
-        line.startswith("  531 MiB  910 ms a step with OffloadOptimizer") for line in lines
+        line.startswith("  tensors 221 MiB, process 531 MiB  a step 910 ms with OffloadOptimizer") for line in lines
     )
     assert "  activations  88.0 MiB  ██████████████░░░░░░░░░░" in lines and not any("crumbs" in line for line in lines)
-    assert lines[-1] == "how sure: one real step was measured, the rest is counted from its tensors"
+    assert lines[-1] == "how its figures are known: one real step was measured, the rest is counted from its tensors"
     assert "\x1b" not in "".join(lines) and all(line == line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize("width", [100, 120])
 def test_a_screen_shows_the_same_words_and_no_line_is_too_long(width: int) -> None:
-    wrapped = plan_text(outcome(), WHY, Screen(width))
+    wrapped = training_outcome_text(OUTCOME, Screen(width))
     assert max(map(len, wrapped.splitlines())) <= width
     assert sorted("".join(wrapped.replace("-", "").split())) == sorted(
-        "".join(plan_text(outcome(), WHY).replace("-", "").split())
+        "".join(training_outcome_text(OUTCOME).replace("-", "").split())
     )
     for figure in ("221 MiB", "531 MiB", "910 ms"):
         assert wrapped.count(figure) >= 3
 
 
 def test_a_narrow_screen_keeps_names_whole() -> None:
-    lines = plan_text(outcome(), WHY, Screen(60)).splitlines()
+    lines = training_outcome_text(OUTCOME, Screen(60)).splitlines()
     assert max(map(len, lines)) <= 60
     place = lines.index("Checkpoint(every=2) + OffloadOptimizer(moments='8bit')")
     assert lines[place + 1 : place + 3] == ["  tensors 221 MiB, process 531 MiB, a step 910 ms: chosen,", "  same bits"]
 
 
 def test_colours_are_only_added_where_they_are_wanted() -> None:
-    assert "\x1b[" in plan_text(outcome(), WHY, Screen(120, colour=True)) and "\x1b" not in plan_text(
-        outcome(), WHY, Screen(120)
-    )
+    assert "\x1b[" in training_outcome_text(OUTCOME, Screen(120, colour=True))
+    assert "\x1b" not in training_outcome_text(OUTCOME, Screen(120))
 
 
 class Terminal(StringIO):

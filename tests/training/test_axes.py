@@ -5,6 +5,7 @@ The hardware is described, so no process is started: what is measured here is ar
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from shoestring.core.mesh import imagined_mesh
 from shoestring.jobs import gpt
 from shoestring.measure.timeline import peak
 from shoestring.planning.choose import asked_for
+from shoestring.planning.plan import Outcome, Plan
 from shoestring.training.axes import kinds_of_workers
 from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.evidence.rehearse import rehearse
@@ -29,11 +31,10 @@ from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.outcome import Outcome
 from shoestring.training.pipeline.cost import pipe_of, schedule_seconds
 from shoestring.training.pipeline.pipeline import Pipeline
 from shoestring.training.pipeline.schedule import bubble, orders, timeline_of
-from shoestring.training.plan import Plan, load_plan, plan_in
+from shoestring.training.plan import TrainingPlan, load_plan, plan_in
 from shoestring.training.planner import Planner
 from shoestring.training.room import combinations
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -68,21 +69,21 @@ def outcome(devices: int, megabytes: float) -> Outcome:
     return planner(devices).outcome(int(megabytes * MB))
 
 
-def planned(devices: int, *techniques: Technique) -> Plan:
+def planned(devices: int, *techniques: Technique) -> TrainingPlan:
     return planner(devices).predictor.plan(asked_for(techniques, planner(devices).ledger()))
 
 
 def test_where_data_parallel_does_not_fit_a_pipeline_is_found_and_explained() -> None:
     found = outcome(2, 2.8)
     chosen = found.chosen
-    assert found.plain.process_bytes > 2.8 * MB >= chosen.process_bytes
+    assert found.plain.predicted["process_bytes"] > 2.8 * MB >= chosen.predicted["process_bytes"]
     assert any(isinstance(one, Pipeline) for one in chosen.techniques)
-    assert dict(chosen.mesh) == {"data": 1, "stage": 2, "tensor": 1}
-    assert chosen.staging is not None and sum(chosen.staging.cut) == 4
+    assert dict(chosen.details.mesh) == {"data": 1, "stage": 2, "tensor": 1}
+    assert chosen.details.staging is not None and sum(chosen.details.staging.cut) == 4
     assert (
-        "4 blocks are cut" in chosen.staging.why
-        and "idle for" in chosen.staging.why
-        and "DataParallel() needs" in chosen.staging.why
+        "4 blocks are cut" in chosen.details.staging.why
+        and "idle for" in chosen.details.staging.why
+        and "DataParallel() needs" in chosen.details.staging.why
     )
 
 
@@ -93,10 +94,12 @@ def test_the_peak_of_a_plan_is_that_of_the_stage_that_needs_most_and_every_stage
         rehearse(replace(small(), mesh=imagined_mesh(sizes, rank)), plan.techniques, on_device=True)
         for rank in range(2)
     ]
-    assert [one.ranks for one in plan.ranks] == [(0,), (1,)]
-    assert [one.peak_bytes for one in plan.ranks] == [peak(log).bytes for log in logs]
-    assert plan.peak_bytes == max(one.peak_bytes for one in plan.ranks)
-    assert plan.sent_bytes == plan.ranks[0].sent_bytes > 4 * 2 * 32 * 64 * 4  # what crosses the cut, of all pieces
+    assert [one.ranks for one in plan.details.ranks] == [(0,), (1,)]
+    assert [one.peak_bytes for one in plan.details.ranks] == [peak(log).bytes for log in logs]
+    assert plan.predicted["peak_bytes"] == max(one.peak_bytes for one in plan.details.ranks)
+    assert (
+        plan.predicted["sent_bytes"] == plan.details.ranks[0].sent_bytes > 4 * 2 * 32 * 64 * 4
+    )  # what crosses the cut, of all pieces
 
 
 @pytest.mark.parametrize(
@@ -113,17 +116,17 @@ def test_the_ledger_of_a_pipeline_is_close_to_its_rehearsal(techniques: tuple[Te
     """So that the ranking is worth something; weights that are elsewhere are not counted in either."""
     one = asked_for(techniques, planner(2).ledger())
     plan = planner(2).predictor.plan(one)
-    assert one.known["peak_bytes"] == pytest.approx(plan.peak_bytes, rel=0.1)
-    assert one.known["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=0.01)
+    assert one.known["peak_bytes"] == pytest.approx(plan.predicted["peak_bytes"], rel=0.1)
+    assert one.known["sent_bytes"] == pytest.approx(plan.predicted["sent_bytes"], rel=0.01)
 
 
 def test_on_four_workers_stages_and_copies_are_chosen_together() -> None:
     plan = planned(4, Pipeline(2, 4, balance=(2, 2)), DataParallel())
-    assert dict(plan.mesh) == {"data": 2, "stage": 2, "tensor": 1} and plan.world == 4
-    assert [one.ranks for one in plan.ranks] == [(0, 2), (1, 3)]
+    assert dict(plan.details.mesh) == {"data": 2, "stage": 2, "tensor": 1} and plan.details.world == 4
+    assert [one.ranks for one in plan.details.ranks] == [(0, 2), (1, 3)]
     deeper = planned(4, Pipeline(4, 4))
-    assert dict(deeper.mesh) == {"data": 1, "stage": 4, "tensor": 1} and len(deeper.ranks) == 4
-    assert deeper.peak_bytes < plan.peak_bytes
+    assert dict(deeper.details.mesh) == {"data": 1, "stage": 4, "tensor": 1} and len(deeper.details.ranks) == 4
+    assert deeper.predicted["peak_bytes"] < plan.predicted["peak_bytes"]
     every = list(combinations(planner(4).ledger(), planner(4).catalogue, Exactness.ROUNDING))
     stages = {next((one.stages for one in found.techniques if isinstance(one, Pipeline)), 1) for found in every}
     assert stages == {1, 2, 4} and len(every) < 5000
@@ -135,8 +138,8 @@ def test_on_four_workers_stages_and_copies_are_chosen_together() -> None:
 
 def test_batches_with_fewer_samples_than_workers_are_planned_for_a_pipeline() -> None:
     found = planner(4, batch=2).outcome(1 << 30).chosen
-    assert dict(found.mesh)["data"] <= 2 and any(isinstance(one, Pipeline) for one in found.techniques)
-    assert found.staging is not None and "too few samples" in found.staging.why
+    assert dict(found.details.mesh)["data"] <= 2 and any(isinstance(one, Pipeline) for one in found.techniques)
+    assert found.details.staging is not None and "too few samples" in found.details.staging.why
     with pytest.raises(Mistake, match="batches of 2 samples for 4 workers"):
         planner(4, batch=2).outcome(1 << 30, (DataParallel(),))
 
@@ -145,32 +148,29 @@ def test_where_nothing_fits_the_least_that_works_is_told_with_all_its_stages() -
     with pytest.raises(OverBudget, match="nothing fits") as error:
         planner(2).outcome(MB // 2)
     nearest = error.value.nearest
-    assert isinstance(nearest, Plan) and nearest.process_bytes > MB // 2
+    assert isinstance(nearest, Plan) and nearest.predicted["process_bytes"] > MB // 2
     if any(isinstance(one, Pipeline) for one in nearest.techniques):
-        assert len(nearest.ranks) == 2
+        assert len(nearest.details.ranks) == 2
 
 
 def test_a_plan_with_a_cut_is_the_same_after_a_file(tmp_path: Path) -> None:
     plan = outcome(2, 2.8).chosen
-    told = plan.as_json()
-    assert told["mesh"] == {"data": 1, "stage": 2, "tensor": 1} and told["schedule"] in (
-        "1f1b",
-        "gpipe",
-        "interleaved",
-        "zero-bubble",
+    assert plan.details.mesh == {"data": 1, "stage": 2, "tensor": 1} and plan.details.staging is not None
+    assert plan.details.staging.schedule in ("1f1b", "gpipe", "interleaved", "zero-bubble")
+    assert sum(plan.details.staging.cut) == 4 and 0 < plan.details.staging.bubble < 1
+    again = plan_in(json.loads(json.dumps(Outcome(plan).as_json())))
+    assert (
+        again.details.mesh == plan.details.mesh
+        and again.details.ranks == plan.details.ranks
+        and again.techniques == plan.techniques
     )
-    assert sum(told["cut"]) == 4 and 0 < told["bubble"] < 1
-    again = plan_in({"shoestring": 2, "chosen": plan.as_file()}, tmp_path)
-    assert again.mesh == plan.mesh and again.ranks == plan.ranks and again.techniques == plan.techniques
-    assert again.staging is not None and plan.staging is not None and again.staging.timeline == plan.staging.timeline
+    assert (
+        again.details.staging is not None
+        and plan.details.staging is not None
+        and again.details.staging.timeline == plan.details.staging.timeline
+    )
     plan.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").mesh == plan.mesh
-    older = {
-        key: value
-        for key, value in plan.as_file().items()
-        if key not in ("mesh", "cut", "schedule", "bubble", "timeline")
-    }
-    assert plan_in({"shoestring": 2, "chosen": older}, tmp_path).staging is None
+    assert load_plan(tmp_path / "plan.json").details.mesh == plan.details.mesh
 
 
 def test_the_timeline_of_a_plan_is_that_of_its_schedule_and_its_idle_share_the_formulas() -> None:

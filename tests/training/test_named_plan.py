@@ -26,7 +26,7 @@ from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.low_rank import LowRank
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingDetails, training_plan
 from shoestring.training.technique import TrainingTechnique
 
 
@@ -44,7 +44,7 @@ def made_job(clip: float = 0.0) -> Job:
 DOORS: dict[str, Callable[[Job, tuple[TrainingTechnique, ...]], Any]] = {
     "plan": lambda job, use: shoestring.plan(job, use=use),
     "train": lambda job, use: list(shoestring.train(job, use)),
-    "train by a Plan": lambda job, use: list(shoestring.train(job, Plan(use))),
+    "train by a Plan": lambda job, use: list(shoestring.train(job, training_plan(use))),
     "verify": shoestring.verify,
 }
 
@@ -128,7 +128,9 @@ def test_what_has_no_effect_in_a_process_that_runs_is_told(file: Path) -> None:
 def test_a_plan_for_another_job_is_checked_where_a_run_is_kept(
     devices: int, reason: str, file: Path, tmp_path: Path
 ) -> None:
-    plan = Plan((StepInBackward(), *([DataParallel()] if devices > 1 else [])), world=devices)
+    plan = training_plan(
+        (StepInBackward(), *([DataParallel()] if devices > 1 else [])), details=TrainingDetails(world=devices)
+    )
     with pytest.raises(Mistake, match=reason):
         list(shoestring.train(file, plan, run=tmp_path / "run", devices=devices, clip=1.0))
     assert not (tmp_path / "run" / "plan.json").exists()

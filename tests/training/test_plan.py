@@ -6,16 +6,19 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shoestring.core.errors import Mistake
+from shoestring.core.codec import Unreadable
+from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.link import Link
 from shoestring.core.mesh import on_one_axis
+from shoestring.core.staging import RankFigures
 from shoestring.measure.timeline import peak
-from shoestring.planning.quantities import MEASURABLE, QUANTITIES, plan_summary
+from shoestring.planning.plan import Outcome
+from shoestring.planning.quantities import MEASURABLE
+from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.training.axes import kinds_of_workers
 from shoestring.training.data_parallel.asynchronous import Asynchronous
 from shoestring.training.data_parallel.data_parallel import DataParallel
@@ -23,83 +26,62 @@ from shoestring.training.evidence.rehearse import rehearse
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.precision import Precision
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan, RankFigures, plan_in
+from shoestring.training.plan import TrainingDetails, TrainingPlan, plan_in, training_plan
 from shoestring.training.planner import Planner
 from tests.models import job
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PAPER = Hardware(described=True, memory=1 << 40)
-PLAN = Plan(
+PLAN = training_plan(
     (Accumulate(2), FusedOptimizer()),
-    10,
-    20,
-    0.5,
+    details=TrainingDetails(
+        world=3,
+        where="backward of 1",
+        parts={"inputs": 4},
+        ranks=(RankFigures((0, 1), 10, 4.0), RankFigures((2,), 9, 4.0)),
+        blocks=(("forward 1", 7),),
+    ),
+    basis="a trial",
+    peak_bytes=10,
+    process_bytes=20,
+    step_seconds=0.5,
     traffic_bytes=3.0,
     sent_bytes=4.0,
-    where="backward of 1",
-    parts=(("inputs", 4),),
-    sure="a trial",
     drift=0.25,
-    world=3,
-    ranks=(RankFigures((0, 1), 10, 4.0), RankFigures((2,), 9, 4.0)),
-    blocks=(("forward 1", 7),),
 )
+OTHER = training_plan((FusedOptimizer(),), peak_bytes=1, process_bytes=2, step_seconds=3.0)
 
 
-def test_every_quantity_is_a_figure_of_a_plan_and_a_number_to_limit() -> None:
-    found = PLAN.figures
-    assert [one.quantity for one in found] == list(QUANTITIES) and found["traffic_bytes"].predicted == 3.0
-    assert found["drift"].predicted == 0.25 and found["process_bytes"].basis == "a trial"
-    assert PLAN.numbers()["process_bytes"] == 20 and PLAN.numbers()["world"] == 3
-
-
-@pytest.mark.parametrize("plan", [PLAN, Plan(), replace(PLAN, drift=math.inf)])
-def test_a_file_holds_a_plan_once_and_gives_it_back(plan: Plan, tmp_path: Path) -> None:
-    written = Outcome(
-        plan, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()
-    ).as_file()
-    assert json.dumps(written).count('"peak_bytes"') == 3 + len(plan.ranks), (
-        "the chosen, the plain and the one that lost"
-    )
-    again = plan_in(json.loads(json.dumps(written)), tmp_path)
-    assert again == plan and again.blocks == plan.blocks and again.ranks == plan.ranks
+@pytest.mark.parametrize("plan", [PLAN, training_plan(), PLAN.predicting(drift=math.inf)])
+def test_a_file_holds_a_plan_once_and_gives_it_back(plan: TrainingPlan) -> None:
+    written = json.dumps(Outcome(plan, training_plan(), runners_up=((OTHER, "slower"),)).as_json(), allow_nan=False)
+    assert written.count('"process_bytes"') == 3, "the chosen, the plain and the one that lost"
+    again = plan_in(json.loads(written))
+    assert again == plan and again.details.blocks == plan.details.blocks and again.details.ranks == plan.details.ranks
 
 
 def test_a_page_is_told_what_a_plan_file_holds() -> None:
-    written = Outcome(
-        PLAN, Plan(), ((Plan((FusedOptimizer(),), 1, 2, 3.0), "slower"),), 1, 1, 0.0, 99, (), ()
-    ).as_file()
-    told = plan_summary(written)
-    assert told["predicted"] == {
-        one.name: PLAN.numbers()[one.name] for one in MEASURABLE if one.name != "validation_seconds"
-    }
-    assert told["techniques"][0] == {"name": "Accumulate", "knobs": {"pieces": 2}, "why": Accumulate.why}
-    assert (told["exactness"], told["sure"], told["blocks"]) == ("same bits", "a trial", [["forward 1", 7]])
-    assert told["runners_up"][0]["text"] == "FusedOptimizer()" and told["runners_up"][0]["lost"] == "slower"
-    assert plan_summary({}) == {} == plan_summary({"chosen": 3})
+    written = json.loads(json.dumps(Outcome(PLAN, training_plan(), runners_up=((OTHER, "slower"),)).as_json()))
+    told = read_summary(written)
+    assert told.predicted == {one.name: PLAN.predicted[one.name] for one in MEASURABLE}
+    assert told.techniques is not None and told.techniques[0].why == Accumulate.why
+    assert (told.exactness, told.basis, told.blocks) == (Exactness.BITS, "a trial", (("forward 1", 7.0),))
+    assert told.runners_up[0].text == "FusedOptimizer()" and told.runners_up[0].lost == "slower"
+    assert read_summary({}) == PlanSummary() == read_summary({"chosen": 3})
 
 
-@pytest.mark.parametrize(
-    "file", sorted(GOLDEN.glob("version-*/**/*plan.json")), ids=lambda file: "-".join(file.parts[-3:])
-)
-def test_plans_of_earlier_versions_load(file: Path) -> None:
-    found: Any = json.loads(file.read_text())
-    plan = plan_in(found, file)
-    assert plan.process_bytes == found["chosen"]["process_bytes"] and plan.sure == found["chosen"]["sure"]
-
-
-def test_a_plan_of_a_later_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="is of version 3, and this shoestring reads up to 2"):
-        plan_in(PLAN.as_file() | {"shoestring": 3}, tmp_path)
+@pytest.mark.parametrize("version", [2, 4, None, "3", True])
+def test_a_plan_of_another_version_is_refused(version: object) -> None:
+    with pytest.raises(Unreadable, match=f"is of version {version}, and this shoestring reads 3: plan again"):
+        plan_in(Outcome(PLAN).as_json() | {"shoestring": version})
 
 
 def test_what_techniques_state_is_added_up() -> None:
     planner = Planner(
         job("chain"), replace(PAPER, dtypes={"bf16": "", "fp16": ""}), inexact=True, wanted=(Precision("bf16"),)
     )
-    assert planner.outcome(None, (Precision("bf16"), FusedOptimizer())).chosen.drift == pytest.approx(0.05)
-    assert planner.outcome(None, (FusedOptimizer(),)).chosen.drift == 0.0
+    assert planner.outcome(None, (Precision("bf16"), FusedOptimizer())).chosen.predicted["drift"] == pytest.approx(0.05)
+    assert planner.outcome(None, (FusedOptimizer(),)).chosen.predicted["drift"] == 0.0
 
 
 def test_every_kind_of_worker_of_a_chosen_plan_has_figures() -> None:
@@ -107,27 +89,22 @@ def test_every_kind_of_worker_of_a_chosen_plan_has_figures() -> None:
     count = made.count(next(iter(made.data())))
     world = next(world for world in range(2, count) if count % world)
     chosen = Planner(made, PAPER, devices=world).outcome(None, (DataParallel(),)).chosen
-    assert len(chosen.ranks) == 2 and sorted(rank for one in chosen.ranks for rank in one.ranks) == list(range(world))
-    for one in chosen.ranks:
+    assert len(chosen.details.ranks) == 2 and sorted(
+        rank for one in chosen.details.ranks for rank in one.ranks
+    ) == list(range(world))
+    for one in chosen.details.ranks:
         for rank in one.ranks:
             log = rehearse(replace(made, mesh=on_one_axis(Link(rank, world))), (DataParallel(),))
             assert peak(log).bytes == one.peak_bytes and log.sent[-1] <= one.sent_bytes
-    assert max(one.peak_bytes for one in chosen.ranks) == chosen.peak_bytes
+    assert max(one.peak_bytes for one in chosen.details.ranks) == chosen.predicted["peak_bytes"]
 
 
 def test_a_server_is_another_kind_than_those_it_serves() -> None:
     assert kinds_of_workers(job("chain"), {"data": 3}, serves=True) == [(0,), (1, 2)]
     chosen = Planner(job("chain"), PAPER, inexact=True, devices=3).outcome(None, (Asynchronous("server"),)).chosen
-    server, others = chosen.ranks
-    assert server.sent_bytes == chosen.sent_bytes and others.sent_bytes == chosen.sent_by_others_bytes
-    assert others.peak_bytes == chosen.peak_bytes
-
-
-def test_a_plan_file_without_its_chosen_plan_still_tells_the_rest() -> None:
-    """A page of such a run was drawn without its plan."""
-    told = {
-        "techniques": [{"name": "FusedOptimizer", "knobs": {}}],
-        "predicted": {"peak_bytes": 1},
-        "plain": {"process_bytes": 2},
-    }
-    assert plan_summary(told) == told and plan_summary({}) == {}
+    server, others = chosen.details.ranks
+    assert (
+        server.sent_bytes == chosen.predicted["sent_bytes"]
+        and others.sent_bytes == chosen.predicted["sent_by_others_bytes"]
+    )
+    assert others.peak_bytes == chosen.predicted["peak_bytes"]

@@ -9,10 +9,10 @@ import pytest
 from shoestring.core.hardware import Hardware
 from shoestring.core.technique import total_cost
 from shoestring.core.units import bytes_text
-from shoestring.show.terminal import plan_text
 from shoestring.training.memory.offload_activations import OffloadActivations
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
+from shoestring.training.outcome_text import training_outcome_text
 from shoestring.training.plan import load_plan
 from shoestring.training.planner import Planner
 from shoestring.training.predict import disk_speed
@@ -25,11 +25,11 @@ MACHINE = Hardware(disk=3e8, direct=2e9, moving=1e-10)
 
 def test_a_plan_that_moves_bytes_says_how_many_and_how_fast(tmp_path: Path) -> None:
     outcome = Planner(job("chain"), MACHINE).outcome(None, forced=(OffloadActivations(),))
-    told, shown = outcome.as_json(), plan_text(outcome.as_json(), {})
+    told, shown = outcome.as_json(), training_outcome_text(outcome)
     assert told["chosen"]["traffic_bytes"] > 0 and told["chosen"]["disk_bytes_per_second"] == pytest.approx(3e8)
     assert f"to and from the disk: {bytes_text(told['chosen']['traffic_bytes'])} a step, at 286 MiB/s" in shown
     outcome.chosen.save(tmp_path / "plan.json")
-    assert load_plan(tmp_path / "plan.json").disk_speed == outcome.chosen.disk_speed
+    assert load_plan(tmp_path / "plan.json").details.disk_speed == outcome.chosen.details.disk_speed
 
 
 def test_a_plan_that_moves_nothing_says_nothing_of_the_disk() -> None:
@@ -39,7 +39,7 @@ def test_a_plan_that_moves_nothing_says_nothing_of_the_disk() -> None:
         == outcome.as_json()["plain"]["disk_bytes_per_second"]
         == 0.0
     )
-    assert "disk" not in plan_text(outcome.as_json(), {})
+    assert "disk" not in training_outcome_text(outcome)
 
 
 @pytest.mark.parametrize(

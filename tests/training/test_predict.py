@@ -22,7 +22,7 @@ from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.evidence.tasks import AnchorTask, TrialResult
 from shoestring.training.memory.allocator import following
 from shoestring.training.memory.fused import FusedOptimizer
-from shoestring.training.plan import Plan, ProcessBasis
+from shoestring.training.plan import ProcessBasis, TrainingDetails, training_plan
 from shoestring.training.predict import Predictor
 from tests.models import job
 
@@ -73,21 +73,23 @@ def test_a_plan_near_its_budget_is_tried_again_and_the_largest_trial_counts(
     def worker(task: Task[Any], environment: Mapping[str, str]) -> Any:
         return TrialResult(left.pop(0), 1.0, 4)
 
-    plan = Plan((FusedOptimizer(),), process_bytes=980, process_basis=ProcessBasis.TRIAL)
+    plan = training_plan(
+        (FusedOptimizer(),), details=TrainingDetails(process_basis=ProcessBasis.TRIAL), process_bytes=980
+    )
     predictor = Predictor(
         Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), worker), Evidence(Ledger(()), Log())
     )
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == largest and predictor.trials == trials
     assert predictor.tried_again(plan, Budget(memory=2000)) == plan, "far below its budget nothing is tried"
     left, predictor.trials = [1000, 1000], 0
-    plain = Plan((), process_bytes=950, process_basis=ProcessBasis.ANCHOR)
+    plain = training_plan((), details=TrainingDetails(process_basis=ProcessBasis.ANCHOR), process_bytes=950)
     assert predictor.tried_again(plain, Budget(memory=1050)).process_bytes == 1020, (
         "a few steps do not tell of plain training, either"
     )
 
 
 def test_where_sizes_vary_a_plan_without_a_rule_needs_room_for_how_far_two_runs_differ() -> None:
-    plan = Plan((), process_bytes=900, process_basis=ProcessBasis.TRIAL)
+    plan = training_plan((), details=TrainingDetails(process_basis=ProcessBasis.TRIAL), process_bytes=900)
     rehearsals = Rehearsals(replace(job("chain"), origin=Origin("net.py")), Hardware(), lengths=Lengths(varies=True))
     predictor = Predictor(rehearsals, Evidence(Ledger(()), Log()))
     assert predictor.tried_again(plan, Budget(memory=1000)).process_bytes == 1035

@@ -21,7 +21,7 @@ from shoestring.core.job import Job
 from shoestring.core.ledger import Ledger
 from shoestring.core.run import Run
 from shoestring.core.units import bytes_text
-from shoestring.show.terminal import plan_text
+from shoestring.planning.plan import Outcome
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.ema import EMA
@@ -31,8 +31,8 @@ from shoestring.training.memory.offload_activations import OffloadActivations
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan, load_plan
+from shoestring.training.outcome_text import training_outcome_text
+from shoestring.training.plan import load_plan, training_plan
 from shoestring.training.planner import Planner
 from shoestring.training.room import TrainingRoom
 from shoestring.training.savings import excess
@@ -94,23 +94,26 @@ def test_a_plan_above_plain_training_is_warned_of_with_both_figures(name: str, t
     if technique.refusal(ledger):
         pytest.skip("it is refused for this job")
     found = outcome(name, technique)
-    above = found.chosen.peak_bytes > found.plain.peak_bytes
+    above = found.chosen.predicted["peak_bytes"] > found.plain.predicted["peak_bytes"]
     warned = [text for text in found.chosen.warnings if "of tensors" in text]
     assert len(warned) == above
     for text in warned:
         assert (
-            bytes_text(found.chosen.peak_bytes) in text
-            and bytes_text(found.plain.peak_bytes) in text
+            bytes_text(found.chosen.predicted["peak_bytes"]) in text
+            and bytes_text(found.plain.predicted["peak_bytes"]) in text
             and str(found.chosen) in text
         )
-    shown = plan_text(found.as_json(), {})
+    shown = training_outcome_text(found)
     assert ("warning: " in shown) is bool(found.chosen.warnings) and all(
         text in shown for text in found.chosen.warnings
     )
     assert json.loads(json.dumps(found.as_json()))["chosen"]["warnings"] == list(found.chosen.warnings)
     if technique.saves_memory and above:
         room = TrainingRoom(made.predictor, made.catalogue, found.plain)
-        fits, tight = Budget(memory=2 * found.plain.process_bytes), Budget(memory=found.plain.process_bytes // 2)
+        fits, tight = (
+            Budget(memory=2 * found.plain.predicted["process_bytes"]),
+            Budget(memory=found.plain.predicted["process_bytes"] // 2),
+        )
         assert room.needless(found.chosen, fits) and not room.needless(found.chosen, tight)
 
 
@@ -125,12 +128,12 @@ def test_the_table_has_both_kinds() -> None:
 
 
 def test_a_process_within_what_two_trials_differ_is_not_called_larger() -> None:
-    plain = Plan((), peak_bytes=100, process_bytes=1000)
-    assert not excess(Plan((Checkpoint(1),), peak_bytes=90, process_bytes=1030), plain)
-    text = excess(Plan((Checkpoint(1),), peak_bytes=90, process_bytes=1100), plain)
+    plain = training_plan((), peak_bytes=100, process_bytes=1000)
+    assert not excess(training_plan((Checkpoint(1),), peak_bytes=90, process_bytes=1030), plain)
+    text = excess(training_plan((Checkpoint(1),), peak_bytes=90, process_bytes=1100), plain)
     assert "1.07 KiB of process, where plain training needs 1,000 B" in text and "tensors" not in text
     assert "leave out Checkpoint(every=1)" in text
-    assert "leave out" not in excess(Plan((FusedOptimizer(),), peak_bytes=101, process_bytes=1000), plain), (
+    assert "leave out" not in excess(training_plan((FusedOptimizer(),), peak_bytes=101, process_bytes=1000), plain), (
         "it was not to save any"
     )
 

@@ -23,7 +23,7 @@ from shoestring.measure.timeline import blocks_of, peak, validation
 from shoestring.measure.tracker import VALIDATE, Log, Moment
 from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.training.loop import steps
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.validation import run_validation
@@ -142,7 +142,7 @@ def test_the_memory_of_a_validation_is_rehearsed_to_the_byte_under_every_techniq
         assert validation(predicted) and not predicted.unvalidated, plan
         without = rehearse(replace(made, held_out=None, metrics=None), plan)
         higher += peak(predicted).moment.phase == VALIDATE
-        assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.flops, plan
+        assert blocks_of(predicted) == blocks_of(without) and predicted.flops == without.predicted["flops"], plan
         assert (predicted.moved, predicted.sent, predicted.draws) == (without.moved, without.sent, without.draws), plan
         assert mixed or moments(predicted)[: len(without.marks)] == moments(without), plan
     assert higher
@@ -161,31 +161,33 @@ def test_the_ledger_ranks_validation_within_a_quarter_of_what_is_rehearsed() -> 
     assert higher
 
 
-def planned(**more: Any) -> Plan:
+def planned(**more: Any) -> TrainingPlan:
     made = replace(validating(job("chain", optimizer=sgd), times=4), **more)
     return Planner(made, Hardware()).outcome(None, ()).chosen
 
 
 def test_a_plan_tells_where_validation_is_its_peak_and_how_long_it_takes() -> None:
     plan, without = planned(metrics=None, goal="min loss"), planned(held_out=None, metrics=None)
-    assert plan.where.startswith("validation, ") and plan.peak_bytes > without.peak_bytes
-    assert any(name.startswith("validate ") for name, _ in plan.blocks)
-    assert not any(name.startswith("validate") for name, _ in without.blocks)
-    assert plan.validation_seconds > 0 and plan.training_seconds > 0
+    assert (
+        plan.details.where.startswith("validation, ") and plan.predicted["peak_bytes"] > without.predicted["peak_bytes"]
+    )
+    assert any(name.startswith("validate ") for name, _ in plan.details.blocks)
+    assert not any(name.startswith("validate") for name, _ in without.details.blocks)
+    assert plan.predicted["validation_seconds"] > 0 and plan.predicted["training_seconds"] > 0
     assert "validation_seconds" in plan.as_json() and "validation_seconds" not in without.as_json()
-    assert (plan.flops, plan.traffic_bytes, plan.step_seconds) == (
-        without.flops,
-        without.traffic_bytes,
-        without.step_seconds,
+    assert (plan.predicted["flops"], plan.predicted["traffic_bytes"], plan.predicted["step_seconds"]) == (
+        without.predicted["flops"],
+        without.predicted["traffic_bytes"],
+        without.predicted["step_seconds"],
     )
 
 
 def test_what_of_a_validation_is_not_in_the_plan_is_told() -> None:
     looks = planned(metrics=lambda output, batch: {"hits": (output.argmax(1) == batch[1]).float().mean().item()})
-    assert "validation is part of the tensors up to where fake ones could not run it (LooksAtValues" in looks.sure
+    assert "validation is part of the tensors up to where fake ones could not run it (LooksAtValues" in looks.basis
     assert looks.where.startswith("validation, ")
     own = planned(held_out=None, metrics=None, validate=lambda model: {"hits": 1.0})
-    assert "validation is not part of the tensors (validate=... may do anything" in own.sure
+    assert "validation is not part of the tensors (validate=... may do anything" in own.basis
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from shoestring.compression.calibration.model_outputs import Outputs, named_tens
 from shoestring.compression.compress_report import OnnxReport
 from shoestring.compression.onnx.export import ExportedFile, export_onnx
 from shoestring.compression.onnx.interface import interface_of, outputs_of
+from shoestring.compression.room import compressed_model
 from shoestring.compression.session import CompressSession, begun
 from shoestring.core.batch import Batch
 from shoestring.core.errors import OverBudget
@@ -53,7 +54,7 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
     now, size = session, session.asked.budget.size
     least, smallest = float("inf"), session
     for _ in range(TRIES):
-        model = now.plan.made().model
+        model = compressed_model(now.plan).model
         made = export_onnx(
             model,
             now.source.job.forward,
@@ -74,7 +75,7 @@ def onnx_file(session: CompressSession, path: Path, fast: bool) -> tuple[Compres
         budget = replace(session.asked.budget, size=smaller)
         try:
             now = begun(
-                session.source, replace(session.asked, budget=budget), session.outcome.plain.cost, session.given
+                session.source, replace(session.asked, budget=budget), session.plain.details.cost, session.given
             )
         except OverBudget:  # keep the smallest file so far
             break
@@ -102,7 +103,7 @@ def keeps_budget(session: CompressSession, model: nn.Module, path: Path) -> bool
 
 def file_fidelity(session: CompressSession, model: nn.Module, path: Path, batches: Sequence[Batch]) -> Fidelity:
     """Fidelity of the file's outputs to the original's."""
-    study, comparison = session.plan.cost.study, FidelitySums([])
+    study, comparison = session.plan.details.cost.study, FidelitySums([])
     for batch, found in zip(batches, file_outputs(path, model, session.source.job.forward, batches), strict=True):
         comparison = (
             comparison if comparison.outputs else FidelitySums([one for one in study.measures if one.name in found])

@@ -179,6 +179,6 @@ def footer(report: Report) -> Markup:
         ("Begun", clock(report.begun) if report.begun is not None else ""),
         ("Process", report.pid),
         ("Weights", f"sha256 {report.weights_sha256}" if report.weights_sha256 else ""),
-        ("How sure", report.plan.sure),
+        ("How sure", report.plan.basis),
     ]
     return render("footer.html", facts=[(name, value) for name, value in facts if value])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoestring.processes.nodes import Team
     from shoestring.runs.resume import Resolved
     from shoestring.training.options import PlanOptions
-    from shoestring.training.plan import Plan
+    from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 ROOM = "shoestring.training.execution.job_planning"  # what commands of training import
 
@@ -115,30 +115,28 @@ class JobLoader:
         return Resolved(resolved_arguments(job), imported_modules())
 
 
-def planned(
+def plan_for(
     call: Call, job: Job, asked: PlanOptions, workers: Team, hardware: str | Path | None = None, silent: bool = False
-) -> tuple[Plan, dict[str, Any]]:
-    """The plan to run and the planner's outcome as JSON (empty when a saved plan is replayed)."""
+) -> TrainingOutcome:
+    """What planning found, or the saved plan that is replayed."""
     from pathlib import Path
 
+    from shoestring.planning.plan import Outcome
     from shoestring.processes.chatter import overheard
     from shoestring.training.commands.progress import telling
-    from shoestring.training.execution import job_planning
+    from shoestring.training.execution.job_planning import plan_job
     from shoestring.training.plan import load_plan
 
     if asked.plan:
         plan = load_plan(Path(asked.plan))
         check_from_file(job, plan, asked.exact, workers, silent)
-        return plan, {}
+        return Outcome(plan)
     # What the job says meanwhile is overheard; what we say is said aloud
     with telling(call) as doing, overheard(silent) as aloud:
-        outcome = job_planning.planned(
-            job, asked, workers.world, workers.devices, hardware=hardware, on_progress=aloud(doing)
-        )
-    return outcome.chosen, outcome.as_json() | {"blocks": outcome.chosen.blocks}
+        return plan_job(job, asked, workers.world, workers.devices, hardware=hardware, on_progress=aloud(doing))
 
 
-def check_from_file(job: Job, plan: Plan, exact: str | None, workers: Team, silent: bool) -> None:
+def check_from_file(job: Job, plan: TrainingPlan, exact: str | None, workers: Team, silent: bool) -> None:
     """Refuse a plan that was read from a file and can't be used for a job."""
     if not plan.techniques:
         return
@@ -147,10 +145,3 @@ def check_from_file(job: Job, plan: Plan, exact: str | None, workers: Team, sile
 
     with overheard(silent):
         check_here(job, plan.techniques, exact, workers.world, workers.devices)
-
-
-def reasons() -> dict[str, str]:
-    """What every technique is good for, by its name."""
-    from shoestring.training.catalogue import CATALOGUE
-
-    return {kind.__name__: str(kind.why) for kind in CATALOGUE}

@@ -7,7 +7,7 @@ import sys
 
 from shoestring.core.exit_codes import DONE
 from shoestring.show.output import screen
-from shoestring.training.commands.job_flags import asked_job, loaded, planned, reasons
+from shoestring.training.commands.job_flags import asked_job, loaded, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,23 +23,19 @@ def run(asked: PlanCommand, call: Call) -> int:
     import json
     from pathlib import Path
 
-    from shoestring.show.terminal import plan_text
+    from shoestring.training.outcome_text import training_outcome_text
 
     job = loaded(call, given.path, given.flags)
-    chosen, outcome = planned(call, job, asked.plan, team, asked.hardware)
+    outcome = plan_for(call, job, asked.plan, team, asked.hardware)
     note = weights_note(job)
     if asked.save:
-        chosen.save(Path(asked.save))
-    if not outcome:
-        outcome = {"chosen": chosen.as_json()}
-    if note:
-        outcome = {**outcome, "weights": note}
+        outcome.chosen.save(Path(asked.save))
     if call.json:
-        print(json.dumps(outcome))
-    elif "plain" in outcome:
-        print(plan_text(outcome, reasons(), screen(sys.stdout)))
+        print(json.dumps(outcome.as_json() | ({"weights": note} if note else {})))
+    elif outcome.plain is not None:
+        print(training_outcome_text(outcome, screen(sys.stdout)))
     else:
-        print(chosen)
+        print(outcome.chosen)
     if note and not call.json:
         print(f"\nweights: {note}")
     return DONE

@@ -7,7 +7,7 @@ import sys
 
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.show.output import say, screen
-from shoestring.training.commands.job_flags import check_from_file, planned, reasons
+from shoestring.training.commands.job_flags import check_from_file, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from shoestring.processes.nodes import Team
     from shoestring.runs.resume import OpenedRun
     from shoestring.training.options import PlanOptions, TrainCommand
-    from shoestring.training.plan import Plan
+    from shoestring.training.plan import TrainingPlan
 
 
-def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> Plan:
+def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> TrainingPlan:
     """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
     workers = asked.workers.team(os.environ)
     if asked.replan:
@@ -29,13 +29,12 @@ def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> 
     from shoestring.runs.session import kept_plan
     from shoestring.training.plan import plan_in
 
-    plan_file = held.folder.path / "plan.json"
-    kept = None if held.changed else kept_plan(held.folder, lambda found: plan_in(found, plan_file), asked.run.adopt)
+    kept = None if held.changed else kept_plan(held.folder, plan_in, asked.run.adopt)
     if kept is not None and not (reason := unplaced(kept, workers.world)):
         from shoestring.training.admission import check_together
         from shoestring.training.plan import check_paths
 
-        check_paths(kept.techniques, asked.plan.written or (), plan_file)
+        check_paths(kept.techniques, asked.plan.written or (), held.folder.path / "plan.json")
         check_together(
             kept.techniques
         )  # the rest was checked when the run was begun; a resume need not look at the data again
@@ -46,7 +45,7 @@ def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> 
     return new_plan(asked.plan, call, job, held, workers)
 
 
-def unplaced(chosen: Plan, world: int) -> str:
+def unplaced(chosen: TrainingPlan, world: int) -> str:
     """Why so many workers can't carry out a plan; empty if they can."""
     from shoestring.training.group_technique import axes_not_united, mesh_sizes
 
@@ -83,10 +82,11 @@ def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
     return replace(held, request=replace(held.request, use=use))
 
 
-def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team) -> Plan:
+def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team) -> TrainingPlan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
+    from shoestring.runs.session import kept_plan
     from shoestring.training.plan import check_paths, plan_in
 
     folder = held.folder
@@ -96,7 +96,8 @@ def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team)
             f"{folder.path} did not run out of memory, so nothing was measured to plan from: leave --replan out, "
             f"or give another --memory with --adopt"
         )
-    chosen = plan_in(folder.read("plan-next.json"), following)
+    chosen = kept_plan(folder, plan_in, name="plan-next.json")
+    assert chosen is not None, "the file is there"
     check_paths(chosen.techniques, asked.written or (), following)
     check_from_file(job, chosen, held.request.exact, workers, silent=True)
     following.rename(folder.path / "plan.json")
@@ -104,7 +105,7 @@ def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team)
     return chosen
 
 
-def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers: Team) -> Plan:
+def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers: Team) -> TrainingPlan:
     """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
     from dataclasses import replace
 
@@ -113,9 +114,8 @@ def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers:
     from shoestring.core.units import bytes_text
     from shoestring.runs.event import Planning, Warned
     from shoestring.runs.events import note
-    from shoestring.show.terminal import plan_text
     from shoestring.training.catalogue import CATALOGUE
-    from shoestring.training.outcome import plan_file
+    from shoestring.training.outcome_text import training_outcome_text
     from shoestring.training.plan import check_paths
 
     request, memory = held.request, held.request.memory
@@ -124,23 +124,22 @@ def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers:
     )
     note(held.folder.path, Planning(memory))
     of_run = replace(asked, memory=memory, use=request.use, inexact=request.inexact, exact=request.exact)
-    chosen, outcome = planned(call, job, of_run, workers, silent=True)
-    for one in Budget(memory=memory).broken(chosen.numbers()) if outcome else ():
+    outcome = plan_for(call, job, of_run, workers, silent=True)
+    chosen, planned = outcome.chosen, outcome.plain is not None
+    for one in Budget(memory=memory).broken(chosen.numbers()) if planned else ():
         raise OverBudget(
             f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen
         )
-    held.folder.write("plan.json", plan_file(chosen, outcome))
+    held.folder.write("plan.json", outcome.as_json())
     for text in chosen.warnings:  # for the page; the terminal shows them with the plan
         note(held.folder.path, Warned(text))
     (held.folder.path / "plan-next.json").unlink(missing_ok=True)
-    if not call.json and outcome:
-        print(
-            plan_text(outcome, reasons(), screen(sys.stdout)), "", sep="\n", flush=True
-        )  # a log has it before training begins
+    if not call.json and planned:  # a log has it before training begins
+        print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)
     return chosen
 
 
-def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
+def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
     """Refuse a plan that these workers, or this disk, can't carry out."""
     from shoestring.training.group_technique import uniting
     from shoestring.training.memory.disk_store import require_room
@@ -154,42 +153,45 @@ def require_means(chosen: Plan, workers: Team, folder: Path) -> None:
         raise Mistake(
             f'{reason}: they would train apart; add --use "DataParallel()", or give as many --devices as the plan has places'
         )
-    require_room(folder, chosen.stored_bytes, sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin")))
+    require_room(
+        folder, int(chosen.predicted["stored_bytes"]), sum(file.stat().st_blocks * 512 for file in folder.glob("*.bin"))
+    )
 
 
-def after_memory_ran_out(call: Call, workers: Team, job: Job, held: OpenedRun, chosen: Plan, why: str) -> str:
+def after_memory_ran_out(call: Call, workers: Team, job: Job, held: OpenedRun, chosen: TrainingPlan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free
     from shoestring.runs.checkpoints import newest_good
     from shoestring.runs.report import report_of
-    from shoestring.training.execution.job_planning import planned as make_plan
+    from shoestring.training.execution.job_planning import plan_job
     from shoestring.training.options import PlanOptions
 
     told = report_of(held.folder.path)
     good, _ = newest_good(held.folder.checkpoints)
     kept = f"its checkpoint of step {good.step} is whole" if good else "it had no checkpoint yet, so it will begin anew"
     measured = int(told.measured.get("process_bytes", 0))
-    most = max(measured, chosen.process_bytes)
+    predicted = int(chosen.predicted["process_bytes"])
+    most = max(measured, predicted)
     budget = held.request.memory or int(0.9 * memory_free())
-    if not chosen.looked:
+    if not chosen.details.looked:
         return (
             f"the run stopped after step {told.step} because {why}; {kept}. It had {bytes_text(measured)} at its last step, and "
-            f"nothing can be planned for it: {chosen.sure}"
+            f"nothing can be planned for it: {chosen.basis}"
         )
     said = (
-        f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(chosen.process_bytes)} "
+        f"the run stopped after step {told.step} because {why}; {kept}. It was planned for {bytes_text(predicted)} "
         f"and had {bytes_text(measured)} at its last step"
     )
     say(call, "planning again with what was measured …")
     try:
-        smaller = int(min(0.9, chosen.process_bytes / most) * min(budget, most))
+        smaller = int(min(0.9, predicted / most) * min(budget, most))
         asked = PlanOptions(memory=smaller, inexact=held.request.inexact, exact=held.request.exact)
-        outcome = make_plan(job, asked, devices=workers.world, here=workers.devices)
+        outcome = plan_job(job, asked, devices=workers.world, here=workers.devices)
     except (Mistake, OverBudget) as error:  # nothing fits, or planning, which trains a few steps, met the same
         return f"{said}; planning again led to nothing: {error}"
-    held.folder.write("plan-next.json", outcome.as_file())
+    held.folder.write("plan-next.json", outcome.as_json())
     return (
-        f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.process_bytes)}: "
+        f"{said}. A plan with more room is ready, {outcome.chosen} at {bytes_text(outcome.chosen.predicted['process_bytes'])}: "
         f"go on with it by the same command and --run {held.folder.path} --replan"
     )

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoestring.runs.session import Session
     from shoestring.training.execution.tasks import TrainResult, TrainTask
     from shoestring.training.options import TrainCommand
-    from shoestring.training.plan import Plan
+    from shoestring.training.plan import TrainingPlan
 
 
 def run(asked: TrainCommand, call: Call) -> int:
@@ -103,11 +103,15 @@ def trained(
         flags=request.flags,
         techniques=specs_of(chosen.techniques),
         recording=RecordingSettings(
-            str(folder.path), asked.run.cadence, request.memory, chosen.process_bytes, str(path.parent)
+            str(folder.path),
+            asked.run.cadence,
+            request.memory,
+            int(chosen.predicted["process_bytes"]),
+            str(path.parent),
         ),
         traceback=call.traceback,
         expected=expected_batches(chosen),
-        position=Position(speeds=chosen.speeds),
+        position=Position(speeds=chosen.details.speeds),
     )
     try:
         result = worked(asked, call, task, job, chosen, session, workers, rendezvous)
@@ -127,7 +131,7 @@ def worked(
     call: Call,
     task: TrainTask,
     job: Job,
-    chosen: Plan,
+    chosen: TrainingPlan,
     session: Session,
     workers: Team,
     rendezvous: Rendezvous | None,

@@ -7,7 +7,7 @@ import sys
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
-from shoestring.training.commands.job_flags import asked_job, loaded, planned
+from shoestring.training.commands.job_flags import asked_job, loaded, plan_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(asked: VerifyCommand, call: Call) -> int:
     from shoestring.training.execution.verification import verify_plan
 
     job = loaded(call, given.path, given.flags)
-    chosen, _ = planned(call, job, asked.plan, Team())
+    chosen = plan_for(call, job, asked.plan, Team()).chosen
     say(call, f"training {asked.check_steps} steps plainly and with {chosen} …")
     report = verify_plan(job, chosen, asked.check_steps)
     if call.json:

@@ -19,7 +19,7 @@ from shoestring.core.errors import Mistake
 from shoestring.measure.cache import read_kept, write_kept
 from shoestring.measure.probe import hardware_file
 from shoestring.training.evidence.tasks import TechniqueSpec, specs_of, techniques_of
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique as Technique
 
 MOST = 500  # number of answers that are kept
@@ -47,7 +47,7 @@ def chosen_earlier(place: Path) -> tuple[Technique, ...] | None:
     return None
 
 
-def remember_choice(place: Path, chosen: Plan) -> None:
+def remember_choice(place: Path, chosen: TrainingPlan) -> None:
     write_kept(place, KeptChoice(specs_of(chosen.techniques)))
     with suppress(OSError):
         known = sorted(place.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)

@@ -27,7 +27,7 @@ from shoestring.training.evidence.rehearsals import COPIES, NoRoom
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.tasks import TrialResult, TrialTask
 from shoestring.training.loop import steps
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
 
 STEPS = 3  # number of plain steps to try
 
@@ -63,24 +63,22 @@ class PlainOnly:
         self.try_plain()
         return Mistake(f"{what}: {self.reason}, so nothing is known of it; plain training by one worker works")
 
-    def plan(self, memory: int | None) -> Plan:
+    def plan(self, memory: int | None) -> TrainingPlan:
         """Plain training, with the figures that plain steps gave; `memory`: bytes that the user allows."""
         tried = self.try_plain()
-        found = Plan(
-            sure=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works",
-            looked=False,
+        found = training_plan(
+            details=TrainingDetails(looked=False),
+            basis=f"{self.reason}, so nothing is predicted and no technique is offered; plain training works",
         )
         if tried is None:
             return found
         found = replace(
-            found,
-            process_bytes=tried.process_bytes,
-            step_seconds=tried.step_seconds,
-            sure=f"{found.sure}: the process and a step are those of {tried.steps} plain steps",
+            found.predicting(process_bytes=tried.process_bytes, step_seconds=tried.step_seconds),
+            basis=f"{found.basis}: the process and a step are those of {tried.steps} plain steps",
         )
-        if memory is not None and found.process_bytes > memory:
+        if memory is not None and tried.process_bytes > memory:
             raise OverBudget(
-                f"plain training needs {bytes_text(found.process_bytes)}, more than the {bytes_text(memory)} of --memory, "
+                f"plain training needs {bytes_text(tried.process_bytes)}, more than the {bytes_text(memory)} of --memory, "
                 f"and {self.reason}, so no technique is offered that may need less",
                 found,
             ) from self.error

@@ -24,7 +24,7 @@ from shoestring.measure.process import memory_free
 from shoestring.measure.timeline import peak
 from shoestring.measure.tracker import Log
 from shoestring.planning.answers import MeasuredAnswers
-from shoestring.planning.room import named
+from shoestring.planning.plan import named
 from shoestring.processes.task import R, Task, Worker
 from shoestring.training.catalogue import close_environment
 from shoestring.training.evidence.rehearse import rehearse, tracked

@@ -15,7 +15,7 @@ from math import prod
 from shoestring.core.batch import Batch
 from shoestring.core.units import bytes_text
 from shoestring.data.lengths import BatchSize, Lengths, largest_of, size_of
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 
 TRACKED = 2  # the first so many steps are always tracked
 # Parts of a peak that do not depend on the batch
@@ -37,12 +37,11 @@ class ExpectedBatches:
         return int(self.process + max(self.growing * (ratio - 1) - self.spare, 0))
 
 
-def expected_batches(plan: Plan) -> ExpectedBatches:
-    standing = sum(size for name, size in plan.parts if name in STANDING)
-    highest = max((size for name, size in plan.blocks if not name.startswith("update")), default=plan.peak_bytes)
-    return ExpectedBatches(
-        plan.lengths, plan.process_bytes, max(highest - standing, 0), max(plan.peak_bytes - highest, 0), plan.looked
-    )
+def expected_batches(plan: TrainingPlan) -> ExpectedBatches:
+    found, peak, process = plan.details, int(plan.predicted["peak_bytes"]), int(plan.predicted["process_bytes"])
+    standing = sum(size for name, size in found.parts.items() if name in STANDING)
+    highest = max((size for name, size in found.blocks if not name.startswith("update")), default=peak)
+    return ExpectedBatches(found.lengths, process, max(highest - standing, 0), max(peak - highest, 0), found.looked)
 
 
 class BatchSizes:

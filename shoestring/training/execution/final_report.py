@@ -7,18 +7,20 @@ from typing import Any
 from shoestring.core.coordinates import coordinates
 from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job
-from shoestring.planning.quantities import compared, plan_summary
+from shoestring.core.technique import described
+from shoestring.planning.quantities import MEASURABLE, compared
 from shoestring.runs.history import metrics_of
 from shoestring.runs.report import Report
 from shoestring.runs.report_json import best_json, cut_json, measured_json
 from shoestring.runs.request import Request
 from shoestring.training.execution.tasks import TrainResult
-from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 
 
-def finished_report(job: Job, request: Request, chosen: Plan, told: Report, result: TrainResult) -> dict[str, Any]:
-    plan = plan_summary(plan_file(chosen, {}))
+def finished_report(
+    job: Job, request: Request, chosen: TrainingPlan, told: Report, result: TrainResult
+) -> dict[str, Any]:
+    predicted = {one.name: chosen.predicted[one.name] for one in MEASURABLE}
     report: dict[str, Any] = {
         "run": str(told.path),
         "job": told.job,
@@ -27,16 +29,14 @@ def finished_report(job: Job, request: Request, chosen: Plan, told: Report, resu
         "steps": told.step,
         "losses": list(told.curves.losses),
         "budget": {"memory": request.memory},
-        "predicted": plan["predicted"],
+        "predicted": predicted,
         "measured": measured_json(told),
-        "off": {
-            one.quantity.name: one.off for one in compared(plan["predicted"], told.measured) if one.off is not None
-        },
-        "techniques": plan["techniques"],
+        "off": {one.quantity.name: one.off for one in compared(predicted, told.measured) if one.off is not None},
+        "techniques": [described(one) | {"why": one.why} for one in chosen.techniques],
         "weights_sha256": result.weights_sha256,
         "exactness": chosen.exactness.word,
         "exact": chosen.exactness <= Exactness.ROUNDING,
-        "sure": chosen.sure,
+        "basis": chosen.basis,
         "warnings": list(chosen.warnings),
         "metrics": metrics_of(told.validated),
         "best": best_json(told),
@@ -50,21 +50,18 @@ def finished_report(job: Job, request: Request, chosen: Plan, told: Report, resu
     if result.restarts is not None:
         report |= cut_json(told.plan.mesh, told.plan.cut, told.timed)
         report |= {"restarts": result.restarts, "recovery_seconds": list(result.recovery_seconds)}
-        report["sent_bytes"] = {
-            "predicted": plan["predicted"].get("sent_bytes"),
-            "measured": report["measured"].get("sent_bytes"),
-        }
+        report["sent_bytes"] = {"predicted": predicted["sent_bytes"], "measured": report["measured"].get("sent_bytes")}
         report["workers"] = by_worker(chosen, result)
     return report
 
 
-def by_worker(chosen: Plan, result: TrainResult) -> list[dict[str, Any]]:
+def by_worker(chosen: TrainingPlan, result: TrainResult) -> list[dict[str, Any]]:
     """What every worker of a group was predicted to need and send, beside what it measured since it was started last."""
-    predicted = {rank: kind for kind in chosen.ranks for rank in kind.ranks}
+    predicted = {rank: kind for kind in chosen.details.ranks for rank in kind.ranks}
     return [
         {
             "rank": rank,
-            **({"place": coordinates(sizes, rank)} if (sizes := dict(chosen.mesh)) else {}),
+            **({"place": coordinates(sizes, rank)} if (sizes := chosen.details.mesh) else {}),
             "predicted": {"peak_bytes": kind.peak_bytes, "sent_bytes": kind.sent_bytes}
             if (kind := predicted.get(rank))
             else {},

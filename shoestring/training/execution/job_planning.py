@@ -35,7 +35,7 @@ from shoestring.training.execution.tasks import LinkSpeedTask
 from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.named_plan import check_named
 from shoestring.training.options import PlanOptions
-from shoestring.training.outcome import Outcome
+from shoestring.training.plan import TrainingOutcome
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 
@@ -45,7 +45,7 @@ Doing = Callable[
 ]  # called with what planning is doing, and the expected total seconds if known
 
 
-def planned(
+def plan_job(
     job: Job,
     asked: PlanOptions = NOTHING_ASKED,
     devices: int = 1,
@@ -54,7 +54,7 @@ def planned(
     model: nn.Module | None = None,
     hardware: str | Path | None = None,
     on_progress: Doing = lambda doing, expected: None,
-) -> Outcome:
+) -> TrainingOutcome:
     """The planner's outcome; `devices`: workers that train together, of which so many are `here`; `on_progress` is called with what is
     being done."""
     use, inexact, exact = asked.use, asked.inexact, asked.exact
@@ -89,7 +89,7 @@ def planned(
     if not isinstance(machine, Hardware):
         found = replace(planner.plain_only(machine), subject="this machine")
         outcome = planner.plain_outcome(found, budget, forced or ())
-        return replace(outcome, chosen=replace(outcome.chosen, job=job))
+        return replace(outcome, chosen=replace(outcome.chosen, made_for=job))
     kept = (
         kept_of(made, machine, devices, here or devices, asked.fresh_plan)
         if model is None and hardware is None
@@ -105,14 +105,16 @@ def planned(
             False  # kept values have the right types but make no sense: ignore them, and they will be overwritten
         )
         again = replace(asked, fresh_plan=True)
-        return planned(job, again, devices, here, model=model, hardware=hardware, on_progress=on_progress)
+        return plan_job(job, again, devices, here, model=model, hardware=hardware, on_progress=on_progress)
     finally:
         if kept is not None:
             kept.save()
     if place is not None and not (kept is not None and kept.used):  # with kept measurements, planning is fast anyway
         remember_seconds(place, outcome.seconds)
     return replace(
-        outcome, chosen=replace(outcome.chosen, job=job), measured=kept.when if kept is not None and kept.used else 0.0
+        outcome,
+        chosen=replace(outcome.chosen, made_for=job),
+        measured_at=kept.when if kept is not None and kept.used else 0.0,
     )
 
 
@@ -155,7 +157,7 @@ def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -
         return None
 
 
-def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> Outcome:
+def decided(planner: Planner, budget: int | None, forced: tuple[Technique, ...] | None) -> TrainingOutcome:
     """The planner's outcome. Among equally good plans, the earlier choice for the same question is chosen again."""
     origin, hardware = planner.job.origin, planner.hardware
     if origin is None or forced is not None or hardware.described:

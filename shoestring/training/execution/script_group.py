@@ -29,8 +29,7 @@ from shoestring.training.execution.script_run import Scripted, silent
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.named_plan import check_named
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 Told = tuple[int, float, Any]  # number, loss and metrics of a step
 
@@ -43,19 +42,12 @@ class ScriptedGroup(Scripted):
     """A run of a script, held by this process until it is closed; `sent` is the job as workers can make it again."""
 
     def __init__(
-        self,
-        job: Job,
-        sent: Job,
-        plan: Plan,
-        outcome: dict[str, Any],
-        model: nn.Module | None,
-        asked: RunOptions,
-        devices: int,
+        self, job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
     ) -> None:
         self.sent, self.devices, self.own = sent, devices, model
-        super().__init__(job, plan, outcome, model_of(job.model) if model is None else model, asked)
+        super().__init__(job, outcome, model_of(job.model) if model is None else model, asked)
 
-    def check_kept(self, plan: Plan) -> None:
+    def check_kept(self, plan: TrainingPlan) -> None:
         check_named(self.sent, plan.techniques, self.own, workers(self.devices), devices=self.devices)
 
     def done(self, on_event: Callable[[Event], None] = silent) -> Report:
@@ -68,10 +60,13 @@ class ScriptedGroup(Scripted):
             techniques=specs_of(self.plan.techniques),
             steps=None,
             recording=RecordingSettings(
-                str(folder.path.resolve()), self.cadence, self.held.request.memory, self.plan.process_bytes
+                str(folder.path.resolve()),
+                self.cadence,
+                self.held.request.memory,
+                int(self.plan.predicted["process_bytes"]),
             ),
             expected=expected_batches(self.plan),
-            position=Position(speeds=self.plan.speeds),
+            position=Position(speeds=self.plan.details.speeds),
         )
         with self.session, self.session.noting_failure():
             try:
@@ -134,16 +129,16 @@ class ScriptedGroup(Scripted):
 
 
 def group_of(
-    job: Job, sent: Job, outcome: Plan | Outcome, model: nn.Module | None, asked: RunOptions, devices: int
+    job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
 ) -> ScriptedGroup:
     """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
-    plan, told = (outcome.chosen, outcome.as_json()) if isinstance(outcome, Outcome) else (outcome, {})
-    if plan.world != devices:
+    plan, world = outcome.chosen, outcome.chosen.details.world
+    if world != devices:
         raise Mistake(
-            f"{plan} is a plan for {plan.world} worker{'s' * (plan.world != 1)}, and --devices {devices} are to train: plan for "
+            f"{plan} is a plan for {world} worker{'s' * (world != 1)}, and --devices {devices} are to train: plan for "
             f"as many"
         )
-    return ScriptedGroup(job, sent, plan, told, model, asked, devices)
+    return ScriptedGroup(job, sent, outcome, model, asked, devices)
 
 
 class StepsFromEvents:

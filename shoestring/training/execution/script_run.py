@@ -38,8 +38,7 @@ from shoestring.training.execution.recorder import RecordingSettings
 from shoestring.training.execution.tasks import TrainResult
 from shoestring.training.execution.training import Training
 from shoestring.training.named_plan import check_named
-from shoestring.training.outcome import plan_file
-from shoestring.training.plan import Plan, check_paths, plan_in
+from shoestring.training.plan import TrainingOutcome, TrainingPlan, check_paths, plan_in
 
 SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")  # numbers of a job
 
@@ -67,13 +66,7 @@ class Scripted:
     """A run of a script, held by this process until it is closed."""
 
     def __init__(
-        self,
-        job: Job,
-        plan: Plan,
-        outcome: dict[str, Any],
-        model: nn.Module,
-        asked: RunOptions,
-        worker: Worker | None = None,
+        self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions, worker: Worker | None = None
     ) -> None:
         """`worker`: who tries things of a job file, if the model is the file's."""
         check_given(job)
@@ -84,7 +77,7 @@ class Scripted:
         try:
             if job.origin is not None and not asked.adopt:
                 self.refuse_changed_modules()
-            self.plan = self.settled_plan(plan, outcome, asked.adopt)
+            self.plan = self.settled_plan(outcome, asked.adopt)
         except BaseException:
             self.held.lock.release()
             raise
@@ -100,11 +93,11 @@ class Scripted:
         if changed and not without_a_step(self.held.folder.path):
             raise refusal(self.held.folder, map(changed_text, changed))
 
-    def settled_plan(self, given: Plan, outcome: dict[str, Any], adopt: bool) -> Plan:
+    def settled_plan(self, outcome: TrainingOutcome, adopt: bool) -> TrainingPlan:
         """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
         run takes the one given."""
-        path = self.held.folder.path / PLAN
-        before = None if self.held.changed else kept_plan(self.held.folder, lambda found: plan_in(found, path), adopt)
+        given, path = outcome.chosen, self.held.folder.path / PLAN
+        before = None if self.held.changed else kept_plan(self.held.folder, plan_in, adopt)
         if before is not None and before.techniques == given.techniques:
             return before
         if before is not None and not adopt:
@@ -122,13 +115,13 @@ class Scripted:
             if before is None
             else Adopted((f"the plan {given} instead of {before}",)),
         )
-        self.held.folder.write(PLAN, plan_file(given, outcome))
+        self.held.folder.write(PLAN, outcome.as_json())
         for text in given.warnings:
             note(self.held.folder.path, Warned(text))
             warnings.warn(as_arguments(text), stacklevel=2)
         return given
 
-    def check_kept(self, plan: Plan) -> None:
+    def check_kept(self, plan: TrainingPlan) -> None:
         """Refuse a plan that the folder keeps, is not the one given, and can't be used for the job."""
         check_named(self.job, plan.techniques, self.model if self.worker is None else None, self.worker)
 
@@ -137,7 +130,7 @@ class Scripted:
         folder = self.held.folder
         with self.session, self.session.noting_failure(), handlers_restored():
             recording = RecordingSettings(
-                str(folder.path), self.cadence, self.held.request.memory, self.plan.process_bytes
+                str(folder.path), self.cadence, self.held.request.memory, int(self.plan.predicted["process_bytes"])
             )
             made = Training(self.job, self.plan.techniques, recording, silent, expected_batches(self.plan), self.model)
             assert made.recorder is not None, "there is a folder"

@@ -15,18 +15,18 @@ from shoestring.core.job import Job
 from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.measure.instructions import require
+from shoestring.planning.plan import Outcome, Plan
 from shoestring.processes.task import Worker
 from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.options import RunOptions
 from shoestring.training.evidence.rehearse import prepared
-from shoestring.training.execution.job_planning import planned, workers
+from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.script_run import Scripted
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
 from shoestring.training.named_plan import check_named, unchecked_techniques
 from shoestring.training.options import PlanOptions
-from shoestring.training.outcome import Outcome
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.progress import Progress
 from shoestring.training.technique import TrainingTechnique
 
@@ -35,7 +35,10 @@ ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validati
 
 
 def kept_steps(
-    job: Job, plan: Plan | Outcome | Iterable[TrainingTechnique], model: nn.Module | None, asked: RunOptions
+    job: Job,
+    plan: TrainingPlan | TrainingOutcome | Iterable[TrainingTechnique],
+    model: nn.Module | None,
+    asked: RunOptions,
 ) -> Generator[ScriptStep, None, None]:
     """Train in this process, in a run folder."""
     worker = worker_of(job, model)
@@ -43,10 +46,10 @@ def kept_steps(
         check_named(job, unchecked_techniques(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
-    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, PlanOptions(use=tuple(plan)), model=model)
-    chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
-    told = outcome.as_json() if isinstance(outcome, Outcome) else {}
-    yield from Scripted(job, chosen, told, model, asked, worker).steps()
+    if not isinstance(plan, (Plan, Outcome)):
+        plan = plan_job(job, PlanOptions(use=tuple(plan)), model=model)
+    outcome = Outcome(plan) if isinstance(plan, Plan) else plan
+    yield from Scripted(job, outcome, model, asked, worker).steps()
 
 
 def worker_of(job: Job, model: nn.Module | None) -> Worker | None:

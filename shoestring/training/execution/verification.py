@@ -22,7 +22,7 @@ from shoestring.training.evidence.gather import ledger_of_traits
 from shoestring.training.evidence.rehearsals import Rehearsals
 from shoestring.training.execution.batch_sizes import ExpectedBatches
 from shoestring.training.execution.tasks import TrainResult, TrainTask
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.technique import environment
 
@@ -61,7 +61,7 @@ def compare_weights(plain: Mapping[str, Tensor], planned: Mapping[str, Tensor]) 
 ROUNDED = 1e-4  # relative difference of losses that sums in another order may cause in a few steps
 
 
-def verify_plan(job: Job, plan: Plan, count: int) -> dict[str, Any]:
+def verify_plan(job: Job, plan: TrainingPlan, count: int) -> dict[str, Any]:
     """Plain training, each technique alone and the whole plan, each in its own process, side by side."""
     assert job.origin is not None, "only a job from a file can be made again in a child process"
     singles = plan.techniques if len(plan.techniques) > 1 else ()
@@ -74,7 +74,7 @@ def verify_plan(job: Job, plan: Plan, count: int) -> dict[str, Any]:
                 **rehearsals.about_job(techniques),
                 steps=count,
                 weights=f"{folder}/{name}",
-                expected=ExpectedBatches(tracked=plan.looked),
+                expected=ExpectedBatches(tracked=plan.details.looked),
             )
             result = run_worker(task, worker_environment(techniques))
             return TrainedWeights(result, dict(TensorFile(Path(folder, name)).items()))
@@ -93,11 +93,7 @@ def verify_plan(job: Job, plan: Plan, count: int) -> dict[str, Any]:
         "bit_equal": last["bit_equal"],
         "largest_difference": last["largest_difference"],
         "steps": count,
-        "predicted": {
-            "peak_bytes": plan.peak_bytes,
-            "process_bytes": plan.process_bytes,
-            "step_seconds": plan.step_seconds,
-        },
+        "predicted": {name: plan.predicted[name] for name in ("peak_bytes", "process_bytes", "step_seconds")},
         "measured": dict(whole.result.measured),
         "plain_measured": dict(plain.result.measured),
         "verdicts": verdicts,

@@ -202,12 +202,16 @@ def told_and_measured(kind: str, share: float, folder: Path) -> dict[str, float]
     source = source_of(job_of(kind), None, {})
     size = int(share * 4 * sum(one.numel() for one in source.model.parameters()))
     session = begun(source, CompressOptions(Budget(size=size)))
-    measured, checked, cost = session.packed(folder / "small").fidelity, session.plan.checked, session.plan.cost
+    measured, checked, cost = (
+        session.packed(folder / "small").fidelity,
+        session.plan.details.checked,
+        session.plan.details.cost,
+    )
     assert checked is not None
     place = max(range(len(measured.outputs)), key=lambda number: measured.outputs[number].damage)
     mine, before = measured.outputs[place], checked.outputs[place]
     return {
-        "summed": cost.sums.damages(session.plan.allocation)[place],
+        "summed": cost.sums.damages(session.plan.details.allocation)[place],
         "predicted": before.damage,
         "measured": mine.damage,
         "error": math.hypot(mine.standard_error or 0.0, before.standard_error or 0.0),

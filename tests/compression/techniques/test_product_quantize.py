@@ -13,7 +13,7 @@ from torch import Tensor
 from shoestring.compression.formats.product import ProductFormat
 from shoestring.compression.quantization.product_codes import VectorCoding, fit_product_codes
 from shoestring.compression.quantization.vector_codes import alternate_codes_and_tables, encode, error_of, refit_tables
-from shoestring.compression.room import planned
+from shoestring.compression.room import plan_compression
 from shoestring.compression.techniques.product_quantize import KINDS
 from shoestring.core.errors import Mistake
 from tests.compression.test_matrix import studied
@@ -189,8 +189,10 @@ def test_every_kind_stores_a_weight_whose_inputs_are_known_and_one_whose_inputs_
     """OPQ refused weights whose inputs are known, the refusal was swallowed, and everything was stored as it is, at fidelity 1."""
     for name in ("mlp", "lstm"):
         source, given, cost = studied(name)
-        outcome = planned(cost, source.model, given.checked, (f"ProductQuantize(kind={kind!r}, length=2, bits=3)",))
-        there = [layer for layer in outcome.chosen.layers() if layer["technique"] == "ProductQuantize"]
+        outcome = plan_compression(
+            cost, source.model, given.checked, (f"ProductQuantize(kind={kind!r}, length=2, bits=3)",)
+        )
+        there = [layer for layer in outcome.chosen.details.layers() if layer["technique"] == "ProductQuantize"]
         assert there and all(layer["bits"] < 32 for layer in there) and outcome.chosen.numbers()["quality"] < 1
 
 
@@ -199,7 +201,7 @@ def test_a_technique_that_can_store_nothing_is_refused_and_what_it_leaves_is_tol
     with pytest.raises(
         Mistake, match=r"can store no weight of this model: .*fewer vectors than a 12-bit codebook has entries"
     ):
-        planned(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
-    outcome = planned(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))
-    left = [layer for layer in outcome.chosen.layers() if not layer["technique"] and len(layer["shape"]) > 1]
-    assert left and any("ProductQuantize left " + left[0]["name"] in note for note in outcome.chosen.cost.notes)
+        plan_compression(cost, source.model, given.checked, ("ProductQuantize(bits=12)",))
+    outcome = plan_compression(cost, source.model, given.checked, ("ProductQuantize(length=2, bits=7)",))
+    left = [layer for layer in outcome.chosen.details.layers() if not layer["technique"] and len(layer["shape"]) > 1]
+    assert left and any("ProductQuantize left " + left[0]["name"] in note for note in outcome.chosen.details.cost.notes)

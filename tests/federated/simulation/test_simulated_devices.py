@@ -15,7 +15,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of
-from shoestring.federated.room import planned
+from shoestring.federated.room import plan_federation
 from shoestring.federated.round import DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice
 from shoestring.federated.simulation.shared_buffer import SharedBuffer
@@ -126,7 +126,9 @@ def test_a_client_of_another_shape_does_not_end_planning_wherever_it_stands(plac
         return dict(found)
 
     given = toy(toy_job(clients=clients), how=None, per_round=7)
-    assert planned(given, Budget()).chosen is not None and "odd" not in [device.name for device in given.sample]
+    assert plan_federation(given, Budget()).outcome.chosen is not None and "odd" not in [
+        device.name for device in given.sample
+    ]
     played = rounds_of(given, count=1)[0]
     assert [one.name for one in played.rejected] == ["odd"] and len(played.participants) == 6
 

@@ -70,9 +70,9 @@ def full() -> dict[str, Any]:
             },
         ],
         "weights_sha256": "ab12" * 16,
-        "exact": True,
+        "exactness": "to rounding",
         "shown": "ROMEO:\nWhat light & what <window> breaks?\n\nJULIET:\nIt is the east.",
-        "sure": "one anchor step was measured, the rest is counted from its tensors",
+        "basis": "one anchor step was measured, the rest is counted from its tensors",
         "state_of_techniques": {
             "pushes": {
                 "corrected": True,
@@ -163,7 +163,7 @@ def test_whatever_the_report_says_is_text_and_never_markup() -> None:
         "flags": {evil: evil},
         "run": evil,
         "shown": evil,
-        "sure": evil,
+        "basis": evil,
         "weights_sha256": evil,
         "techniques": [{"name": evil, "knobs": {evil: evil}, "why": evil}],
         "metrics": [{"step": 1, evil: 0.5}],
@@ -198,10 +198,20 @@ ODD: tuple[Any, ...] = (
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda one: str(one)[:20])
-@pytest.mark.parametrize("key", ["predicted", "plain", "techniques", "blocks", "runners_up", "sure"])
+@pytest.mark.parametrize(
+    "key", ["chosen", "peak_bytes", "details", "plain", "techniques", "blocks", "runners_up", "basis"]
+)
 def test_an_odd_entry_of_a_plan_is_told_as_damage_and_the_page_is_drawn(key: str, odd: Any, tmp_path: Path) -> None:
     path = made_run(tmp_path / "run", done=5)
-    Folder(path).write("plan.json", {**PLAN, key: odd})
+    chosen = PLAN["chosen"]
+    changed = (
+        {key: odd}
+        if key in PLAN
+        else {"chosen": {**chosen, "details": {**chosen["details"], key: odd}}}
+        if key in chosen["details"]
+        else {"chosen": {**chosen, key: odd}}
+    )
+    Folder(path).write("plan.json", {**PLAN, **changed})
     report = report_of(path)
     text = page(report)
     assert well_nested(text) and "Step" in text.replace("step", "Step") and report.step == 5
@@ -295,12 +305,8 @@ def test_another_room_adds_a_section_and_its_text_is_never_markup() -> None:
     def rounds(report: Any) -> str:
         return Markup("<section>\n<h2>Rounds</h2>\n<p>{}</p>\n</section>").format(report.job)
 
-    text = page(
-        made_report({"job": "<b>gpt</b>"}), more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""]
-    )
-    assert (
-        well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt&lt;/b&gt;</p>" in text and "&lt;i&gt;not markup" in text
-    )
+    text = page(made_report({"job": "<b>gpt"}), more=[rounds, lambda report: "<i>not markup</i>", lambda report: ""])
+    assert well_nested(text) and "<h2>Rounds</h2>\n<p>&lt;b&gt;gpt</p>" in text and "&lt;i&gt;not markup" in text
 
 
 def test_sections_are_found_by_entry_points_and_a_broken_one_only_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,7 +496,7 @@ def test_a_page_stays_under_150_kb_whatever_it_is_told(text: str) -> None:
         job=text,
         run=text,
         shown=text,
-        sure=text,
+        basis=text,
         weights_sha256=text,
         losses=[1 / step for step in range(1, steps + 1)],
         seconds=[0.1] * steps,

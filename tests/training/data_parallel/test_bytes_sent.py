@@ -19,7 +19,7 @@ from shoestring.training.data_parallel.drop_stragglers import DropStragglers
 from shoestring.training.data_parallel.local_steps import LocalSteps
 from shoestring.training.data_parallel.shard import Shard
 from shoestring.training.group_technique import GroupTechnique
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingPlan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.training.members import Group
@@ -42,7 +42,7 @@ SERVED: list[Technique] = [Asynchronous("server"), DropStragglers()]
 QUICK = (LocalSteps(h=3, after=2), CompressGradients("powersgd"))
 
 
-def planned(technique: Technique, world: int) -> Plan:
+def planned(technique: Technique, world: int) -> TrainingPlan:
     job = replace(loaded_job(JOB, FLAGS), steps=STEPS)
     return Planner(job, PAPER, inexact=True, wanted=(technique,), devices=world).outcome(None, (technique,)).chosen
 
@@ -70,16 +70,16 @@ def test_every_way_to_share_a_batch_is_here() -> None:
 @pytest.mark.parametrize(("technique", "world"), marked(TOGETHER, (2, 3)))
 def test_each_worker_sends_the_bytes_a_step_that_were_planned(technique: Technique, world: int, tmp_path: Path) -> None:
     plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
-    assert plan.sent_by_others_bytes == 0.0
-    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=1e-12)
+    assert plan.predicted["sent_by_others_bytes"] == 0.0
+    assert first["measured"]["sent_bytes"] == pytest.approx(plan.predicted["sent_bytes"], rel=1e-12)
     assert all(
-        one["sent"] / one["steps"] == pytest.approx(plan.sent_bytes, rel=1e-12)
+        one["sent"] / one["steps"] == pytest.approx(plan.predicted["sent_bytes"], rel=1e-12)
         for one in first["workers"]
         if one["steps"]
     )
-    kinds = {rank: kind for kind in plan.ranks for rank in kind.ranks}
+    kinds = {rank: kind for kind in plan.details.ranks for rank in kind.ranks}
     assert set(kinds) == set(range(world)) and all(
-        kind.sent_bytes == pytest.approx(plan.sent_bytes, rel=1e-12) for kind in plan.ranks
+        kind.sent_bytes == pytest.approx(plan.predicted["sent_bytes"], rel=1e-12) for kind in plan.details.ranks
     )
 
 
@@ -103,12 +103,14 @@ def test_each_worker_sends_and_needs_what_was_planned_whatever_way_sums_are_done
         .outcome(None, (technique,))
         .chosen
     )
-    first = Group(tmp_path, 3, JOB, [technique], STEPS, flags=FLAGS, speeds=plan.speeds).results()[0]
-    assert [one.ranks for one in plan.ranks] == [(0,), (1,), (2,)] and len({one.sent_bytes for one in plan.ranks}) > 1
-    for predicted, measured in zip(plan.ranks, first["workers"], strict=True):
+    first = Group(tmp_path, 3, JOB, [technique], STEPS, flags=FLAGS, speeds=plan.details.speeds).results()[0]
+    assert [one.ranks for one in plan.details.ranks] == [(0,), (1,), (2,)] and len(
+        {one.sent_bytes for one in plan.details.ranks}
+    ) > 1
+    for predicted, measured in zip(plan.details.ranks, first["workers"], strict=True):
         assert measured["sent"] / measured["steps"] == pytest.approx(predicted.sent_bytes, rel=1e-12)
         assert measured["peak_bytes"] == predicted.peak_bytes
-    assert first["measured"]["sent_bytes"] == pytest.approx(plan.sent_bytes, rel=1e-12)
+    assert first["measured"]["sent_bytes"] == pytest.approx(plan.predicted["sent_bytes"], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -119,18 +121,18 @@ def test_those_who_do_not_wait_send_the_bytes_of_their_own_steps_and_the_server_
 ) -> None:
     plan, first = planned(technique, world), Group(tmp_path, world, JOB, [technique], STEPS, flags=FLAGS).results()[0]
     server, *others = first["workers"]
-    assert all(one["sent"] == plan.sent_by_others_bytes * one["steps"] for one in others)
-    assert first["measured"]["sent_by_others_bytes"] == plan.sent_by_others_bytes
+    assert all(one["sent"] == plan.predicted["sent_by_others_bytes"] * one["steps"] for one in others)
+    assert first["measured"]["sent_by_others_bytes"] == plan.predicted["sent_by_others_bytes"]
     tallies = first["state"]["pushes"]
     pushed = sum(tallies["applied"].values()) + sum(tallies["dropped"].values())
-    pull = plan.sent_bytes / (world - 1)  # planned as if all were as fast: every worker pulls once a step
+    pull = plan.predicted["sent_bytes"] / (world - 1)  # planned as if all were as fast: every worker pulls once a step
     pulls, rest = divmod(server["sent"], pull)
     assert pushed <= pulls <= pushed + world - 1 and rest in range(0, 16 * world, 16), (
         "a pull for every push, or on its way"
     )
     if isinstance(technique, Asynchronous):
-        assert 0 <= first["measured"]["sent_bytes"] - plan.sent_bytes <= plan.sent_bytes / STEPS, (
-            "what is on its way at the end"
-        )
+        assert (
+            0 <= first["measured"]["sent_bytes"] - plan.predicted["sent_bytes"] <= plan.predicted["sent_bytes"] / STEPS
+        ), "what is on its way at the end"
     else:
-        assert first["measured"]["sent_bytes"] <= plan.sent_bytes * (1 + 1 / STEPS), "at most"
+        assert first["measured"]["sent_bytes"] <= plan.predicted["sent_bytes"] * (1 + 1 / STEPS), "at most"

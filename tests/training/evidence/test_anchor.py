@@ -116,14 +116,14 @@ def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(
         "plain fits with room: one step is measured, nothing is tried"
     )
     assert (
-        "90% of the time they waited for a core" in first.chosen.sure
-        and "measured again next time" in first.chosen.sure
+        "90% of the time they waited for a core" in first.chosen.basis
+        and "measured again next time" in first.chosen.basis
     )
     again = api.plan(file, memory="8GiB")
     assert (
         worker.asked == ["anchor"] * 2
-        and again.plain.step_seconds == pytest.approx(0.5)
-        and "waited" not in again.chosen.sure
+        and again.plain.predicted["step_seconds"] == pytest.approx(0.5)
+        and "waited" not in again.chosen.basis
     )
     api.plan(file, memory="8GiB")
     assert worker.asked == ["anchor"] * 2, "that one was quiet"
@@ -138,10 +138,10 @@ def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
     assert first.chosen.techniques == again.chosen.techniques and first.chosen.figures == again.chosen.figures
     assert again.measured and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
     steered = api.plan(file, memory="8GiB", share=0.5)
-    assert steered.plain.step_seconds == pytest.approx(0.9), (
+    assert steered.plain.predicted["step_seconds"] == pytest.approx(0.9), (
         "a number that changes the step, as its rehearsal shows, changes its seconds"
     )
-    assert api.plan(file, memory="8GiB", lr=0.2, fresh_plan=True).plain.step_seconds == pytest.approx(0.9)
+    assert api.plan(file, memory="8GiB", lr=0.2, fresh_plan=True).plain.predicted["step_seconds"] == pytest.approx(0.9)
 
 
 def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memory_is_not_looked_at(
@@ -161,11 +161,11 @@ def test_what_makes_a_step_faster_is_taken_in_an_idle_budget_and_what_saves_memo
     monkeypatch.setattr(job_planning, "run_worker", Slow((1.0, 0.0)))
     idle = api.plan(file, memory="8GiB")
     assert (
-        idle.chosen.techniques == (FusedOptimizer(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.sure
+        idle.chosen.techniques == (FusedOptimizer(),) and idle.tried == 2 and "of the budget idle" in idle.chosen.basis
     )
-    assert idle.chosen.process_bytes <= ROOM * idle.memory
+    assert idle.chosen.predicted["process_bytes"] <= ROOM * (idle.budget.memory or 0)
     tight = api.plan(file, memory="400MiB")
-    assert tight.tried > 100 and "idle" not in tight.chosen.sure, (
+    assert tight.tried > 100 and "idle" not in tight.chosen.basis, (
         "what saves memory is looked at where it may be needed"
     )
 
@@ -185,10 +185,10 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
         fast = replace(
             one.plain,
             techniques=(FusedOptimizer(),),
-            step_seconds=one.plain.step_seconds / 1.5,
+            step_seconds=one.plain.predicted["step_seconds"] / 1.5,
             exactness=Exactness.ROUNDING,
         )
-        idle, passed = Budget(memory=100 * one.plain.process_bytes), []  # type: ignore[var-annotated]
+        idle, passed = Budget(memory=100 * one.plain.predicted["process_bytes"]), []  # type: ignore[var-annotated]
         assert (chooser.smaller(fast, passed, idle, [one.plain]) == one.plain) == (busy > 0) == bool(passed)
 
 

@@ -33,7 +33,7 @@ from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
 from shoestring.training.options import TrainCommand
-from shoestring.training.plan import Plan
+from shoestring.training.plan import training_plan
 from shoestring.training.planner import Planner
 from shoestring.training.predict import Combination
 from shoestring.training.room import combinations
@@ -183,7 +183,7 @@ def test_a_choice_is_remembered_for_the_same_question_alone(tmp_path: Path, monk
     (tmp_path / "job.py").write_text("one")
     place = place_of(str(tmp_path / "job.py"), {"memory": 1})
     assert place.is_relative_to(probe.hardware_file().parent) and chosen_earlier(place) is None
-    remember_choice(place, Plan((Accumulate(2),)))
+    remember_choice(place, training_plan((Accumulate(2),)))
     assert chosen_earlier(place) == (Accumulate(2),)
     assert place_of(str(tmp_path / "job.py"), {"memory": 2}) != place
     (tmp_path / "job.py").write_text("another")
@@ -203,7 +203,7 @@ def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         shoestring.training.commands.run_plan, "planned", lambda *_, **more: (outcome.chosen, outcome.as_json())
     )
-    monkeypatch.setattr(shoestring.show.terminal, "plan_text", killed)
+    monkeypatch.setattr(shoestring.training.outcome_text, "training_outcome_text", killed)
     held = OpenedRun(Folder(tmp_path), Lock(tmp_path), Request(job="job.py"), True)
     with pytest.raises(KeyboardInterrupt):
         shoestring.training.commands.run_plan.settled_plan(TrainCommand("job.py"), Call("train"), logs()[0], held)

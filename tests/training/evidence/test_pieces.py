@@ -160,7 +160,7 @@ def test_pieces_that_change_the_result_are_not_chosen_unasked_and_told_when_aske
     assert "the loss of a batch is not the mean of its pieces' losses" in dict(outcome.refused)["Accumulate"]
     asked = planner.decided(ledger, None, (Accumulate(2),)).chosen
     assert asked.exactness is Exactness.CHANGED
-    assert "Accumulate(pieces=2) changes the result: the loss of a batch is not the mean" in asked.sure
+    assert "Accumulate(pieces=2) changes the result: the loss of a batch is not the mean" in asked.basis
 
 
 def test_it_is_tried_in_the_workers_process_too(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_look_that_fails_leaves_plain_training(look: str, monkeypatch: pytest.
     plain = trained(job, ())
     monkeypatch.setattr(look, fail)
     outcome = shoestring.plan(job)
-    assert not outcome.chosen.techniques and not outcome.chosen.looked
-    assert "could not look at this model (Strange: a look that went wrong (" in outcome.chosen.sure
+    assert not outcome.chosen.techniques and not outcome.chosen.details.looked
+    assert "could not look at this model (Strange: a look that went wrong (" in outcome.chosen.basis
     assert "plain training works" in str(outcome) and "not known" in str(outcome)
     assert trained(job, outcome) == trained(job, ()) == plain
     assert trained(job, outcome, run=tmp_path / "run") == plain, "nor is it tracked in a folder"
@@ -95,14 +95,14 @@ def test_a_failure_of_our_own_is_told_with_our_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         "shoestring.training.evidence.rehearse.blocks", itemgetter("nothing")
     )  # fails without a frame of its own
-    assert "as an integer (training/evidence/rehearse.py line" in shoestring.plan(made_job()).chosen.sure
+    assert "as an integer (training/evidence/rehearse.py line" in shoestring.plan(made_job()).chosen.basis
 
 
 def test_a_machine_that_can_not_be_measured_still_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.training.execution.job_planning.known_hardware", fail)
     outcome = shoestring.plan(made_job())
     assert (
-        "could not look at this machine (Strange" in outcome.chosen.sure
+        "could not look at this machine (Strange" in outcome.chosen.basis
         and len(list(shoestring.train(made_job(), outcome))) == 4
     )
     with pytest.raises(Mistake, match="could not look at this machine"):
@@ -111,8 +111,8 @@ def test_a_machine_that_can_not_be_measured_still_trains(monkeypatch: pytest.Mon
 
 def test_a_choice_that_fails_leaves_plain_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.training.planner.TrainingRoom", fail)
-    assert not shoestring.plan(made_job()).chosen.looked
-    assert shoestring.plan(made_job(), use=[Checkpoint(every=1)]).chosen.looked, "nothing was chosen there"
+    assert not shoestring.plan(made_job()).chosen.details.looked
+    assert shoestring.plan(made_job(), use=[Checkpoint(every=1)]).chosen.details.looked, "nothing was chosen there"
 
 
 # Of the tracker, by where it is called from while training
@@ -152,7 +152,7 @@ def test_the_library_fits_and_verifies_what_it_can_not_look_at(monkeypatch: pyte
     job = made_job()
     model = job.model()
     fitted = shoestring.fit(model, loss, data())
-    assert not fitted.outcome.chosen.looked and len(fitted.losses) == 4
+    assert not fitted.outcome.chosen.details.looked and len(fitted.losses) == 4
     assert shoestring.verify(job, shoestring.plan(job)).same_bits
     with pytest.raises(Mistake, match="could not look at this model"):
         list(shoestring.train(job, (Checkpoint(every=1),)))
@@ -202,7 +202,7 @@ class OnlyAlone(nn.Linear):
 def test_a_model_that_fails_only_where_somebody_looks_on_is_not_blamed() -> None:
     job = made_job(lambda: nn.Sequential(OnlyAlone(4, 4), nn.Tanh(), OnlyAlone(4, 4)))
     outcome = shoestring.plan(job)
-    assert not outcome.chosen.looked and "INTERNAL ASSERT" in outcome.chosen.sure
+    assert not outcome.chosen.details.looked and "INTERNAL ASSERT" in outcome.chosen.basis
     assert trained(job, outcome) == trained(job, ())
 
 
@@ -253,8 +253,12 @@ def test_plain_steps_say_whether_it_is_the_job_that_fails_and_what_it_needs(tmp_
         raise Crashed("a fault of shoestring in measure/tracker.py line 1: KeyError: 3")
 
     chosen = planner(tmp_path / "net.py", crashes).outcome(1 << 30).chosen
-    assert (chosen.process_bytes, chosen.step_seconds, chosen.looked) == (100 << 20, 0.5, False)
-    assert "could not look at this model (a fault of shoestring in measure/tracker.py line 1" in chosen.sure
+    assert (chosen.predicted["process_bytes"], chosen.predicted["step_seconds"], chosen.details.looked) == (
+        100 << 20,
+        0.5,
+        False,
+    )
+    assert "could not look at this model (a fault of shoestring in measure/tracker.py line 1" in chosen.basis
     with pytest.raises(OverBudget, match=r"plain training needs 100 MiB, more than the 50\.0 MiB"):
         planner(tmp_path / "net.py", crashes).outcome(50 << 20)
 
@@ -272,7 +276,11 @@ def test_a_job_file_trains_plainly_where_every_look_in_every_process_fails(tmp_p
     whole.write_text(WHOLE)
     outcome = answer("plan", file, "--save", tmp_path / "plan.json", cwd=tmp_path)
     chosen = outcome["chosen"]
-    assert not chosen["techniques"] and chosen["looked"] is False and "could not look at this model" in chosen["sure"]
+    assert (
+        not chosen["techniques"]
+        and chosen["details"]["looked"] is False
+        and "could not look at this model" in chosen["basis"]
+    )
     assert chosen["process_bytes"] > 0 and chosen["step_seconds"] > 0, "those of plain steps"
     report = answer("train", file, cwd=tmp_path)
     assert report["weights_sha256"] == answer("train", whole, cwd=tmp_path)["weights_sha256"]

@@ -69,12 +69,12 @@ def test_what_the_machine_has_no_room_for_is_estimated_and_not_tried(
     planner = Planner(loaded_job(tmp_path / "job.py", {}), Hardware(), worker)
     ledger = planner.ledger()
     assert (
-        "from a trial of 12 steps" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure
+        "from a trial of 12 steps" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.basis
         and tasks.pop() == "trial"
     )
     monkeypatch.setattr("shoestring.training.predict.memory_free", lambda: 1 << 20)
     assert (
-        "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.sure and "trial" not in tasks
+        "no room to try it" in planner.decided(ledger, None, (FusedOptimizer(),)).chosen.basis and "trial" not in tasks
     )
 
 

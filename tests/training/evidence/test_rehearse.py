@@ -101,8 +101,8 @@ def test_a_rehearsal_does_not_invent_what_depends_on_weights(kind: type[nn.Modul
 def test_a_plan_for_it_is_measured_and_says_so(kind: type[nn.Module]) -> None:
     made = job_of(kind)
     found = Planner(made, Hardware()).outcome(None, forced=())
-    assert found.chosen.peak_bytes == peak(tracked(made, (), seeded(made))).bytes
-    assert "measured on real tensors and the first batches" in found.chosen.sure
+    assert found.chosen.predicted["peak_bytes"] == peak(tracked(made, (), seeded(made))).bytes
+    assert "measured on real tensors and the first batches" in found.chosen.basis
 
 
 def test_the_users_own_model_is_not_touched_by_that() -> None:
@@ -135,5 +135,5 @@ class OnlyWhenComputedAgain(Steered):
 
 def test_a_plan_that_alone_looks_at_values_is_alone_measured() -> None:
     asked = Planner(job_of(OnlyWhenComputedAgain), Hardware())
-    assert "fake tensors" in asked.outcome(None, forced=()).chosen.sure
-    assert "real tensors" in asked.outcome(None, forced=(Checkpoint(every=1),)).chosen.sure
+    assert "fake tensors" in asked.outcome(None, forced=()).chosen.basis
+    assert "real tensors" in asked.outcome(None, forced=(Checkpoint(every=1),)).chosen.basis

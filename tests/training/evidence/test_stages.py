@@ -305,12 +305,12 @@ def test_a_plan_is_refused_before_it_says_how_exact_it_is() -> None:
     ):
         planner.outcome(None, (Pipeline(2, 2),))
     fine = Planner(of(InDicts, of_dicts), Hardware(), devices=2).outcome(None, (Pipeline(2, 2),)).chosen
-    assert "not tried" not in fine.sure
+    assert "not tried" not in fine.basis
 
 
 def test_what_was_not_tried_is_told() -> None:
     described = Hardware(described=True, memory=1 << 40, base=0)
     plan = Planner(job("chain"), described, devices=2).outcome(None, (Pipeline(2, 2),)).chosen
     assert (
-        "whether stages compute the numbers of one process was not tried: no real step could be run here" in plan.sure
+        "whether stages compute the numbers of one process was not tried: no real step could be run here" in plan.basis
     )

@@ -26,7 +26,7 @@ from shoestring.training.execution import sent_job as sending
 from shoestring.training.execution.script_group import NobodyAsks, StepsFromEvents, group_of
 from shoestring.training.execution.sent_job import Given, check_guard, refuse_while_imported, send_job
 from shoestring.training.pipeline.pipeline import Pipeline
-from shoestring.training.plan import Plan
+from shoestring.training.plan import TrainingDetails, TrainingPlan, training_plan
 
 BATCHES = [
     (torch.randn(8, 16, generator=torch.Generator().manual_seed(number)), torch.arange(8) % 4) for number in range(3)
@@ -47,10 +47,13 @@ def job(**more: Any) -> Job:
     return Job(**{"model": Given(net()), "data": Given(BATCHES), "loss": loss, "steps": 7} | more)
 
 
-def staged() -> Plan:
+def staged() -> TrainingPlan:
     """A plan for two workers, made by hand: nothing is measured for it."""
     cut = Staging((2, 2), "1f1b", 4, 0.2, names=("0", "1", "2", "3"))
-    return Plan((Pipeline(stages=2, pieces=4),), world=2, mesh=(("data", 1), ("stage", 2), ("tensor", 1)), staging=cut)
+    return training_plan(
+        (Pipeline(stages=2, pieces=4),),
+        details=TrainingDetails(world=2, mesh={"data": 1, "stage": 2, "tensor": 1}, staging=cut),
+    )
 
 
 @pytest.mark.usefixtures("warm_workers")
@@ -121,7 +124,11 @@ def test_a_plan_for_another_number_of_workers_is_refused(tmp_path: Path) -> None
     with pytest.raises(
         Mistake, match=r"DataParallel\(\) is a plan for 3 workers, and devices=2 are to train: plan for as many"
     ):
-        next(shoestring.train(job(), Plan((DataParallel(),), world=3), net(), devices=2))
+        next(
+            shoestring.train(
+                job(), training_plan((DataParallel(),), details=TrainingDetails(world=3)), net(), devices=2
+            )
+        )
     with pytest.raises(Mistake, match="devices=0: give 1 or more"):
         shoestring.fit(net(), loss, BATCHES, devices=0)
     with pytest.raises(

@@ -51,7 +51,7 @@ from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.offload_optimizer import OffloadOptimizer
 from shoestring.training.memory.precision import Precision
 from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.plan import Plan
+from shoestring.training.plan import training_plan
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import job, seeded
 from tests.records import records
@@ -355,8 +355,8 @@ def test_it_is_written_and_read_like_any_technique_and_never_chosen_by_itself() 
         made = parsed(written, CATALOGUE)
         assert parsed(text(made), CATALOGUE) == made and hash(made)
     assert LowRank(where=("a", "b")) == LowRank(where="a|b")  # type: ignore[arg-type]
-    plan = Plan((LowRank(where=("a", "b")),), 1, 1, 1.0)  # type: ignore[arg-type]
-    assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_file())  # type: ignore[arg-type]
+    plan = training_plan((LowRank(where=("a", "b")),))  # type: ignore[arg-type]
+    assert LowRank.choices(None) == () and "a|b" in json.dumps(plan.as_json())  # type: ignore[arg-type]
 
 
 def test_updates_are_in_the_group_of_their_weight_and_every_kind_of_optimizer_takes_them() -> None:
@@ -449,7 +449,7 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
     )
     transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "base")
     (tmp_path / "job.py").write_text(JOB)
-    Plan((LowRank(rank=4, where="*.query|*.value", also="classifier"),), 1, 1, 1.0).save(tmp_path / "plan.json")
+    training_plan((LowRank(rank=4, where="*.query|*.value", also="classifier"),)).save(tmp_path / "plan.json")
     done = command(tmp_path, "train", "job.py", "--plan", "plan.json", "--run", "a", "--json")
     assert done.returncode == 0, done.stderr
     assert any(
@@ -479,7 +479,7 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
         assert not torch.allclose(base()(input_ids=ids).logits, wanted, atol=1e-3)
     assert json.loads(done.stdout)["weights_sha256"] != weights_sha256(load_file(tmp_path / "safetensors"))
 
-    Plan((FusedOptimizer(),), 1, 1, 1.0).save(tmp_path / "plan.json")
+    training_plan((FusedOptimizer(),)).save(tmp_path / "plan.json")
     other = command(tmp_path, "train", "job.py", "--plan", "plan.json", "--run", "a", "--steps", "6", "--adopt")
     assert other.returncode == 2 and "low rank is trained beside the model's weights there or here" in other.stderr, (
         other.stderr

@@ -24,6 +24,7 @@ from torch import distributed as dist
 from shoestring.core.job import Job
 from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.run_weights import brought_home
+from shoestring.core.technique import in_order
 from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.processes.group.worker import leave
@@ -32,7 +33,7 @@ from shoestring.training.group_technique import mesh_sizes
 from shoestring.training.links.process_mesh import joined_mesh
 from shoestring.training.links.shared_memory_link import join_link
 from shoestring.training.loop import steps
-from shoestring.training.plan import techniques_in
+from shoestring.training.plan import technique_in
 from shoestring.training.technique import TrainingTechnique as Technique
 from tests.models import job, seeded
 from tests.training.pipeline.cutting import still
@@ -142,7 +143,7 @@ def main() -> None:
         made = replace(made, model=lambda: still(factory()))
     begun, plain = flat(seeded(made)), trained(made, ())[0]
     for plan in json.load(sys.stdin):
-        techniques = techniques_in(plan)
+        techniques = in_order(technique_in(one["name"], one["knobs"]) for one in plan)
         outcome = drawn(made, techniques) if "seeds" in sys.argv else tried(made, techniques, begun, plain)
         if rank == 0:
             print(json.dumps(outcome), flush=True)

@@ -15,7 +15,7 @@ from shoestring.core.exactness import Exactness
 from shoestring.core.job import Job, default_loss
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
-from shoestring.federated.room import FederatedPlan, planned
+from shoestring.federated.room import FederatedPlan, details_of, plan_federation
 from shoestring.federated.round import ServerState
 from shoestring.federated.runner import Runner
 from shoestring.federated.simulation.cohort import MethodDiffers, sequential_choice
@@ -104,7 +104,7 @@ def test_planning_sees_it_on_the_first_devices_and_says_so() -> None:
     given = prepared(
         job(clients=clients((24, 30, 24, 5, 24, 30, 24, 24))), FederateOptions(per_round=8, rounds=1, processes=1)
     )
-    outcome = planned(given, Budget(), ())
+    outcome = plan_federation(given, Budget(), ())
     assert (
         outcome.given.how.kind == "sequential"
         and "not stacked" in outcome.given.how.why
@@ -164,7 +164,9 @@ def test_a_run_that_goes_on_still_works_plainly_and_ends_with_the_same_bits(tmp_
         given = prepared(job(), FederateOptions(per_round=len(COUNTS), rounds=rounds, processes=1))
         (tmp_path / folder).mkdir(exist_ok=True)
         events: list[Event] = []
-        runner = Runner(given, FederatedPlan((), Exactness.BITS, {}), Folder(tmp_path / folder), events.append)
+        runner = Runner(
+            given, FederatedPlan((), Exactness.BITS, {}, details_of(given)), Folder(tmp_path / folder), events.append
+        )
         assert not runner.run().unsaved
         return runner, [one.text for one in events if isinstance(one, Warned) and "one after the other" in one.text]
 

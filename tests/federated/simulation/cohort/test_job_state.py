@@ -86,9 +86,10 @@ def test_any_number_of_processes_gives_the_same_bits(model: type[Counting]) -> N
 
 
 def _plain() -> Any:
-    from shoestring.federated.room import FederatedPlan
+    from shoestring.federated.room import FederatedPlan, FederationDetails
+    from shoestring.federated.verify import SEQUENTIAL
 
-    return FederatedPlan((), Exactness.BITS, {})
+    return FederatedPlan((), Exactness.BITS, {}, FederationDetails(SEQUENTIAL))
 
 
 def test_dropout_of_many_devices_at_once_is_said_to_draw_other_numbers() -> None:

@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[4]
 SMALL = """
 import sys
 from shoestring.federated.prepare import FederateOptions, prepared
-from shoestring.federated.room import planned
+from shoestring.federated.room import plan_federation
 from shoestring.core.budget import Budget
 from tests.federated.toys import toy_job
-found = planned(prepared(toy_job(), FederateOptions(per_round=6, rounds=2)), Budget(up=200))
+found = plan_federation(prepared(toy_job(), FederateOptions(per_round=6, rounds=2)), Budget(up=200))
 print(found.given.how.kind, "torch._dynamo" in sys.modules)
 """
 

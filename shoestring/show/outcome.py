@@ -1,0 +1,117 @@
+"""The outcome of a planning in the terminal: the chosen plan and why, what it was chosen from, and how its figures are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import localtime, strftime
+from typing import TYPE_CHECKING, Any
+
+from shoestring.core.technique import text
+from shoestring.core.units import seconds_text, unit_text
+from shoestring.planning.plan import Outcome, Plan
+from shoestring.show.terminal import PIPE, Screen, aligned, indented, plain, rendered, table_part
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from shoestring.core.figures import Quantity
+
+NARROW = 100  # columns below which a table of plans has no room for their names
+
+
+def outcome_text(
+    outcome: Outcome[Any], columns: Sequence[Quantity], screen: Screen = PIPE, about: Iterable[RenderableType] = ()
+) -> str:
+    """The planner's outcome for a person. `columns`: the figures by which plans are compared; the last one is the objective.
+    `about`: what the room adds on the chosen plan."""
+    chosen = outcome.chosen
+    limits = " and ".join(unit_text(one.value, one.unit) for one in outcome.budget.limits())
+    level = chosen.exactness
+    parts: list[RenderableType] = [
+        plain(f"plan{f' for {limits}' if limits else ''}, {level.word}: {chosen}"),
+        indented(f"{level.word}: {level.meaning}"),
+        "",
+        *(indented(f"{text(one)}: {one.why}") for one in chosen.techniques),
+        *[""] * bool(chosen.techniques),
+        *(line for warning in chosen.warnings for line in (plain(f"warning: {warning}"), "")),
+        *compared_plans(plan_rows(outcome, columns), screen),
+        "",
+        *about,
+        *more_budget(outcome.more, columns),
+        *not_used(outcome.refused),
+        *basis(outcome),
+    ]
+    return rendered(parts, screen)
+
+
+def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[str]]:
+    """A heading and a row for the chosen plan, the plain one and the runners-up."""
+    chosen, simplest = outcome.chosen, outcome.plain
+    plans = [(chosen, f"{'as asked' if outcome.asked else 'chosen'}, {chosen.exactness.word}")]
+    if simplest is not None and chosen.techniques != simplest.techniques:
+        plans += [(simplest, "the simplest plan" if simplest.techniques else "no technique")]
+    return [
+        ["", *(one.label for one in columns), ""],
+        *(
+            [str(plan), *(one.text(plan.predicted.get(one.name) or None) for one in columns), why]
+            for plan, why in (*plans, *outcome.runners_up)
+        ),
+    ]
+
+
+def compared_plans(rows: Sequence[Sequence[str]], screen: Screen) -> list[RenderableType]:
+    """Plans as a table; where that would cut names to pieces, as a name and a line of figures each."""
+    figures_at = range(1, len(rows[0]) - 1)
+    if screen.width is None or screen.width >= NARROW:
+        return [table_part(rows, right=figures_at, bold=1)]
+    return [
+        part
+        for name, *cells, why in rows[1:]
+        for part in (
+            plain(name),
+            indented(
+                ", ".join(f"{label} {cell}" for label, cell in zip(rows[0][1:-1], cells, strict=True)) + f": {why}"
+            ),
+        )
+    ]
+
+
+def more_budget(more: Sequence[Plan[Any, Any]], columns: Sequence[Quantity]) -> list[RenderableType]:
+    """What the next better plans need."""
+    if not more:
+        return []
+    *needs, objective = columns
+    rows = [
+        (
+            ", ".join(f"{one.label} {one.text(plan.predicted.get(one.name))}" for one in needs),
+            f"{objective.label} {objective.text(plan.predicted.get(objective.name))} with {plan}",
+        )
+        for plan in more
+    ]
+    return ["", plain("what a larger budget would buy, by arithmetic:"), aligned(rows, right=0)]
+
+
+def not_used(refused: Sequence[tuple[str, str]]) -> list[RenderableType]:
+    if not refused:
+        return []
+    return ["", plain("not used:"), *(indented(f"{name}: {why}") for name, why in refused)]
+
+
+def basis(outcome: Outcome[Any]) -> list[RenderableType]:
+    """How many plans there were, and how the figures of the chosen one are known."""
+    lines = [""]
+    if not outcome.asked:
+        took = f"; planned in {seconds_text(outcome.seconds)}" if outcome.seconds else ""
+        tried = f"{outcome.tried:,} combination{'s' * (outcome.tried != 1)} tried"
+        lines += [f"{tried}, {outcome.fitting:,} fit by arithmetic{took}"]
+    lines += [f"how its figures are known: {outcome.chosen.basis}"] if outcome.chosen.basis else []
+    lines += [measured_earlier(outcome.measured_at)] if outcome.measured_at else []
+    return [plain(line) for line in lines]
+
+
+def measured_earlier(when: float) -> str:
+    """When the figures of a plan were measured, and what to do if that is too long ago."""
+    return (
+        f"measured earlier, at {strftime('%Y-%m-%d %H:%M', localtime(when))}, on this machine; files that the job reads may have "
+        f"changed since, which nobody can know: --fresh-plan measures again"
+    )
