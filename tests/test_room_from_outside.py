@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 from safetensors.numpy import load_file
 
-from tests.waiting import HUNG
+from tests.waiting import HUNG, until
 
 ROOM = '''
 """Texts made smaller."""
@@ -223,14 +223,23 @@ RUNS = """
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
-from shoestring.core.technique import described
+from shoestring.core.budget import Budget
+from shoestring.core.technique import built
+from shoestring.planning.choose import Chooser, asked_for, best_or_asked
+from shoestring.planning.plan import read_plan
+from shoestring.processes.launch import run_worker
 from shoestring.processes.task import Task
 from shoestring.runs.event import Begun, Finished, RoomEvent, Stepped
+from shoestring.runs.request import Request
+from shoestring.runs.resume import opened
+from shoestring.runs.session import Execution, Session
+from shoestring.show.page import page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +262,7 @@ class Letters:
 @dataclass(frozen=True)
 class Tightened:
     left: str = ""
+    unfinished: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,33 +314,44 @@ class Tighten(Task[Tightened]):
         return Tightened(words)
 
 
+@dataclass
+class Tightening(Execution):
+    session: Session
+    file: Path
+    letters: int
+    folder: str
+
+    def room(self):
+        from texts import Length, Texts
+
+        words = self.file.read_text()
+        return Texts(words), Length(len(words))
+
+    def read_plan(self, file):
+        from texts import LOST, SIZE, Texts
+
+        return read_plan(file, partial(built, catalogue=Texts.catalogue), (SIZE, LOST), type(None))
+
+    def choose(self):
+        room, cost = self.room()
+        plain = room.confirm(asked_for((), cost))
+        return best_or_asked(Chooser(room, cost), Budget.parsed(size=f"{int(cost.size) - self.letters}B"), plain, None)
+
+    def execute(self, plan):
+        task = Tighten(file=str(self.file), letters=self.letters, folder=self.folder)
+        return run_worker(task, {}, lock=self.session.held.lock.file)
+
+    def report(self, plan, ended):
+        return {"left": ended.left, "by": str(plan)}
+
+
 def tighten(asked, call):
-    from texts import Length, Texts
-
-    from shoestring.core.budget import Budget
-    from shoestring.planning.choose import Chooser, asked_for, best_or_asked
-    from shoestring.processes.launch import run_worker
-    from shoestring.runs.report import report_of
-    from shoestring.runs.request import Request
-    from shoestring.runs.resume import opened
-    from shoestring.show.page import page
-
     file = Path(asked.file).resolve()
     source = file.read_bytes()
     request = Request(job=str(file), source=sha256(source).hexdigest(), room="shorten", asked={"letters": asked.letters})
-    held = opened(Path(asked.run), request, source, False, False)
-    words, folder = source.decode(), held.folder
-    if not folder.read("plan.json"):
-        size = len(words) - asked.letters
-        room, cost = Texts(words), Length(len(words))
-        plain = room.confirm(asked_for((), cost))
-        outcome = best_or_asked(Chooser(room, cost), Budget.parsed(size=f"{size}B"), plain, None)
-        folder.write("plan.json", outcome.as_json())
-    found = run_worker(Tighten(file=str(file), letters=asked.letters, folder=asked.run), {}, lock=held.lock.file)
-    folder.write("report.json", {"left": found.left})
-    (folder.path / "report.html").write_text(page(report_of(folder.path)))
-    held.lock.release()
-    print(found.left)
+    with Session(opened(Path(asked.run), request, source, False, False), page) as session:
+        played = session.play(Tightening(session, file, asked.letters, asked.run))
+        print(played.report["left"])
     return 0
 """
 ENTRIES = """[shoestring.sections]
@@ -445,8 +466,8 @@ def test_its_run_is_killed_and_goes_on_and_is_reported(package: Path) -> None:
     died = tightened(package)
     assert died.returncode != 0 and "SIGKILL" in died.stderr and "checkpoint is of step 2" in died.stderr, died.stderr
     story = told(package)
-    assert (story["state"], story["room"], story["step"]) == ("died", "shorten", 2)
-    assert story["shorten"] == {"asked": {"letters": 4}, "letters": ["x", "o"]} and "at letter 2 of 4" in story["text"]
+    assert (story["state"], story["room"], story["step"]) == ("failed", "shorten", 2)
+    assert story["shorten"] == {"asked": {"letters": 4}, "letters": ["x", "o"]} and "SIGKILL" in story["text"]
 
     done = tightened(package)
     assert done.returncode == 0 and done.stdout.strip() == TEXT[:-4], done.stderr
@@ -480,9 +501,15 @@ def watched(package: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_its_run_is_watched_and_exported(package: Path) -> None:
     assert tightened(package).returncode == 0
-    with watched(package) as url, urlopen(url, timeout=HUNG) as answer:
-        page = answer.read().decode()
-    assert "Letters that went" in page and "letter-spacing" in page and "x o f" in page
+    with watched(package) as url:
+
+        def page() -> str:
+            with urlopen(url, timeout=HUNG) as answer:
+                return str(answer.read().decode())
+
+        until(lambda: "This run is being read" not in page())
+        shown = page()
+    assert "Letters that went" in shown and "letter-spacing" in shown and "x o f" in shown
     done = shoestring(package, "export", "run", "--to", "safetensors", "--out", "text.safetensors")
     assert done.returncode == 0, done.stderr
     assert bytes(load_file(package / "text.safetensors")["text"]).decode() == TEXT[:-4]

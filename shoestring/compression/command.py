@@ -13,6 +13,7 @@ from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
@@ -41,11 +42,8 @@ def run(command: CompressCommand, call: Call) -> int:
         if command.plan_only:
             return planned_only(call, source, asked)
     with Session(held_folder(source, target, asked), drawn, lambda text: warn([text])) as session:
-        report = session.finished()
-        if report is not None:
-            say(call, f"{target} is finished; --fresh compresses anew")
-        else:
-            work = CompressRun(
+        played = session.play(
+            CompressRun(
                 session,
                 source,
                 asked,
@@ -55,8 +53,11 @@ def run(command: CompressCommand, call: Call) -> int:
                 partial(show_plan, call),
                 ticking,
             )
-            report = session.run(work.execute)
-        return told(call, source, report, target)
+        )
+        if played.ended is None:
+            say(call, f"{target} is finished; --fresh compresses anew")
+        assert played.report is not None, "a compression that ends is finished"
+        return told(call, source, played.report, target)
 
 
 def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
@@ -122,14 +123,14 @@ def target_of(command: CompressCommand) -> Path:
     return Path(command.out or f"{Path(command.job).name.removesuffix('.py')}-compressed")
 
 
-def told(call: Call, source: ModelSource, report: dict[str, Any], target: Path) -> int:
+def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
     """Tell of a model that was written and measured."""
     import json
 
     from shoestring.compression.command_text import measured_text
 
     if call.json:
-        print(json.dumps(report))
+        print(json.dumps(dict(report)))
     else:
         print(measured_text(report, screen(sys.stdout)))
         print(

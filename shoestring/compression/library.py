@@ -116,9 +116,9 @@ def compress(
     options_of(arguments, given)  # a mistake in it is told now
     found = source_of(source, model, flags, job, newest)
     with Session(held_folder(found, Path(out), arguments), drawn, by_script=True) as session:
-        run = CompressRun(session, found, arguments, given)
-        report = session.finished() or session.run(run.execute)
-        return Smaller(loaded_model(found, Path(out)), Path(out), report)
+        played = session.play(CompressRun(session, found, arguments, given))
+        assert played.report is not None, "a compression that ends is finished"
+        return Smaller(loaded_model(found, Path(out)), Path(out), played.report)
 
 
 def source_of(

@@ -7,22 +7,23 @@ beside the folder (healing.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.calibration.metric import parse_floor
 from shoestring.compression.compress_report import CompressReport
 from shoestring.compression.healing import healed
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
+from shoestring.compression.room import CompressOutcome, CompressPlan
 from shoestring.compression.sections import compression_page
 from shoestring.compression.session import CompressOptions, CompressSession, begun, nearest_session
 from shoestring.compression.source import ModelSource
 from shoestring.compression.technique import CompressTechnique
-from shoestring.core.codec import finite_json, to_json
+from shoestring.core.codec import Unreadable, finite_json, to_json
 from shoestring.core.errors import OverBudget
 from shoestring.core.units import bytes_text
 from shoestring.runs.digest import weights_sha256
@@ -31,7 +32,7 @@ from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules, refusal
 from shoestring.runs.report import Report
 from shoestring.runs.resume import OpenedRun, opened
-from shoestring.runs.session import Session
+from shoestring.runs.session import Execution, Session
 from shoestring.show.page import page
 from shoestring.training.execution.script_run import request_of
 
@@ -77,8 +78,18 @@ def drawn(told: Report) -> str:
 
 
 @dataclass(frozen=True)
-class CompressRun:
+class CompressResult:
+    """What came of a compression."""
+
+    report: CompressReport
+    unfinished: ClassVar[bool] = False  # whoever is killed begins again
+
+
+@dataclass
+class CompressRun(Execution[CompressPlan, CompressResult]):
     """What is done in the folder that a session holds."""
+
+    keeps_plan: ClassVar[bool] = False
 
     session: Session
     source: ModelSource
@@ -86,34 +97,13 @@ class CompressRun:
     use: Use  # the techniques themselves, which only a script has
     say: Tell = lambda text: None  # to whoever looks on
     warn: Tell = lambda text: None
-    planned: Callable[[CompressSession], None] = lambda work: None  # is called with what was chosen
+    show: Callable[[CompressSession], None] = lambda work: None  # is called with what was chosen
     doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # is entered while something takes long
+    work: CompressSession | None = None  # once there is a plan
 
     @property
     def folder(self) -> Path:
         return self.session.folder.path
-
-    def execute(self) -> dict[str, Any]:
-        """Choose, heal, write the model and measure it; gives the report, which the folder keeps from now on."""
-        self.begin()
-        with self.doing("looking at the model"):
-            work = plan(self.source, options_of(self.arguments, self.use), self.arguments.heal, self.say)
-        if self.arguments.heal is not None:
-            work = self.heal(work, self.arguments.heal)
-        with self.onnx(work) as (work, file, draft):
-            self.planned(work)
-            note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
-            measured = work.packed(self.folder)
-            report = work.report(measured, self.folder)
-            if file is not None:
-                draft.replace(self.folder / "model.onnx")
-                onnx = file.report(self.folder / "model.onnx")
-                report = replace(report, onnx=onnx, missed=(*report.missed, *file.missed(work)))
-        told: dict[str, Any] = finite_json(to_json(report))
-        note(self.folder, Finished(step=1))
-        self.session.finish(told)
-        self.session.write_page()
-        return told
 
     def begin(self) -> None:
         note(self.folder, Planning())
@@ -121,6 +111,39 @@ class CompressRun:
             note(self.folder, Warned(told))
         if (job := self.source.job.origin) is not None:
             note_modules(self.session.folder, Path(job.file).parent, True, self.warned, begins=True)
+
+    def read_plan(self, file: Mapping[str, Any]) -> CompressPlan:
+        raise Unreadable("a plan of a compression needs what was measured of the model")
+
+    def choose(self) -> CompressOutcome:
+        with self.doing("looking at the model"):
+            self.work = plan(self.source, options_of(self.arguments, self.use), self.arguments.heal, self.say)
+        return self.work.outcome
+
+    def chosen(self, outcome: CompressOutcome) -> None:
+        assert self.work is not None, "it was chosen"
+        self.show(self.work)
+
+    def execute(self, plan: CompressPlan) -> CompressResult:
+        """Heal, write the model and measure it."""
+        work = self.work
+        assert work is not None, "there is a plan"
+        if self.arguments.heal is not None:
+            work = self.heal(work, self.arguments.heal)
+        with self.onnx(work) as (work, file, draft):
+            note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
+            measured = work.packed(self.folder)
+            report = work.report(measured, self.folder)
+            if file is not None:
+                draft.replace(self.folder / "model.onnx")
+                onnx = file.report(self.folder / "model.onnx")
+                report = replace(report, onnx=onnx, missed=(*report.missed, *file.missed(work)))
+        note(self.folder, Finished(step=1))
+        return CompressResult(report)
+
+    def report(self, plan: CompressPlan, ended: CompressResult) -> Mapping[str, Any]:
+        found: dict[str, Any] = finite_json(to_json(ended.report))
+        return found
 
     def warned(self, told: str) -> None:
         note(self.folder, Warned(told))

@@ -31,12 +31,10 @@ class Unreadable(ValueError):
 
 
 @runtime_checkable
-class HasCodec(Protocol):
-    """A class with its own JSON form."""
+class HasJson(Protocol):
+    """A class with a JSON form of its own; `from_json`, a class method, reads it back if it is read at all."""
 
     def as_json(self) -> Json: ...
-    @classmethod
-    def from_json(cls, data: Json) -> Any: ...
 
 
 def finite_json(value: Json) -> Json:
@@ -59,7 +57,7 @@ def to_json(value: object) -> Json:
     """
     if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
-    if isinstance(value, HasCodec) and not isinstance(value, type):
+    if isinstance(value, HasJson) and not isinstance(value, type):
         return value.as_json()
     if is_dataclass(value) and not isinstance(value, type):
         version = {"version": kind.VERSION} if hasattr(kind := type(value), "VERSION") else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 
 from shoestring.core.exit_codes import DONE, NOT_KEPT
 from shoestring.show.output import say, screen
@@ -12,13 +13,18 @@ from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from typing import Any
 
     from shoestring.core.command import Call
     from shoestring.core.job import Job
     from shoestring.federated.options import FederateCommand, FederateOptions
+    from shoestring.federated.prepare import Prepared
+    from shoestring.federated.room import PlannedFederation
     from shoestring.runs.session import Session
+    from shoestring.training.commands.job_flags import JobLoader
 
 ROOM = "shoestring.federated.session"
 LOOKING = "looking at the clients and at how fast devices work …"
@@ -63,11 +69,7 @@ def run(command: FederateCommand, call: Call) -> int:
         loader.resolve,
     )
     with session_of(held) as session:
-        report = session.finished()
-        if report is not None:
-            say(call, f"{session.folder.path} is finished; --fresh federates it anew")
-            return reported(call, command.run, report, session, shown)
-        return session.run(lambda: federated(command, call, loader.job(session.request.flags), session))
+        return federated(command, call, loader, session)
 
 
 def check_use(use: tuple[str, ...]) -> None:
@@ -106,30 +108,43 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
     return DONE if found.kept else NOT_KEPT
 
 
-def federated(command: FederateCommand, call: Call, job: Job, session: Session) -> int:
+def federated(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
     """Federate in a folder that this process holds."""
+    from contextlib import contextmanager
+
     from shoestring.federated.command_text import RoundShower, federation_text
-    from shoestring.federated.session import begun, finish
+    from shoestring.federated.session import FederationRun, Onlooker
     from shoestring.show.moving_line import MovingLine
 
-    line = MovingLine()
-    say(call, LOOKING)
-    with ticking("looking at the clients"):  # over before devices are simulated by processes, which are forked
-        federation = begun(job, session.held, adopt=command.run.adopt)
-    if federation.outcome is not None:
-        say(call, federation_text(federation.outcome, federation.given, screen(sys.stderr)))
-    shower = RoundShower(call, line, federation.given.rounds, federation.given.asked.epsilon)
-    try:
-        with shower.ticker.running(not line.moves):
-            ended = federation.run(shower, command.run.cadence, shower.heard)
-    finally:
-        line.end()
-    if ended.unsaved or ended.stopped:
-        return unfinished(call, command.run, session.write_page(), ended.stopped, ended.unsaved)
-    return reported(call, command.run, finish(session, ended), session, shown)
+    def planning() -> AbstractContextManager[object]:
+        say(call, LOOKING)
+        return ticking("looking at the clients")  # over before devices are simulated by processes, which are forked
+
+    def show(planned: PlannedFederation) -> None:
+        say(call, federation_text(planned.outcome, planned.given, screen(sys.stderr)))
+
+    @contextmanager
+    def playing(given: Prepared) -> Iterator[Onlooker]:
+        line = MovingLine()
+        shower = RoundShower(call, line, given.rounds, given.asked.epsilon)
+        try:
+            with shower.ticker.running(not line.moves):
+                yield Onlooker(shower, shower.heard)
+        finally:
+            line.end()
+
+    make_job = partial(loader.job, session.request.flags)
+    run = FederationRun(session, make_job, command.run.cadence, playing, planning, show, adopt=command.run.adopt)
+    played = session.play(run)
+    if played.report is None:
+        assert played.ended is not None, "it ran"
+        return unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
+    if played.ended is None:
+        say(call, f"{session.folder.path} is finished; --fresh federates it anew")
+    return reported(call, command.run, played.report, session, shown)
 
 
-def shown(report: dict[str, Any], page: Path) -> None:
+def shown(report: Mapping[str, Any], page: Path) -> None:
     from shoestring.federated.command_text import report_text
 
     print(report_text(report, screen(sys.stdout)))

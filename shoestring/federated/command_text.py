@@ -9,6 +9,7 @@ from shoestring.show.ticker import Ticker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
     from shoestring.core.command import Call
@@ -135,7 +136,7 @@ class RoundShower:
         return "  ".join(parts)
 
 
-def report_text(report: dict[str, Any], screen: Screen) -> str:
+def report_text(report: Mapping[str, Any], screen: Screen) -> str:
     """Predicted beside measured, and what came out."""
     from shoestring.core.units import bytes_text
     from shoestring.federated.quantities import FEDERATED

@@ -8,7 +8,7 @@ from shoestring.core.codec import finite_json, to_json
 from shoestring.federated.events import RoundFinished
 from shoestring.federated.fold import FederationReport
 from shoestring.federated.quantities import FEDERATED
-from shoestring.federated.runner import Ended
+from shoestring.federated.runner import FederationResult
 from shoestring.planning.quantities import compared
 from shoestring.runs.event import Warned
 from shoestring.runs.history import metrics_of
@@ -19,7 +19,7 @@ from shoestring.runs.request import Request
 MOST = 20  # updates that could not be used, which are told one by one
 
 
-def finished_report(request: Request, told: Report, ended: Ended) -> dict[str, Any]:
+def finished_report(request: Request, told: Report, ended: FederationResult) -> dict[str, Any]:
     """Its sums are over all rounds that count; `participants`, `missing` and `rejected` are lists with an entry a round."""
     found, rounds = told.of_room, told.of_kind(RoundFinished)
     assert isinstance(found, FederationReport), "the run's own request was read"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import nan
 from pathlib import Path
@@ -23,7 +23,8 @@ from shoestring.core.signals import deliver
 from shoestring.core.technique import text
 from shoestring.federated.available import available_techniques
 from shoestring.federated.options import FederateOptions
-from shoestring.federated.session import begun, finish
+from shoestring.federated.room import PlannedFederation
+from shoestring.federated.session import FederationRun, Onlooker
 from shoestring.federated.technique import FederatedTechnique
 from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
@@ -155,17 +156,30 @@ def federate(
             resolve=(lambda flags: Resolved(resolved_arguments(made), imported_modules())) if run is not None else None,
         )
         session = stack.enter_context(Session(held, page, by_script=True))
-        with session.noting_failure():
-            federation = begun(made, held, offers, adopt)
-            if run is None and ledger is None and release_of(federation.plan.techniques, federation.given) is not None:
-                warnings.warn(FORGOTTEN, stacklevel=5)
-            ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else kept.cadence)
-            if ended.stopped:
-                deliver(ended.signal)
-                raise KeyboardInterrupt(ended.stopped)  # a handler of the script's own that does not end it
-            if ended.unsaved:
-                raise OSError(ended.unsaved)
-            report = finish(session, ended)
+
+        def warn_of_forgotten(planned: PlannedFederation) -> None:
+            techniques = planned.outcome.chosen.techniques
+            if run is None and ledger is None and release_of(techniques, planned.given) is not None:
+                warnings.warn(FORGOTTEN, stacklevel=8)
+
+        played = session.play(
+            FederationRun(
+                session,
+                lambda: made,
+                Cadence(seconds=1e9) if run is None else kept.cadence,
+                lambda given: nullcontext(Onlooker(tell or silent)),
+                show=warn_of_forgotten,
+                offers=offers,
+                adopt=adopt,
+            )
+        )
+        if played.ended is not None and played.ended.stopped:
+            deliver(played.ended.signal)
+            raise KeyboardInterrupt(played.ended.stopped)  # a handler of the script's own that does not end it
+        if played.ended is not None and played.ended.unsaved:
+            raise OSError(played.ended.unsaved)
+        assert played.report is not None, "it is finished"
+        report = played.report
         last, _ = newest_good(held.folder.checkpoints)
         assert last is not None, "the last weights were saved"
         model, weights = fresh_model(made), last.weights()

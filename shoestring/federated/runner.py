@@ -57,7 +57,7 @@ BUDGET = "epsilon is spent"  # why a run is over whose next round would exceed i
 
 
 @dataclass(frozen=True)
-class Ended:
+class FederationResult:
     """How a federation ended."""
 
     rounds: int
@@ -67,6 +67,10 @@ class Ended:
     stopped: str = ""
     signal: int = 0  # that stopped it
     shown: str = ""
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self.stopped or self.unsaved)
 
 
 @dataclass
@@ -186,7 +190,7 @@ class Runner:
 
     # Rounds
 
-    def run(self) -> Ended:
+    def run(self) -> FederationResult:
         with listening(self.asked_to_stop), ExitStack() as stack:
             stack.callback(self.events.close)
             stack.callback(self.saver.close)
@@ -307,7 +311,7 @@ class Runner:
         self.stop, self.signal = asked_by(number), number
 
     @calls_user("show")
-    def ended(self, why: str) -> Ended:
+    def ended(self, why: str) -> FederationResult:
         self.saver.wait()
         if self.saver.saved_step != self.round:
             self.saver.save(self.snapshot)
@@ -318,11 +322,11 @@ class Runner:
                 f"{self.saver.cure} and give the same command"
             )
             self.say(Failed(text))
-            return Ended(self.round, why, unsaved=text)
+            return FederationResult(self.round, why, unsaved=text)
         if not why:
             text = f"stopped after round {self.round} of {self.given.rounds}, {self.stop}"
             self.say(Stopped(self.round, text))
-            return Ended(self.round, "", stopped=text, signal=self.signal)
+            return FederationResult(self.round, "", stopped=text, signal=self.signal)
         if why == BUDGET:
             self.say(
                 Warned(
@@ -336,7 +340,7 @@ class Runner:
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()
         self.say(Finished(self.round, "steps" if why == "rounds" else why))
-        return Ended(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
+        return FederationResult(self.round, why, weights_sha256(self.model.state_dict()), shown=shown)
 
     def shown(self) -> str:
         """What the job shows of its model. If that fails (of a model that diverged, say), the run is no less finished."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoestring.core.blame import blamed
 from shoestring.core.codec import Unreadable, from_json
@@ -20,7 +20,7 @@ from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, PlannedFederation, plan_federation
-from shoestring.federated.runner import Ended, Runner
+from shoestring.federated.runner import FederationResult, Runner
 from shoestring.federated.techniques.private.release import check_room
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
@@ -28,8 +28,7 @@ from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
-from shoestring.runs.resume import OpenedRun
-from shoestring.runs.session import PLAN, Session, kept_plan
+from shoestring.runs.session import Execution, Session
 
 
 @contextmanager
@@ -60,54 +59,80 @@ def chosen(
     return plan_federation(prepared(job, asked), asked.budget, use, offers)
 
 
-@dataclass(frozen=True)
-class Federation:
-    """A federation that is planned, in a folder that this process holds."""
+class Onlooker(NamedTuple):
+    """Who is told of rounds while they are played."""
 
-    held: OpenedRun
-    given: Prepared
-    plan: FederatedPlan
-    outcome: FederatedOutcome | None  # None: it goes on with the plan it had
+    tell: Callable[[Event], None]
+    heard: Callable[[int, int, int], None] = lambda number, done, given: None  # round, devices done, devices in it
+
+
+@dataclass
+class FederationRun(Execution[FederatedPlan, FederationResult]):
+    """A federation in a folder that this process holds. `offers`: the techniques that there are, if a script gives some of
+    its own."""
+
+    session: Session
+    make_job: Callable[[], Job]
+    cadence: Cadence
+    playing: Callable[[Prepared], AbstractContextManager[Onlooker]]  # is entered while rounds are played
+    planning: Callable[[], AbstractContextManager[object]] = nullcontext  # and this while it is planned
+    show: Callable[[PlannedFederation], None] = lambda planned: None  # is called with what was chosen
+    offers: AvailableTechniques = field(default_factory=available_techniques)
+    adopt: bool = False
+    given: Prepared | None = None  # once there is a plan
+
+    @cached_property
+    def job(self) -> Job:
+        return self.make_job()
+
+    @cached_property
+    def asked(self) -> FederateOptions:
+        try:
+            return from_json(FederateOptions, self.session.request.asked)
+        except Unreadable as error:
+            raise self.session.folder.unusable("run.json", error) from error
 
     @blaming_the_job()
-    def run(
-        self,
-        tell: Callable[[Event], None],
-        cadence: Cadence,
-        heard: Callable[[int, int, int], None] = lambda number, done, given: None,
-    ) -> Ended:
-        folder = self.held.folder
-        if job_file := self.given.job.origin:  # what was imported while devices' work was tried is known by now
+    def begin(self) -> None:
+        """Before it is planned: room for the ledger of a new run."""
+        folder = self.session.folder
+        note(folder.path, Planning())
+        if self.asked.epsilon is not None and not newest_good(folder.checkpoints)[0]:
+            check_room(folder.path, self.asked.ledger, self.asked.ledger_epsilon)
+
+    def read_plan(self, file: Mapping[str, Any]) -> FederatedPlan:
+        return plan_in(file, self.offers, self.session.request.use, self.asked.epsilon is not None)
+
+    @blaming_the_job()
+    def accept(self, kept: FederatedPlan) -> FederatedPlan:
+        with self.planning():
+            self.given = prepared(self.job, self.asked, how=kept.details.how)
+        return kept
+
+    @blaming_the_job()
+    def choose(self) -> FederatedOutcome:
+        use = self.session.request.use
+        with self.planning():
+            planned = plan_federation(prepared(self.job, self.asked), self.asked.budget, use, self.offers)
+        self.given = planned.given
+        return planned.outcome
+
+    def chosen(self, outcome: FederatedOutcome) -> None:
+        assert self.given is not None, "it was prepared to be planned"
+        self.show(PlannedFederation(outcome, self.given))
+
+    @blaming_the_job()
+    def execute(self, plan: FederatedPlan) -> FederationResult:
+        folder, given = self.session.folder, self.given
+        assert given is not None, "it is planned"
+        if job_file := given.job.origin:  # what was imported while devices' work was tried is known by now
             note_modules(
                 folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
             )
-        every = self.given.asked.every or 0
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
+        with self.playing(given) as onlooker:
+            return Runner(
+                given, plan, folder, onlooker.tell, self.cadence, given.asked.every or 0, onlooker.heard
+            ).run()
 
-
-def finish(session: Session, ended: Ended) -> dict[str, Any]:
-    """What a federation came to, which its folder keeps from now on."""
-    found = finished_report(session.request, report_of(session.folder.path), ended)
-    session.finish(found)
-    return found
-
-
-@blaming_the_job()
-def begun(job: Job, held: OpenedRun, offers: AvailableTechniques | None = None, adopt: bool = False) -> Federation:
-    """Plan, or read the plan of the run that goes on. `offers`: the techniques that there are, if a script gives some of its own; `adopt`:
-    plan anew where the plan is damaged."""
-    offers = offers or available_techniques()
-    try:
-        asked = from_json(FederateOptions, held.request.asked)
-    except Unreadable as error:
-        raise held.folder.unusable("run.json", error) from error
-    note(held.folder.path, Planning())
-    if asked.epsilon is not None and not newest_good(held.folder.checkpoints)[0]:
-        check_room(held.folder.path, asked.ledger, asked.ledger_epsilon)
-    read = partial(plan_in, offers=offers, use=held.request.use, private=asked.epsilon is not None)
-    kept = None if held.changed else kept_plan(held.folder, read, adopt)
-    if kept is not None:
-        return Federation(held, prepared(job, asked, how=kept.details.how), kept, None)
-    outcome, given = chosen(job, asked, held.request.use, offers)
-    held.folder.write(PLAN, outcome.as_json())
-    return Federation(held, given, outcome.chosen, outcome)
+    def report(self, plan: FederatedPlan, ended: FederationResult) -> Mapping[str, Any]:
+        return finished_report(self.session.request, report_of(self.session.folder.path), ended)

@@ -142,7 +142,9 @@ def read_plan(
         exactness = stated_in(chosen)
         if exactness is None:
             raise Unreadable("it does not say how exact it is")
-        return Plan(made, exactness, predicted, from_json(details, chosen.get("details", {})), words.basis, words.warnings)
+        return Plan(
+            made, exactness, predicted, from_json(details, chosen.get("details", {})), words.basis, words.warnings
+        )
     except (Mistake, Unreadable):
         raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:

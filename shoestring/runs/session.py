@@ -1,26 +1,32 @@
 """One lifecycle for every run, whoever asks for it: a command or a script, in any room.
 
-    opened folder (runs/resume) -> is it finished? its report        -> release
-                                -> else the kept plan, or a new one
+    opened folder (runs/resume) -> is it finished? its report               -> release
+                                -> else the kept plan, or a new one, kept
                                    execute, and note what ends it early
-                                   report.json, report.html          -> release
+                                   report.json, report.html                 -> release
 
-A session knows nothing of what is executed: that is a callable, or the body of `noting_failure` where steps are handed out one by one.
+A room brings an `Execution`; `Session.play` drives it. Where a script takes steps one by one, its `RoomRun` drives the same
+parts: `settle`, the steps inside `noting_failure`, `end`.
+
+Contract: a room's run writes neither plan.json nor report.json, and keeps nothing that a restart needs outside of the folder
+(tests/runs/test_session.py).
 """
 
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from shoestring.core.codec import Unreadable
 from shoestring.core.errors import Mistake
 from shoestring.core.files import write_whole
-from shoestring.runs.event import Adopted, Failed, Stopped
+from shoestring.planning.plan import Outcome, Plan
+from shoestring.runs.event import Adopted, Failed, Stopped, Warned
 from shoestring.runs.events import NAME, note, read_records
 from shoestring.runs.folder import CURES, Folder, Unusable
 from shoestring.runs.report import Report, report_of
@@ -28,7 +34,62 @@ from shoestring.runs.request import Request
 from shoestring.runs.resume import OpenedRun, came_to_nothing, forget_attempt, without_a_step
 
 T = TypeVar("T")
+P = TypeVar("P", bound=Plan[Any, Any])
+E = TypeVar("E", bound="Ended")
 REPORT, PAGE, PLAN = "report.json", "report.html", "plan.json"
+
+
+class Ended(Protocol):
+    """How an execution ended."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was asked to stop, or could not save its result: the same request goes on with it."""
+
+
+class RoomRun(ABC, Generic[P, E]):
+    """What a room brings to a session: how it plans, and what it reports."""
+
+    keeps_plan: ClassVar[bool] = True  # False: a run that goes on plans again, and comes to the same plan
+    adopt: bool = False  # plan anew where the kept plan is damaged
+
+    def begin(self) -> None:
+        """Called before the plan is read or made."""
+
+    @abstractmethod
+    def read_plan(self, file: Mapping[str, Any]) -> P:
+        """The plan in a file. Raises Unreadable or Mistake where there is none."""
+
+    def accept(self, kept: P) -> P | None:
+        """The plan to go on with; None: the kept one can't be used any more, so choose another. Raises Mistake to refuse."""
+        return kept
+
+    @abstractmethod
+    def choose(self) -> Outcome[P]:
+        """Plan anew. Raises OverBudget if nothing fits."""
+
+    def chosen(self, outcome: Outcome[P]) -> None:
+        """Called once the new plan is kept: a run that is killed from now on goes on with it."""
+
+    @abstractmethod
+    def report(self, plan: P, ended: E) -> Mapping[str, Any]:
+        """What the run came to, for report.json and --json."""
+
+
+class Execution(RoomRun[P, E]):
+    """A run that is carried out in one go."""
+
+    @abstractmethod
+    def execute(self, plan: P) -> E:
+        """Carry it out, noting events in the folder."""
+
+
+@dataclass(frozen=True)
+class Played(Generic[E]):
+    """What `Session.play` came to."""
+
+    report: Mapping[str, Any] | None  # None: unfinished
+    ended: E | None = None  # None: it was finished before
 
 
 @dataclass
@@ -65,10 +126,37 @@ class Session:
 
     # Running
 
-    def run(self, execute: Callable[[], T]) -> T:
-        """What `execute` gives; what ends it early is noted."""
+    def play(self, execution: Execution[P, E], anew: bool = False) -> Played[E]:
+        """Carry out the run's plan, unless it is finished (`anew`: even then)."""
+        if not anew and (known := self.finished()) is not None:
+            self.write_page()
+            return Played(known)
         with self.noting_failure():
-            return execute()
+            plan = self.settle(execution)
+            ended = execution.execute(plan)
+            return Played(self.end(execution, plan, ended), ended)
+
+    def settle(self, run: RoomRun[P, Any]) -> P:
+        """The plan that the run keeps, or a new one, which it keeps from now on."""
+        run.begin()
+        goes_on = run.keeps_plan and not self.held.changed
+        kept = kept_plan(self.folder, run.read_plan, run.adopt) if goes_on else None
+        if kept is not None and (accepted := run.accept(kept)) is not None:
+            return accepted
+        outcome = run.choose()
+        self.folder.write(PLAN, outcome.as_json())
+        for warning in outcome.chosen.warnings:
+            note(self.folder.path, Warned(warning))
+        run.chosen(outcome)
+        return outcome.chosen
+
+    def end(self, run: RoomRun[P, E], plan: P, ended: E) -> Mapping[str, Any] | None:
+        """Keep the report of a run that is done; None of one that is unfinished. Either way its page is drawn."""
+        report = None if ended.unfinished else run.report(plan, ended)
+        if report is not None:
+            self.finish(report)
+        self.write_page()
+        return report
 
     @contextmanager
     def noting_failure(self) -> Iterator[None]:

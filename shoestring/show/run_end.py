@@ -10,7 +10,7 @@ from shoestring.show.output import say, screen, warn, write_page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -29,11 +29,14 @@ def session_of(held: OpenedRun) -> Session:
     return Session(held, page, lambda text: warn([text]))
 
 
-def unfinished(call: Call, asked: RunOptions, told: Report, said: str, unsaved: str) -> int:
+def unfinished(call: Call, asked: RunOptions, session: Session, said: str, unsaved: str) -> int:
     """Tell of a run that the same command goes on with."""
+    from shoestring.runs.report import report_of
+
     if unsaved:
         print(f"shoestring: {unsaved}", file=sys.stderr)
         return FAULT
+    told = report_of(session.folder.path)
     say(call, f"{said}; the same command{'' if asked.run else f' with --run {told.path}'} goes on from there")
     warn(told.damage)
     return STOPPED
@@ -42,23 +45,24 @@ def unfinished(call: Call, asked: RunOptions, told: Report, said: str, unsaved: 
 def reported(
     call: Call,
     asked: RunOptions,
-    report: dict[str, Any],
+    report: Mapping[str, Any],
     session: Session,
-    shown: Callable[[dict[str, Any], Path], None] | None = None,
+    shown: Callable[[Mapping[str, Any], Path], None] | None = None,
 ) -> int:
-    """Write the page of a run that is finished and tell the user of it; `shown` prints it (default: as `train` does)."""
+    """Tell the user of a run that is finished; `shown` prints it (default: as `train` does)."""
     import json
     from pathlib import Path
 
     from shoestring.core.codec import finite_json
+    from shoestring.runs.report import report_of
 
     run = session.folder.path
-    told = session.write_page()
+    told = report_of(run)
     warn(told.damage)
     if asked.report:
         write_page(Path(asked.report), session.draw(told), asked=True)
     if call.json:
-        print(json.dumps(finite_json(report)))
+        print(json.dumps(finite_json(dict(report))))
         return DONE
     try:
         place = Path(asked.report or run / "report.html")
@@ -71,7 +75,7 @@ def reported(
     return DONE
 
 
-def show(report: dict[str, Any], told: Report, page: Path) -> None:
+def show(report: Mapping[str, Any], told: Report, page: Path) -> None:
     from shoestring.core.figures import AS
     from shoestring.planning.quantities import compared
     from shoestring.show.cut import model_cut

@@ -190,8 +190,8 @@ class Planner:
         room = TrainingRoom(predictor, faster, plain)
         found = Chooser(room, evidence.ledger).best(Budget(memory=budget), self.levels, plain, (plain,), self.earlier)
         idle = (
-            f"plain training leaves {1 - plain.predicted['process_bytes'] / budget:.0%} of the budget idle, so what only saves memory was not "
-            "looked at"
+            f"plain training leaves {1 - plain.predicted['process_bytes'] / budget:.0%} of the budget idle, so what only "
+            "saves memory was not looked at"
         )
         chosen = replace(explain_cut(found.chosen, plain, budget), basis=f"{found.chosen.basis}; {idle}")
         return replace(found, chosen=chosen, seconds=self.elapsed())

@@ -20,8 +20,9 @@ def useless_techniques(predictor: Predictor, plan: TrainingPlan) -> Iterator[str
             without = peak(predictor.log(rest))
             if plan.predicted["peak_bytes"] >= without.bytes:
                 yield (
-                    f"{text(technique)} saves nothing here: the peak of tensors is {bytes_text(plan.predicted['peak_bytes'])} with it, in the "
-                    f"{plan.details.where}, and {bytes_text(without.bytes)} without"
+                    f"{text(technique)} saves nothing here: the peak of tensors is "
+                    f"{bytes_text(plan.predicted['peak_bytes'])} with it, in the {plan.details.where}, and "
+                    f"{bytes_text(without.bytes)} without"
                 )
 
 

@@ -206,7 +206,7 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    first = api.plan(file, tell=told.append)
+    first = api.plan(file, memory="8GiB", tell=told.append)
     assert not first.measured_at and "measured earlier" not in training_outcome_text(first)
     assert (
         told[:2] == ["looking for the largest batch", "rehearsing plain on fake tensors"]
@@ -215,7 +215,7 @@ def test_a_job_is_planned_again_without_measuring_and_the_plan_says_so(
     real = job_planning.run_worker
     monkeypatch.setattr(job_planning, "run_worker", lambda *given: never())
     quiet: list[str] = []
-    again = api.plan(file, tell=quiet.append)
+    again = api.plan(file, memory="8GiB", tell=quiet.append)
     assert again.chosen == first.chosen and again.plain == first.plain and again.measured_at > 0
     assert not quiet, "nothing takes time"
     assert "measured earlier, at 20" in (text := training_outcome_text(again)) and "--fresh-plan measures again" in text

@@ -39,7 +39,7 @@ from shoestring.show.page.drawing import (
 from shoestring.show.page.render import render
 from shoestring.show.page.words import numbers, tidy
 
-FEW, MOST = 150, 400  # points of a line in the picture, and of the loss in what the script is told
+FEW, MOST = 150, 380  # points of a line in the picture, and of the loss in what the script is told
 MOST_BORDERS = 60  # ends of epochs
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from shoestring.core.errors import Mistake, OverBudget
-from shoestring.show.output import say, screen
+from shoestring.show.output import say
 from shoestring.training.commands.job_flags import check_from_file, plan_for
 
 TYPE_CHECKING = False
@@ -16,33 +13,11 @@ if TYPE_CHECKING:
     from shoestring.core.command import Call
     from shoestring.core.job import Job
     from shoestring.processes.nodes import Team
-    from shoestring.runs.resume import OpenedRun
-    from shoestring.training.options import PlanOptions, TrainCommand
-    from shoestring.training.plan import TrainingPlan
-
-
-def settled_plan(asked: TrainCommand, call: Call, job: Job, held: OpenedRun) -> TrainingPlan:
-    """The plan of a run: the one that is there, the one that follows from what was measured, or a new one."""
-    workers = asked.workers.team(os.environ)
-    if asked.replan:
-        return following_plan(asked.plan, job, held, workers)
-    from shoestring.runs.session import kept_plan
-    from shoestring.training.plan import plan_in
-
-    kept = None if held.changed else kept_plan(held.folder, plan_in, asked.run.adopt)
-    if kept is not None and not (reason := unplaced(kept, workers.world)):
-        from shoestring.training.admission import check_together
-        from shoestring.training.plan import check_paths
-
-        check_paths(kept.techniques, asked.plan.written or (), held.folder.path / "plan.json")
-        check_together(
-            kept.techniques
-        )  # the rest was checked when the run was begun; a resume need not look at the data again
-        return kept
-    if kept is not None:
-        held = replanned(held, reason, workers.world)
-        say(call, f"{reason}: planning again, for these workers")
-    return new_plan(asked.plan, call, job, held, workers)
+    from shoestring.runs.folder import Folder
+    from shoestring.runs.request import Request
+    from shoestring.runs.session import Session
+    from shoestring.training.options import PlanOptions
+    from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 
 def unplaced(chosen: TrainingPlan, world: int) -> str:
@@ -58,9 +33,9 @@ def unplaced(chosen: TrainingPlan, world: int) -> str:
     return ""
 
 
-def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
-    """The run without the techniques that place workers: they were for another number of them. It goes on from its checkpoint, which is
-    that of one process."""
+def request_without_workers(folder: Folder, request: Request, reason: str, world: int) -> Request:
+    """The request without the techniques that place workers: they were for another number of them. The run goes on from its
+    checkpoint, which is that of one process."""
     from dataclasses import replace
 
     from shoestring.core.technique import parsed, text
@@ -69,8 +44,8 @@ def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
     from shoestring.training.catalogue import CATALOGUE, TOGETHER
     from shoestring.training.group_technique import uniting
 
-    note(held.folder.path, Adopted((f"a plan for {world} workers, because {reason}",)))
-    use = held.request.use
+    note(folder.path, Adopted((f"a plan for {world} workers, because {reason}",)))
+    use = request.use
     if use:
         rest = [
             one
@@ -79,17 +54,16 @@ def replanned(held: OpenedRun, reason: str, world: int) -> OpenedRun:
         ]
         united = world == 1 or uniting(rest)
         use = tuple(map(text, rest if united else (*rest, TOGETHER)))
-    return replace(held, request=replace(held.request, use=use))
+    return replace(request, use=use)
 
 
-def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team) -> TrainingPlan:
+def following_plan(asked: PlanOptions, job: Job, folder: Folder, exact: str | None, workers: Team) -> TrainingPlan:
     """The plan that was made when the run was out of memory; it is the run's from now on."""
     from shoestring.runs.event import Adopted
     from shoestring.runs.events import note
     from shoestring.runs.session import kept_plan
     from shoestring.training.plan import check_paths, plan_in
 
-    folder = held.folder
     following = folder.path / "plan-next.json"
     if not following.exists():
         raise Mistake(
@@ -99,44 +73,37 @@ def following_plan(asked: PlanOptions, job: Job, held: OpenedRun, workers: Team)
     chosen = kept_plan(folder, plan_in, name="plan-next.json")
     assert chosen is not None, "the file is there"
     check_paths(chosen.techniques, asked.written or (), following)
-    check_from_file(job, chosen, held.request.exact, workers, silent=True)
+    check_from_file(job, chosen, exact, workers, silent=True)
     following.rename(folder.path / "plan.json")
     note(folder.path, Adopted(("the plan made from what was measured",)))
     return chosen
 
 
-def new_plan(asked: PlanOptions, call: Call, job: Job, held: OpenedRun, workers: Team) -> TrainingPlan:
-    """Plan, keep the plan, then show it: who is killed after that goes on with this plan."""
+def new_plan(
+    asked: PlanOptions, call: Call, job: Job, folder: Folder, request: Request, workers: Team
+) -> TrainingOutcome:
+    """Plan for what a run asks for."""
     from dataclasses import replace
 
     from shoestring.core.budget import Budget
     from shoestring.core.technique import parsed
     from shoestring.core.units import bytes_text
-    from shoestring.runs.event import Planning, Warned
+    from shoestring.runs.event import Planning
     from shoestring.runs.events import note
     from shoestring.training.catalogue import CATALOGUE
-    from shoestring.training.outcome_text import training_outcome_text
     from shoestring.training.plan import check_paths
 
-    request, memory = held.request, held.request.memory
-    check_paths(
-        (parsed(one, CATALOGUE) for one in request.use or ()), asked.written or (), held.folder.path / "run.json"
-    )
-    note(held.folder.path, Planning(memory))
+    memory = request.memory
+    check_paths((parsed(one, CATALOGUE) for one in request.use or ()), asked.written or (), folder.path / "run.json")
+    note(folder.path, Planning(memory))
     of_run = replace(asked, memory=memory, use=request.use, inexact=request.inexact, exact=request.exact)
     outcome = plan_for(call, job, of_run, workers, silent=True)
-    chosen, planned = outcome.chosen, outcome.plain is not None
-    for one in Budget(memory=memory).broken(chosen.numbers()) if planned else ():
+    chosen = outcome.chosen
+    for one in Budget(memory=memory).broken(chosen.numbers()) if outcome.plain is not None else ():
         raise OverBudget(
             f"{chosen} needs {bytes_text(one.found)}, more than the {bytes_text(one.limit.value)} of --memory", chosen
         )
-    held.folder.write("plan.json", outcome.as_json())
-    for text in chosen.warnings:  # for the page; the terminal shows them with the plan
-        note(held.folder.path, Warned(text))
-    (held.folder.path / "plan-next.json").unlink(missing_ok=True)
-    if not call.json and planned:  # a log has it before training begins
-        print(training_outcome_text(outcome, screen(sys.stdout)), "", sep="\n", flush=True)
-    return chosen
+    return outcome
 
 
 def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
@@ -158,7 +125,7 @@ def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
     )
 
 
-def after_memory_ran_out(call: Call, workers: Team, job: Job, held: OpenedRun, chosen: TrainingPlan, why: str) -> str:
+def after_memory_ran_out(call: Call, workers: Team, job: Job, held: Session, chosen: TrainingPlan, why: str) -> str:
     """Plan again with what was measured; gives what to tell the user."""
     from shoestring.core.units import bytes_text
     from shoestring.measure.process import memory_free

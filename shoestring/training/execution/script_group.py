@@ -20,12 +20,11 @@ from shoestring.runs.event import Event, Stepped, Stopped, Validated
 from shoestring.runs.events import note
 from shoestring.runs.export import checkpoint_of, model_of, named_weights
 from shoestring.runs.options import RunOptions
-from shoestring.runs.report import Report
+from shoestring.runs.report import Report, report_of
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.job_planning import workers
-from shoestring.training.execution.recorder import RecordingSettings
-from shoestring.training.execution.script_run import Scripted, silent
+from shoestring.training.execution.script_run import ScriptRun, silent
 from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.execution.verification import worker_environment
 from shoestring.training.named_plan import check_named
@@ -38,8 +37,8 @@ class NobodyAsks(Exception):
     """Nobody asks for more steps."""
 
 
-class ScriptedGroup(Scripted):
-    """A run of a script, held by this process until it is closed; `sent` is the job as workers can make it again."""
+class ScriptRunByGroup(ScriptRun):
+    """By several workers; `sent` is the job as they can make it again."""
 
     def __init__(
         self, job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
@@ -52,44 +51,39 @@ class ScriptedGroup(Scripted):
 
     def done(self, on_event: Callable[[Event], None] = silent) -> Report:
         """Train until it is over; the weights are in the model then."""
-        folder = self.held.folder
+        folder = self.session.folder
         assert self.sent.origin is not None, "workers make it from a file"
         task = TrainTask(
             file=self.sent.origin.file,
             flags=dict(self.sent.origin.flags),
             techniques=specs_of(self.plan.techniques),
             steps=None,
-            recording=RecordingSettings(
-                str(folder.path.resolve()),
-                self.cadence,
-                self.held.request.memory,
-                int(self.plan.predicted["process_bytes"]),
-            ),
+            recording=self.recording(),
             expected=expected_batches(self.plan),
             position=Position(speeds=self.plan.details.speeds),
         )
         with self.session, self.session.noting_failure():
             try:
                 result = run_group(
-                    task, worker_environment(self.plan.techniques), on_event, self.held.lock.file, self.devices
+                    task, worker_environment(self.plan.techniques), on_event, self.session.held.lock.file, self.devices
                 )
             except NobodyAsks:
                 note(folder.path, Stopped(text="the script did not ask for more; what was not saved is done again"))
                 raise
+            self.session.end(self, self.plan, result)
             if result.stopped is not None:
                 raise KeyboardInterrupt
             if result.unsaved:
                 raise Mistake(result.unsaved)
-            told = self.finish(result)
             self.bring_home()
-            return told
+            return report_of(folder.path)
 
     def bring_home(self) -> None:
         """The trained weights into the very model, if there is one."""
         own = self.own.state_dict() if self.own is not None else {}
         if not own:
             return
-        found = named_weights(checkpoint_of(self.held.folder, None), own, trained=True)
+        found = named_weights(checkpoint_of(self.session.folder, None), own, trained=True)
         with torch.no_grad():
             for name, tensor in own.items():
                 if name in found:
@@ -130,7 +124,7 @@ class ScriptedGroup(Scripted):
 
 def group_of(
     job: Job, sent: Job, outcome: TrainingOutcome, model: nn.Module | None, asked: RunOptions, devices: int
-) -> ScriptedGroup:
+) -> ScriptRunByGroup:
     """The run of a plan that is for as many workers; `model`: to have the trained weights in the end."""
     plan, world = outcome.chosen, outcome.chosen.details.world
     if world != devices:
@@ -138,7 +132,7 @@ def group_of(
             f"{plan} is a plan for {world} worker{'s' * (world != 1)}, and --devices {devices} are to train: plan for "
             f"as many"
         )
-    return ScriptedGroup(job, sent, outcome, model, asked, devices)
+    return ScriptRunByGroup(job, sent, outcome, model, asked, devices)
 
 
 class StepsFromEvents:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ from shoestring.runs.event import Adopted, Event, Planning, Warned
 from shoestring.runs.events import note
 from shoestring.runs.modules import changed_text, imported_modules, kept_modules, refusal
 from shoestring.runs.options import RunOptions
-from shoestring.runs.report import Report, report_of
+from shoestring.runs.report import report_of
 from shoestring.runs.request import Request, environment_now, request_for
-from shoestring.runs.resume import OpenedRun, opened, without_a_step
-from shoestring.runs.session import PLAN, Session, kept_plan
+from shoestring.runs.resume import opened, without_a_step
+from shoestring.runs.session import PLAN, RoomRun, Session
 from shoestring.show.page import page
 from shoestring.training.execution.batch_sizes import expected_batches
 from shoestring.training.execution.final_report import finished_report
@@ -62,77 +63,85 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
     return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
 
 
-class Scripted:
+class ScriptRun(RoomRun[TrainingPlan, TrainResult]):
     """A run of a script, held by this process until it is closed."""
 
-    def __init__(
-        self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions, worker: Worker | None = None
-    ) -> None:
-        """`worker`: who tries things of a job file, if the model is the file's."""
+    def __init__(self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions) -> None:
         check_given(job)
         assert asked.run is not None, "a run has a folder"
-        self.job, self.model, self.cadence, self.worker = job, model, asked.cadence, worker
+        self.job, self.outcome, self.model, self.cadence, self.adopt = job, outcome, model, asked.cadence, asked.adopt
         request, source = request_of(job, model)
         self.session = Session(opened(Path(asked.run), request, source, asked.fresh, asked.adopt), page, by_script=True)
         try:
             if job.origin is not None and not asked.adopt:
                 self.refuse_changed_modules()
-            self.plan = self.settled_plan(outcome, asked.adopt)
+            self.plan = self.session.settle(self)
         except BaseException:
-            self.held.lock.release()
+            self.session.held.lock.release()
             raise
-
-    @property
-    def held(self) -> OpenedRun:
-        return self.session.held
 
     def refuse_changed_modules(self) -> None:
         """Refuse to go on where a module that the job's file imports has changed; of other modules of the script it is told."""
-        known, now = kept_modules(self.held.folder) or {}, imported_modules(IMPORTED)
+        known, now = kept_modules(self.session.folder) or {}, imported_modules(IMPORTED)
         changed = [name for name, digest in now.items() if known.get(name, digest) != digest]
-        if changed and not without_a_step(self.held.folder.path):
-            raise refusal(self.held.folder, map(changed_text, changed))
+        if changed and not without_a_step(self.session.folder.path):
+            raise refusal(self.session.folder, map(changed_text, changed))
 
-    def settled_plan(self, outcome: TrainingOutcome, adopt: bool) -> TrainingPlan:
-        """The plan that the run was begun with: going on with another would not give the same bits, unless that is wanted (`adopt`). A new
-        run takes the one given."""
-        given, path = outcome.chosen, self.held.folder.path / PLAN
-        before = None if self.held.changed else kept_plan(self.held.folder, plan_in, adopt)
-        if before is not None and before.techniques == given.techniques:
-            return before
-        if before is not None and not adopt:
-            check_paths(before.techniques, given.techniques, path)
-            self.check_kept(before)
-            told = (
-                f"the run goes on with the plan it was begun with, {before}, not with {given}: --adopt takes that one"
-            )
-            note(self.held.folder.path, Warned(told))
-            warnings.warn(as_arguments(told), stacklevel=2)
-            return before
-        note(
-            self.held.folder.path,
-            Planning(self.held.request.memory)
-            if before is None
-            else Adopted((f"the plan {given} instead of {before}",)),
-        )
-        self.held.folder.write(PLAN, outcome.as_json())
-        for text in given.warnings:
-            note(self.held.folder.path, Warned(text))
-            warnings.warn(as_arguments(text), stacklevel=2)
-        return given
+    def read_plan(self, file: Mapping[str, Any]) -> TrainingPlan:
+        return plan_in(file)
 
+    def accept(self, kept: TrainingPlan) -> TrainingPlan | None:
+        """The plan that the run was begun with: another would not give the same bits, unless that is wanted (`adopt`)."""
+        given, folder = self.outcome.chosen, self.session.folder.path
+        if kept.techniques == given.techniques:
+            return kept
+        if self.adopt:
+            note(folder, Adopted((f"the plan {given} instead of {kept}",)))
+            return None
+        check_paths(kept.techniques, given.techniques, folder / PLAN)
+        self.check_kept(kept)
+        told = f"the run goes on with the plan it was begun with, {kept}, not with {given}: --adopt takes that one"
+        note(folder, Warned(told))
+        warnings.warn(as_arguments(told), stacklevel=2)
+        return kept
+
+    @abstractmethod
     def check_kept(self, plan: TrainingPlan) -> None:
         """Refuse a plan that the folder keeps, is not the one given, and can't be used for the job."""
+
+    def choose(self) -> TrainingOutcome:
+        note(self.session.folder.path, Planning(self.session.request.memory))
+        return self.outcome
+
+    def chosen(self, outcome: TrainingOutcome) -> None:
+        for text in outcome.chosen.warnings:
+            warnings.warn(as_arguments(text), stacklevel=2)
+
+    def recording(self) -> RecordingSettings:
+        folder, process = self.session.folder.path.resolve(), self.plan.predicted["process_bytes"]
+        return RecordingSettings(str(folder), self.cadence, self.session.request.memory, int(process))
+
+    def report(self, plan: TrainingPlan, ended: TrainResult) -> Mapping[str, Any]:
+        return finished_report(self.job, self.session.request, plan, report_of(self.session.folder.path), ended)
+
+
+class ScriptRunHere(ScriptRun):
+    """In the script's own process. `worker`: who tries things of a job file, if the model is the file's."""
+
+    def __init__(
+        self, job: Job, outcome: TrainingOutcome, model: nn.Module, asked: RunOptions, worker: Worker | None = None
+    ) -> None:
+        self.worker = worker
+        super().__init__(job, outcome, model, asked)
+
+    def check_kept(self, plan: TrainingPlan) -> None:
         check_named(self.job, plan.techniques, self.model if self.worker is None else None, self.worker)
 
     def steps(self) -> Iterator[tuple[int, float, Any]]:
         """Train: number, loss and metrics of every step. Whoever stops asking leaves a run that can be gone on with."""
-        folder = self.held.folder
         with self.session, self.session.noting_failure(), handlers_restored():
-            recording = RecordingSettings(
-                str(folder.path), self.cadence, self.held.request.memory, int(self.plan.predicted["process_bytes"])
-            )
-            made = Training(self.job, self.plan.techniques, recording, silent, expected_batches(self.plan), self.model)
+            expected = expected_batches(self.plan)
+            made = Training(self.job, self.plan.techniques, self.recording(), silent, expected, self.model)
             assert made.recorder is not None, "there is a folder"
             try:
                 for number in made.each():
@@ -152,19 +161,10 @@ class Scripted:
     def ended(self, made: Training) -> None:
         """Say how it ended, in the folder, and leave the weights in the model."""
         result = made.ended()
-        if result.stopped is None and not result.unsaved:
-            self.finish(result)
-        else:
-            self.session.write_page()
+        self.session.end(self, self.plan, result)
         if result.unsaved:
             raise Mistake(result.unsaved)
         brought_home(made.run)
-
-    def finish(self, result: TrainResult) -> Report:
-        """Write the report and the page. The weights are safe, so what can't be written is told of."""
-        told = report_of(self.held.folder.path)
-        self.session.finish(finished_report(self.job, self.held.request, self.plan, told, result))
-        return self.session.write_page()
 
 
 def silent(event: Event) -> None:

@@ -21,7 +21,7 @@ from shoestring.runs.initial_weights import fresh_model, source, valued
 from shoestring.runs.options import RunOptions
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.execution.job_planning import plan_job, workers
-from shoestring.training.execution.script_run import Scripted
+from shoestring.training.execution.script_run import ScriptRunHere
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
 from shoestring.training.named_plan import check_named, unchecked_techniques
@@ -49,7 +49,7 @@ def kept_steps(
     if not isinstance(plan, (Plan, Outcome)):
         plan = plan_job(job, PlanOptions(use=tuple(plan)), model=model)
     outcome = Outcome(plan) if isinstance(plan, Plan) else plan
-    yield from Scripted(job, outcome, model, asked, worker).steps()
+    yield from ScriptRunHere(job, outcome, model, asked, worker).steps()
 
 
 def worker_of(job: Job, model: nn.Module | None) -> Worker | None:

@@ -49,6 +49,10 @@ class TrainResult:
     restarts: int | None = None  # times that the group was formed again; None: there is no group
     recovery_seconds: tuple[float, ...] = ()  # from each death to the next step
 
+    @property
+    def unfinished(self) -> bool:
+        return self.stopped is not None or bool(self.unsaved)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTask(StepsTask[TrainResult]):
