@@ -1,0 +1,42 @@
+"""A test finds what it would find alone: the same draws whatever ran before it, and nothing measured by another session."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shoestring.measure.cache import cache_folder
+
+
+def draw() -> list[float]:
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[float]:
+    return draw()
+
+
+@pytest.fixture
+def drawn_again(drawn: list[float]) -> list[float]:
+    return draw()
+
+
+@pytest.mark.parametrize("before", [draw, list])
+def test_what_ran_before_changes_no_draw(
+    before: Callable[[], object], drawn: list[float], drawn_again: list[float]
+) -> None:
+    assert draw() == drawn == drawn_again
+    before()
+
+
+def test_measurements_of_other_sessions_are_not_there() -> None:
+    own = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    assert own not in cache_folder().parents and cache_folder().parent.parent == Path(os.environ["HOME"])
