@@ -11,8 +11,8 @@ No test depends on time (tests/waiting.py, tests/test_no_clocks.py). Hypothesis 
 second, and give up drawing where that is slow: neither here. It draws the same examples in every run.
 
 Nor on the tests that ran before it in its process, which workers of xdist deal out by time: the global generators are seeded before every
-test, and before what is prepared for several. What shoestring keeps in the user's cache (how fast the machine is, what planning measured)
-is kept in a home of the session, so that no other session's measurements are in it.
+test, and before what is prepared for several. What shoestring keeps in the user's cache (what planning measured) is kept in a home of the
+session, so that no other session's measurements are in it, and how fast the machine is stands there already (tests/machine.py).
 
 Bytecode is kept even where PYTHONDONTWRITEBYTECODE is set: without it every process that a test starts compiles shoestring again, and
 pytest rewrites the assertions of every file in every run. That is bytecode of shoestring and of the tests only; what tests write and
@@ -55,7 +55,10 @@ os.environ.pop("XDG_CACHE_HOME", None)  # a test that wants an empty cache sets 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from tests.machine import believe_what_is_kept, keep_figures  # noqa: E402
+
 torch.set_num_threads(1)
+believe_what_is_kept()
 settings.register_profile(
     "shoestring", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True, database=None
 )
@@ -75,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cache_folder().mkdir(parents=True)
         for path in known:
             shutil.copy(path, cache_folder())
+        keep_figures()
 
 
 def seed_everything() -> None:

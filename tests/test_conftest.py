@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from shoestring.measure.cache import cache_folder
+from shoestring.measure.probe import known_hardware
+from tests.machine import figures
 
 
 def draw() -> list[float]:
@@ -40,3 +42,9 @@ def test_what_ran_before_changes_no_draw(
 def test_measurements_of_other_sessions_are_not_there() -> None:
     own = Path(pwd.getpwuid(os.getuid()).pw_dir)
     assert own not in cache_folder().parents and cache_folder().parent.parent == Path(os.environ["HOME"])
+
+
+def test_the_machine_is_told_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.measure.probe.measured_hardware", lambda dtypes: pytest.fail("measured"))
+    monkeypatch.setattr("shoestring.measure.probe.glance", lambda device: pytest.fail("compared"))
+    assert known_hardware() == figures(torch.get_num_threads())
