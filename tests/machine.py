@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from shoestring.core.hardware import Hardware
+from shoestring.core.hardware import Hardware, measured_group
+from shoestring.core.sums import LIBRARY, MEMORY, NAIVE, RING, TREE, Rate
 from shoestring.measure import probe
 from shoestring.measure.process import memory_all
 
@@ -34,7 +35,26 @@ def keep_figures() -> None:
     torch.set_num_threads(before)
 
 
+BETWEEN = {  # algorithm of an all-reduce -> seconds per byte, and per message
+    MEMORY: (Rate(5e-10, 1e-4, 16 << 20),),
+    LIBRARY: (Rate(2e-9, 1e-3, 16 << 20),),
+    RING: (Rate(2e-9, 2e-3, 16 << 20),),
+    TREE: (Rate(4e-9, 2e-3, 16 << 20),),
+    NAIVE: (Rate(8e-9, 1e-3, 16 << 20),),
+}
+
+
 def figures(threads: int) -> Hardware:
+    """A machine with so many cores, alone and shared by groups of the sizes that tests have."""
+    found = alone(threads)
+    for count in (2, 3, 4):
+        for name, memory in (("near", 2e7), ("far", 5e6)):
+            ways = {way: rates for way, rates in BETWEEN.items() if name == "near" or way != MEMORY}
+            found = measured_group(found, f"{count} {name}", count, ways, memory)
+    return found
+
+
+def alone(threads: int) -> Hardware:
     return Hardware(
         name="the machine of the tests",
         cores=threads,

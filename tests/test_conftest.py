@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from shoestring.core.codec import to_json
+from shoestring.core.hardware import Hardware
 from shoestring.measure.cache import cache_folder
 from shoestring.measure.probe import known_hardware
+from shoestring.training.execution.job_planning import in_group
 from tests.machine import figures
 
 
 def draw() -> list[float]:
     return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def as_read(machine: Hardware) -> Any:
+    return json.loads(json.dumps(to_json(machine)))
 
 
 @pytest.fixture(scope="module")
@@ -47,4 +56,10 @@ def test_measurements_of_other_sessions_are_not_there() -> None:
 def test_the_machine_is_told_and_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shoestring.measure.probe.measured_hardware", lambda dtypes: pytest.fail("measured"))
     monkeypatch.setattr("shoestring.measure.probe.glance", lambda device: pytest.fail("compared"))
-    assert known_hardware() == figures(torch.get_num_threads())
+    assert as_read(known_hardware()) == as_read(figures(torch.get_num_threads()))
+
+
+@pytest.mark.parametrize(("world", "here"), [(2, 2), (4, 4), (4, 2), (3, 1)])
+def test_workers_of_a_group_are_told_how_fast_they_talk(world: int, here: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoestring.training.execution.job_planning.run_worker", lambda *given: pytest.fail("measured"))
+    assert in_group(known_hardware(), world, here).speeds is not None
