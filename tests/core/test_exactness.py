@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,8 @@ from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness, stated_in
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
+from shoestring.runs.plan_summary import read_plan
+from shoestring.runs.report import Report
 from shoestring.runs.request import Request, differences
 from shoestring.runs.resume import settled
 from shoestring.show.page.telling import plan as plan_section
@@ -132,13 +135,18 @@ def test_fit_plans_for_the_level_that_is_asked_for() -> None:
     assert fitted.outcome.chosen.exactness is Exactness.BITS
 
 
+def on_the_page(chosen: Mapping[str, Any]) -> str:
+    """What the page says of a plan."""
+    return plan_section(Report(Path("run"), plan=read_plan({"chosen": {"techniques": [], **chosen}})))
+
+
 @pytest.mark.parametrize("level", Exactness)
 def test_a_plan_carries_its_level_to_json_page_and_back(level: Exactness, tmp_path: Path) -> None:
     plan = Plan((FusedOptimizer(),), 1, 1, 1.0, level)
     plan.save(tmp_path / "plan.json")
     assert load_plan(tmp_path / "plan.json").exactness is level and plan.as_json()["exactness"] == level.word
     assert plan.as_json()["exact"] == (level <= Exactness.ROUNDING)
-    assert f"{level.word.capitalize()}: {level.meaning}." in plan_section({"techniques": [], "exactness": level.word})
+    assert f"{level.word.capitalize()}: {level.meaning}." in on_the_page({"exactness": level.word})
 
 
 @pytest.mark.parametrize("level", Exactness)
@@ -146,7 +154,7 @@ def test_terminal_page_and_verify_say_the_same_words_of_a_plan(
     level: Exactness, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outcome = Outcome(Plan((FusedOptimizer(),), 1, 1, 1.0, level), Plan(), (), 1, 1, 1.0, 1, (), ())
-    terminal, page = plan_text(outcome.as_json(), {}), plan_section({"techniques": [], **outcome.chosen.as_json()})
+    terminal, page = plan_text(outcome.as_json(), {}), on_the_page(outcome.chosen.as_json())
     figures = {"peak_bytes": 1, "process_bytes": 1, "step_seconds": 1.0}
     show(
         {
@@ -175,7 +183,7 @@ def test_plans_that_were_saved_before_there_were_levels_are_read_as_the_weakest_
         saved = {name: value for name, value in Plan().as_json().items() if name != "exactness"} | {"exact": old}
         (tmp_path / "plan.json").write_text(json.dumps({"chosen": saved}))
         assert load_plan(tmp_path / "plan.json").exactness is level
-        assert f"{level.word.capitalize()}: " in plan_section({"techniques": [], "exact": old})
+        assert f"{level.word.capitalize()}: " in on_the_page({"exact": old})
     assert stated_in({}) is None
     (tmp_path / "plan.json").write_text(json.dumps({key: value for key, value in saved.items() if key != "exact"}))
     with pytest.raises(Mistake, match="is not a plan that can be read"):
