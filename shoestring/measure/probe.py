@@ -280,7 +280,6 @@ def is_measured(found: Hardware) -> bool:
         found.when,
     )
     ways = [rates for one in found.sums.values() for rates in one.values()]
-    triples = [*found.links.values(), *(rate for one in ways for rate in one)]
     return (
         min(above) > 0
         and min(not_below) >= 0
@@ -288,8 +287,18 @@ def is_measured(found: Hardware) -> bool:
         and all(found.sums.values())
         and all(ways)
         and all(way in WAYS for one in found.sums.values() for way in one)
-        and all(len(numbers) == 3 and min(numbers) >= 0 for numbers in triples)
+        and all(len(numbers) == 3 and min(numbers) >= 0 for numbers in found.links.values())
+        and all(map(is_rate, (rate for one in ways for rate in one)))
     )
+
+
+def is_rate(numbers: Sequence[float]) -> bool:
+    """Whether numbers can be a fitted line: seconds per byte, per message, and bytes to which it goes. Where large sums
+    are slower per byte than small ones, the line meets 0 bytes below 0 seconds, but no sum takes less than none."""
+    if len(numbers) != 3:
+        return False
+    per_byte, per_message, most = numbers
+    return per_byte >= 0 and most >= 0 and per_message + most * per_byte >= 0
 
 
 def remember(found: Hardware) -> None:

@@ -38,7 +38,7 @@ def job(width: int = 64, steps: int = 150) -> Job:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, warm_workers: None) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "net.py").write_text(JOB)
     for _ in shoestring.train(str(folder / "net.py"), (), run=folder / "run"):
@@ -147,7 +147,7 @@ def test_a_latency_is_kept_by_decoding_once(trained: Path, tmp_path: Path, capsy
     assert "make nothing faster below 90%" in capsys.readouterr().err
 
 
-STEPS = 600  # that a healing takes here, however fast the machine is
+STEPS = 200  # that a healing takes here, however fast the machine is
 KILLED = f"""# warm
 import os, signal, sys
 from functools import partialmethod
@@ -170,7 +170,6 @@ run(sys.argv[1:])
 """
 
 
-@pytest.mark.usefixtures("warm_workers")
 def test_healing_mends_what_two_bits_broke_and_goes_on_after_a_kill(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,6 @@
 """Every technique of the catalogue, trained by the command itself: with a save, a kill, a resume and an export.
 
-The launcher is the command's own code in a process that was forked from one with everything imported; workers start as they always do. The
+The command and its workers are forked from a warm Python (tests/warm.py). The
 data wait, once, until the run was killed; so it is always killed between the same two steps. A plan that was saved is replayed: planning
 is tested elsewhere, and would take most of the time.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,8 @@ from shoestring.training.sparse.variational_dropout import VariationalDropout
 from shoestring.training.technique import TrainingTechnique as Technique
 from shoestring.training.tensor.tensor_parallel import TensorParallel
 from tests.records import records
-from tests.training.members import CONTEXT
 from tests.waiting import HUNG, PASS_GATE, Gates, until
+from tests.warm import python
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -223,43 +224,30 @@ class Command:
 
     def __init__(self, place: Path, *words: str) -> None:
         self.place = place
-        self.process = CONTEXT.Process(
-            target=commanded, args=(str(place), words), daemon=True
-        )  # a test that fails must not wait for it
-        self.process.start()
+        with open(place / "out", "w") as out, open(place / "err", "w") as err:
+            self.process = subprocess.Popen([python(), "-m", "shoestring", *words], cwd=place, stdout=out, stderr=err)
 
     def until(self, done: Callable[[], bool]) -> bool:
         """Wait for something; gives whether it came before the command's end."""
-        until(lambda: done() or not self.process.is_alive(), "what the command was to do")
+        until(lambda: done() or self.process.poll() is not None, "what the command was to do")
         return done()
 
     def kill(self, folder: Path) -> None:
         """Kill it and the first worker that trains for it, and wait until nobody does any more."""
         worker = next(event["pid"] for event in records(folder) if event["event"] == "begun")
         self.process.kill()
-        self.process.join()
+        self.process.wait()
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
         until(lambda: holder(folder) is None, "the end of its workers")
 
     def report(self) -> dict[str, Any]:
-        self.process.join(HUNG)
-        alive = self.process.is_alive()
-        self.process.kill()
-        assert not alive and self.process.exitcode == 0, self.said()
+        try:
+            assert self.process.wait(HUNG) == 0, self.said()
+        finally:
+            self.process.kill()
         found: dict[str, Any] = json.loads((self.place / "out").read_text())
         return found
 
     def said(self) -> str:
         return (self.place / "err").read_text()
-
-
-def commanded(place: str, words: tuple[str, ...]) -> None:
-    from shoestring.commands.main import run
-
-    os.chdir(place)
-    with open("out", "w") as out, open("err", "w") as err:
-        os.dup2(err.fileno(), 2)
-        with redirect_stdout(out), redirect_stderr(err):
-            code = run(list(words))
-    os._exit(code)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shoestring.core.staging import RankFigures
+from shoestring.runs.report import Report
 from shoestring.show.run_end import show
 from shoestring.training.execution.final_report import by_worker
 from shoestring.training.execution.tasks import TrainResult
@@ -39,7 +40,7 @@ def test_every_worker_stands_with_what_was_predicted_of_its_kind(capsys: pytest.
         "weights_sha256": "ab" * 32,
         "workers": told,
     }
-    show(report, Path("report.html"))
+    show(report, Report(Path("run")), Path("report.html"))
     assert (
         "worker 1: tensors 100 B (as predicted), sent, a step 11 B (10 % above what was predicted)"
         in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -38,6 +39,7 @@ from shoestring.compression.calibration import latency
 
 latency.ENOUGH, latency.LEAST = 0.0, 3
 moment, number, *words = sys.argv[1:]
+print(os.getpid(), file=sys.stderr, flush=True)   # who waits for this process has a program in front of it
 passed, fsync = 0, os.fsync
 
 def pass_moment(*given):
@@ -121,12 +123,14 @@ def test_of_two_in_one_folder_one_is_refused_and_the_other_is_watched(
     (tmp_path / "net.py").write_text(JOB)
     monkeypatch.chdir(tmp_path)
     first = child(tmp_path, "small", 40, signal.SIGSTOP)
-    until(lambda: state_of(first.pid) == "T", "the moment at which it stands")
+    assert first.stderr is not None, "the pipe was asked for"
+    pid = int(first.stderr.readline())
+    until(lambda: state_of(pid) == "T", "the moment at which it stands")
     words = ["compress", "net.py", "--samples", "32", "--out", "small"]
     assert run([*words, "--size", SIZE]) == 2
-    assert f"small is in use by process {first.pid}" in capsys.readouterr().err
+    assert f"small is in use by process {pid}" in capsys.readouterr().err
     assert state(tmp_path, "small") in ("planning", "training")
-    first.send_signal(signal.SIGCONT)
+    os.kill(pid, signal.SIGCONT)
     report, _ = told(first)
     assert run([*words, "--size", SIZE, "--json"]) == 0
     again = capsys.readouterr()

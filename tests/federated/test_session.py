@@ -23,7 +23,6 @@ from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
-from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import draft, newest_good, publish
 from shoestring.runs.event import Event, Saved, Stepped, Warned
 from shoestring.runs.folder import Folder
@@ -41,7 +40,6 @@ def job(devices: int = 12, rate: float = 0.1, norm: bool = False) -> Job:
     return toy_job(devices, local=Local(epochs=1, batch=4, lr=rate, held_out=0.25), **model)
 """
 ROUNDS = 4
-EVERY_ROUND = Cadence(steps=1)
 PRIVATE = {"epsilon": 8.0, "delta": 1e-2}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -63,10 +61,8 @@ def file(tmp_path: Path) -> Path:
 
 
 def run(file: Path, folder: Path, tell: Callable[[Event], None] | None = None, **asked: Any) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:  # every round is saved
-        patch.setattr("shoestring.federated.library.Cadence", lambda **_: EVERY_ROUND)
-        done = shoestring.federate(file, rounds=ROUNDS, per_round=6, processes=1, run=folder, tell=tell, **asked)
-    return dict(done.report)
+    words = {"rounds": ROUNDS, "per_round": 6, "processes": 1, "save_every": 1}
+    return dict(shoestring.federate(file, run=folder, tell=tell, **words, **asked).report)
 
 
 def killed(file: Path, folder: Path, at: Callable[[Event], bool], **asked: Any) -> int:
@@ -315,9 +311,10 @@ def test_state_that_the_techniques_can_not_have_kept_is_refused(
     state, weights = newest.state(), {name: one.clone() for name, one in newest.weights().items()}
     del state["server"]["FedAdam.m"]
     state["server"] |= {} if resealed is None else {"FedAdam.m": resealed}
+    aliases = newest.aliases()
     shutil.rmtree(newest.path)
-    publish(draft(folder, newest.step, weights, state, newest.aliases()))
-    with pytest.raises(Mistake, match=r"FedAdam.m is not what the run's techniques keep.*--fresh"):
+    publish(draft(folder, newest.step, weights, state, aliases))
+    with pytest.raises(Mistake, match=r"FedAdam.m is not what the run's techniques keep.*fresh=True"):
         run(file, tmp_path / "run", use=["FedAdam()"])
 
 

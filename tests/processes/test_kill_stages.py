@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
+from shoestring.core.exactness import Exactness
 from shoestring.core.technique import described
 from shoestring.processes.group.launch import run_group
 from shoestring.runs.event import Event
+from shoestring.training.data_parallel.compress_gradients import CompressGradients
+from shoestring.training.data_parallel.data_parallel import DataParallel
 from shoestring.training.pipeline.pipeline import Pipeline
+from shoestring.training.plan import Plan
 from tests.commands.test_main import answer
 from tests.processes import test_kill_matrix as matrix
 from tests.processes.group.test_launch import LifeClock, suspended_at
@@ -74,10 +78,14 @@ JOB = (
     .replace("torch.randn(12, 32)", "torch.randn(32, 32)")
 )  # two copies, four pieces: several in each
 FIRST, MIDDLE, ASKED, GATHERED, WRITTEN, RENAMED = matrix.MOMENTS
-TWO, FOUR = "Pipeline(stages=2, pieces=4)", "Pipeline(stages=2, pieces=4) DataParallel()"
-SHORT = "Pipeline(stages=2, pieces=4) CompressGradients()"  # what every worker keeps back is its own
+TWO, HALVES, FOUR, SHORT = "two stages", "two stages, halves", "two stages, two copies", "two stages, told shortly"
+PLANS = {
+    TWO: (Pipeline(2, 4),),
+    HALVES: (Pipeline(2, 4, "zero-bubble"),),
+    FOUR: (Pipeline(2, 4), DataParallel()),
+    SHORT: (Pipeline(2, 4), CompressGradients()),  # what every worker keeps back is its own
+}
 QUICK = [(TWO, 1, MIDDLE), (TWO, 0, GATHERED), (SHORT, 3, MIDDLE)]
-HALVES = "Pipeline(stages=2, pieces=4, schedule='zero-bubble')"
 MATRIX = [
     (use, rank, moment)
     for use, world in ((TWO, 2), (HALVES, 2), (FOUR, 4), (SHORT, 4))
@@ -89,16 +97,17 @@ UNDISTURBED: dict[str, dict[str, Any]] = {}
 
 
 def trained(place: Path, use: str, *words: object) -> dict[str, Any]:
+    """What a run of a saved plan reports; planning is tested elsewhere, and would take most of the time."""
     (place / "job.py").write_text(JOB)
-    world = 4 if use in (FOUR, SHORT) else 2
-    return answer("train", "job.py", "--devices", world, "--run", "run", "--save-every", EVERY, *words, cwd=place)
+    Plan(PLANS[use], 1, 1, 1.0, Exactness.CHANGED).save(place / "plan.json")
+    words = ("--plan", "plan.json", "--devices", 4 if use in (FOUR, SHORT) else 2, *words)
+    return answer("train", "job.py", "--run", "run", "--save-every", EVERY, *words, cwd=place)
 
 
 def undisturbed(use: str, place: Path) -> dict[str, Any]:
     if use not in UNDISTURBED:
         place.mkdir()
-        words = [part for one in use.replace(") ", ")|").split("|") for part in ("--use", one)]
-        UNDISTURBED[use] = trained(place, use, *words) | {"plan": (place / "run" / "plan.json").read_text()}
+        UNDISTURBED[use] = trained(place, use)
         assert UNDISTURBED[use]["restarts"] == 0 and UNDISTURBED[use]["steps"] == STEPS
     return UNDISTURBED[use]
 
@@ -111,9 +120,8 @@ def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(
     use: str, rank: int, moment: str, tmp_path: Path
 ) -> None:
     expected = undisturbed(use, tmp_path / "undisturbed")
-    (tmp_path / "plan.json").write_text(expected["plan"])
     saved = f"step-{EVERY:08}" if matrix.MOMENTS[moment] else ""
-    report = trained(tmp_path, use, "--plan", "plan.json", "--rank", rank, "--moment", moment, "--saved", saved)
+    report = trained(tmp_path, use, "--rank", rank, "--moment", moment, "--saved", saved)
     assert (tmp_path / "killed").read_text() == f"worker {rank}: {moment}"
     assert report["restarts"] == 1
     events = records(tmp_path / "run")
@@ -123,6 +131,7 @@ def test_a_pipeline_whose_stage_is_killed_ends_with_the_same_bits(
     assert report["losses"] == expected["losses"] and report["weights_sha256"] == expected["weights_sha256"]
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=slow)])
 def test_a_stage_that_hangs_is_named(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others wait for what it would send, and must not be taken for it."""

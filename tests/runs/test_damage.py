@@ -44,6 +44,7 @@ from shoestring.training.plan import load_plan, plan_in, training_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
 from tests.tasks import train_task
+from tests.waiting import HUNG
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -134,7 +135,7 @@ def ended_if_it_hangs() -> Iterator[None]:
         raise TimeoutError("it hangs")
 
     before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(60)
+    signal.alarm(int(HUNG))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,14 @@ class Recognised:
 def where(kind: type) -> str:
     """The module of a class; for our own files also if they were loaded as a job file."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if file and Path(file).resolve().is_relative_to(ROOT):
-        return ".".join(("shoestring", *Path(file).resolve().relative_to(ROOT).with_suffix("").parts))
-    return kind.__module__
+    return (module_of_ours(file) if file else "") or kind.__module__
+
+
+@cache
+def module_of_ours(file: str) -> str:
+    """The module that a file of this package is; empty for other files. Every layer of a model asks, in every rehearsal."""
+    path = Path(file).resolve()
+    return ".".join(("shoestring", *path.relative_to(ROOT).with_suffix("").parts)) if path.is_relative_to(ROOT) else ""
 
 
 def layers_of(module: nn.Module) -> SplitLayers | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -37,6 +36,7 @@ from tests.models import job
 from tests.training.members import Group
 from tests.training.pipeline.trying import sgd
 from tests.waiting import HUNG
+from tests.warm import python
 
 pytestmark = pytest.mark.usefixtures("warm_workers")
 
@@ -87,7 +87,7 @@ def outcomes(
     words = [str(world), str(folder / "store"), name, *["far"] * far, *["seeds"] * seeds, *more]
     workers = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.training.pipeline.trying", str(rank), *words],
+            [python(), "-m", "tests.training.pipeline.trying", str(rank), *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
