@@ -17,6 +17,7 @@ with WithoutGarbageCollection():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
     from shoestring.core.errors import Mistake, NotRepeatable, says_out_of_memory, system_text
+    from shoestring.core.extras import install_hint
     from shoestring.core.private import load_compiler
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
     from shoestring.processes.streams import prepare_streams
@@ -98,7 +99,7 @@ def job_failed(error: Exception, place: str) -> str:
     first, hint = sentence(error), ""
     if "device" in first and ("Expected all tensors" in first or "meta" in first):
         hint = "; the model and its batch must be on one device: leave both on the CPU and shoestring moves them"
-    return f"the job failed in {place}: {first}{hint}; add --traceback to see more"
+    return f"the job failed in {place}: {first}{hint or install_hint(error)}; add --traceback to see more"
 
 
 def sentence(error: Exception) -> str:

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.blame import failure_text
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
 from shoestring.core.seams import calls_user
@@ -212,6 +214,6 @@ def fresh_model(job: Job) -> nn.Module:
     except (Mistake, MemoryError):
         raise
     except Exception as error:
-        raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
+        raise Mistake(f"the job's model could not be made: {failure_text(error)}{install_hint(error)}") from error
     random_state.seed_worker(job.seed, job.mesh.draws_as)
     return model.to("cuda") if torch.cuda.is_available() else model
