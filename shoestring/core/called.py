@@ -23,7 +23,22 @@ CALLS = {
     "metrics": (("output", "batch"), 'metrics=lambda output, batch: {"accuracy": ...}'),
     "validate": (("model",), 'validate=lambda model: {"accuracy": ...}'),
     "show": (("model",), 'show=lambda model: "..."'),
+    "collate": (("samples",), "collate=lambda samples: torch.stack(samples)"),
+    "largest": ((), "largest=lambda: batch"),
+    "group": (("name",), 'group=lambda name: "phone"'),
 }
+
+
+def described(value: object) -> str:
+    """What a job's function gave, in words.
+
+    >>> import torch
+    >>> described(torch.zeros(8)), described(None), described(3.0)
+    ('a tensor of shape (8,)', 'None', 'a float')
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def check_calls(functions: Mapping[str, Any]) -> None:

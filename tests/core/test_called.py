@@ -10,6 +10,8 @@ from torch import nn
 
 from shoestring import Job, Mistake
 from shoestring.core.called import guard_loss
+from shoestring.core.run import plain_run
+from shoestring.training.validation import metrics_by_name
 
 GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": list}
 WRONG = [
@@ -26,6 +28,13 @@ WRONG = [
     ),
     ("forward", lambda model, x, y: x, r"called as forward\(model, batch\)"),
     ("validate", lambda: {"a": 1}, r"called as validate\(model\)"),
+    ("collate", "pad", r"collate in the Job is a str, not a function: it is called as collate\(samples\)"),
+    ("largest", torch.zeros(4, 8), "largest in the Job is a Tensor, not a function: it is called as largest()"),
+    ("group", {"a": "b"}, r"group in the Job is a dict, not a function: it is called as group\(name\)"),
+    ("batch", "8", "batch='8' in the Job: give a whole number, such as 2"),
+    ("steps", 1e3, r"steps=1000\.0 in the Job: give a whole number"),
+    ("clip", "1", "clip='1' in the Job: give a number"),
+    ("clip", float("nan"), "clip=nan in the Job: give 0 or more"),
 ]
 
 
@@ -61,3 +70,28 @@ def test_another_failure_of_the_loss_stays_what_it_is() -> None:
 
     with pytest.raises(TypeError, match="numpy"):
         guard_loss(loss)(torch.zeros(2, 3), BATCH)
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        (lambda output, batch: output.detach().sum(), "depends on no weight that is trained.*detach"),
+        (
+            lambda output, batch: nn.functional.cross_entropy(output, batch[1], reduction="none"),
+            r"tensor of shape \(2,\)",
+        ),
+        (lambda output, batch: None, "gave None"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_trained_by_is_told_what_it_gave(loss: Any, said: str) -> None:
+    job = Job(**GOOD, loss=loss)
+    run = plain_run(job, nn.Linear(8, 3), {})
+    with pytest.raises(Mistake, match=f"the job's loss .*{said}"):
+        run.gradients(run, (torch.zeros(2, 8), torch.zeros(2, dtype=torch.long)))
+
+
+def test_a_metric_that_is_not_one_number_is_named_with_what_it_is() -> None:
+    with pytest.raises(Mistake, match=r"metrics gave a tensor of shape \(8,\) as 'accuracy': it must be one number"):
+        metrics_by_name({"loss": torch.tensor(2.0), "accuracy": torch.zeros(8)}, "metrics")
+    with pytest.raises(Mistake, match=r"metrics gave a tensor of shape \(\): it must give numbers by name"):
+        metrics_by_name(torch.tensor(0.5), "metrics")
