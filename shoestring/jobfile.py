@@ -253,7 +253,7 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         job = module.job(*bound.args, **bound.kwargs)
     except Mistake:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # such as argparse's, which reads our command line
         from shoestring.core.blame import failure_text
         from shoestring.core.extras import install_hint
 

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from shoestring.core.clients import Clients, ClientSubset, Named
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.data.kinds import is_mapped
+from shoestring.data.kinds import is_listed, is_mapped
 from shoestring.data.partition import shuffled
 
 CALLS_USER = "clients"  # core/seams.py
@@ -55,7 +55,13 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
 
 def clients_by_rule(job: Job, rule: Any, count: int | None, seed: int) -> Any:
     data = job.data()
-    if not is_mapped(data) or isinstance(data, IterableDataset):
+    if is_listed(data) and job.collate is None:
+        raise Mistake(
+            f"the job's data are a {type(data).__name__} without collate, which contains batches, and its clients a rule ({rule}) that "
+            f"divides samples: add collate=torch.utils.data.default_collate to the Job if they are samples, or give a map-style data set "
+            f"or clients=lambda: {{name: records, ...}}"
+        )
+    if not (is_listed(data) or is_mapped(data)) or isinstance(data, IterableDataset):
         raise Mistake(
             f"the job's data are a {type(data).__name__}, and its clients a rule ({rule}) that divides a data set: give a "
             f"map-style data set (samples by number, with a length), or clients=lambda: {{name: records, ...}}"

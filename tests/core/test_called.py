@@ -10,7 +10,13 @@ from torch import nn
 
 from shoestring import Job, Mistake
 from shoestring.core.called import guard_loss
+from shoestring.core.errors import says_out_of_memory
 from shoestring.core.run import plain_run
+from shoestring.data.feed import Feed
+from shoestring.processes.messages import Cause, Failure
+from shoestring.processes.worker import last_message
+from shoestring.runs.initial_weights import fresh_model
+from shoestring.training.execution.tasks import TrainTask
 from shoestring.training.validation import metrics_by_name
 
 GOOD: dict[str, Any] = {"model": lambda: nn.Linear(8, 3), "data": list}
@@ -95,3 +101,34 @@ def test_a_metric_that_is_not_one_number_is_named_with_what_it_is() -> None:
         metrics_by_name({"loss": torch.tensor(2.0), "accuracy": torch.zeros(8)}, "metrics")
     with pytest.raises(Mistake, match=r"metrics gave a tensor of shape \(\): it must give numbers by name"):
         metrics_by_name(torch.tensor(0.5), "metrics")
+
+
+@pytest.mark.parametrize(("made", "said"), [(3, "gave a int"), (None, "gave None"), (nn.Linear, "gave a type")])
+def test_a_factory_that_makes_no_module_is_told_what_it_made(made: Any, said: str) -> None:
+    with pytest.raises(Mistake, match=f"the job's model {said}: it must give a torch.nn.Module"):
+        fresh_model(Job(model=lambda: made, data=list))
+
+
+@pytest.mark.parametrize(("made", "said"), [(5, "a int"), (None, "None"), ("batches.pt", "a str")])
+def test_a_function_that_makes_no_data_is_told_what_it_made(made: Any, said: str) -> None:
+    with pytest.raises(Mistake, match=f"the job's data give {said}: batches"):
+        Feed(Job(model=nn.Identity, data=lambda: made))
+
+
+class Mute(Exception):
+    """An error of a user's class that fails to say what it is about."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def test_an_error_that_can_not_say_anything_is_the_job_s_all_the_same() -> None:
+    def forward(model: nn.Module, batch: Any) -> Any:
+        raise Mute
+
+    job = Job(**GOOD, forward=forward)
+    run = plain_run(job, nn.Linear(8, 3), {})
+    task = TrainTask(file="job.py")
+    found = last_message(task, lambda: run.gradients(run, BATCH))
+    assert isinstance(found, Failure) and found.cause is Cause.JOB and "test_called.py line" in found.text
+    assert "Mute;" in found.text and not says_out_of_memory(Mute())

@@ -97,6 +97,12 @@ def test_any_failure_of_a_job_file_or_its_model_names_the_line(tmp_path: Path) -
         loaded_job(tmp_path / "job.py", {})
 
 
+def test_a_job_file_that_ends_the_process_is_refused_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(NEEDS.format(file="import sys; sys.exit(2)", job="", model=""), encoding="utf-8")
+    with pytest.raises(Mistake, match=r"raised SystemExit: 2 \(job.py line 4\)"):
+        loaded_job(tmp_path / "job.py", {})
+
+
 def imported(file: Path) -> set[str]:
     """Top-level names of the modules that a file imports, anywhere in it."""
     names: set[str] = set()
