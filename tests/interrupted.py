@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shoestring import Job
 from shoestring.core.run import Run
+from shoestring.core.run_state import LivesOnDisk
 from shoestring.core.run_weights import brought_home
 from shoestring.data.feed import Feed
 from shoestring.runs.checkpoints import draft as drafted
@@ -75,6 +76,5 @@ def begun(job: Job, techniques: Sequence[Technique], folder: Path, resumed: bool
 def save(run: Run, course: Progress, folder: Path, step: int) -> None:
     found = snapshot_of(Run(**{**vars(run), "state": {**run.state, "course": course}}), course.feed, step, None)
     publish(drafted(folder / "checkpoints", step, found.weights, found.state, found.aliases))
-    for part in run.state.values():
-        if part.on_disk:
-            part.saved()
+    for part in run.state_that(LivesOnDisk):
+        part.saved()
