@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,6 +41,14 @@ def described(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
+def known_signature(function: Any) -> Signature | None:
+    """How a user's function is called; None where that is unknown: a builtin, or an object whose attributes raise."""
+    try:
+        return signature(function)
+    except Exception:
+        return None
+
+
 def check_calls(functions: Mapping[str, Any]) -> None:
     """Refuse functions of a Job, by field, that can't be called with their arguments."""
     for name, (arguments, example) in CALLS.items():
@@ -57,9 +65,8 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             raise Mistake(
                 f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}"
             )
-        try:
-            takes = signature(function)
-        except (ValueError, TypeError):  # a builtin without a signature
+        takes = known_signature(function)
+        if takes is None:
             continue
         try:
             takes.bind(*arguments)

@@ -217,7 +217,7 @@ class Job:
                 raise Mistake(
                     f"{name}={value!r} in the Job: give a {'whole ' * (kind is Integral)}number, such as {least + 1}"
                 )
-            if not value >= least:  # also of NaN
+            if not float(value) >= least:  # also of NaN
                 raise Mistake(f"{name}={value} in the Job: give {least} or more")
         check_calls(vars(self))
         object.__setattr__(self, "data", factory_of("data", self.data))

@@ -32,16 +32,16 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
             "the job has no clients, so there are no devices that could train it: add clients=lambda: {name: records, ...} to "
             "the Job, or a rule that divides its data, such as clients=Dirichlet(0.3) or clients=Iid()"
         )
-    if isinstance(rule, type) and hasattr(rule, "clients"):
+    if isinstance(rule, type) and callable(getattr(rule, "clients", None)):
         raise Mistake(
             f"clients in the Job is the class {rule.__name__}: a rule is needed; write clients={rule.__name__}(...)"
         )
-    if not hasattr(rule, "clients") and not callable(rule):
+    if not is_rule(rule) and not callable(rule):
         raise Mistake(
             f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
             f"write clients=lambda: {{name: records, ...}}"
         )
-    found = clients_by_rule(job, rule, count, seed) if hasattr(rule, "clients") else rule()
+    found = clients_by_rule(job, rule, count, seed) if is_rule(rule) else rule()
     if not isinstance(found, Mapping):
         raise Mistake(
             f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
@@ -51,6 +51,11 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
         raise Mistake("the job's clients are none: a federated job needs at least one device with records")
     everybody = found if isinstance(found, Clients) else clients_from_mapping(found)
     return everybody if count is None or count == len(everybody) else sample_clients(everybody, count, seed)
+
+
+def is_rule(given: object) -> bool:
+    """Whether a Job's clients are a rule; its class tells, because the attributes of a function object may do anything."""
+    return hasattr(type(given), "clients")
 
 
 def clients_by_rule(job: Job, rule: Any, count: int | None, seed: int) -> Any:

@@ -37,7 +37,7 @@ from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_steps import ScriptStep, kept_steps, steps_here, worker_of
 from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
-from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
+from shoestring.training.named_plan import check_named, given_techniques, techniques_for, unchecked_techniques
 from shoestring.training.options import PlanOptions, VerifyCommand
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
@@ -146,7 +146,7 @@ class Shown(Outcome):
 
 def train(
     job: Jobs,
-    plan: Plan | Outcome | Iterable[Technique] = (),
+    plan: Plan | Outcome | Iterable[Technique | str] = (),
     model: nn.Module | None = None,
     *,
     run: str | Path | None = None,
@@ -189,7 +189,7 @@ def train(
 
 
 def steps_of_group(
-    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None, asked: RunOptions, devices: int
+    job: Job, plan: Plan | Outcome | Iterable[Technique | str], model: nn.Module | None, asked: RunOptions, devices: int
 ) -> Generator[Step, None, None]:
     """Train with separate processes."""
     with temporary_folder() as folder:
@@ -198,7 +198,7 @@ def steps_of_group(
             check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
             outcome: Plan | Outcome = plan
         else:
-            outcome = planned(sent_job, PlanOptions(use=tuple(plan)), devices, model=model)
+            outcome = planned(sent_job, PlanOptions(use=given_techniques(plan)), devices, model=model)
         kept = replace(asked, run=asked.run or folder / "run")
         yield from as_steps(group_of(job, sent_job, outcome, model, kept, devices).steps())
 
@@ -215,7 +215,7 @@ def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
 
 
 def trained_here(
-    job: Job, plan: Plan | Outcome | Iterable[Technique], model: nn.Module | None
+    job: Job, plan: Plan | Outcome | Iterable[Technique | str], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
     yield from as_steps(steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model))
@@ -317,7 +317,7 @@ def fitted_by_group(
 
 def verify(
     job: Jobs,
-    plan: Plan | Outcome | Iterable[Technique],
+    plan: Plan | Outcome | Iterable[Technique | str],
     check_steps: int = 5,
     *,
     steps: int | None = None,

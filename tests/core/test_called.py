@@ -12,6 +12,7 @@ from shoestring import Job, Mistake
 from shoestring.core.called import guard_loss
 from shoestring.core.errors import says_out_of_memory
 from shoestring.core.run import plain_run
+from shoestring.core.schedule import with_schedule
 from shoestring.data.feed import Feed
 from shoestring.processes.messages import Cause, Failure
 from shoestring.processes.worker import last_message
@@ -132,3 +133,29 @@ def test_an_error_that_can_not_say_anything_is_the_job_s_all_the_same() -> None:
     found = last_message(task, lambda: run.gradients(run, BATCH))
     assert isinstance(found, Failure) and found.cause is Cause.JOB and "test_called.py line" in found.text
     assert "Mute;" in found.text and not says_out_of_memory(Mute())
+
+
+class Proxy:
+    """A callable whose every attribute raises, as a proxy to a service may."""
+
+    def __init__(self, function: Any) -> None:
+        object.__setattr__(self, "function", function)
+
+    def __call__(self, *given: Any) -> Any:
+        return self.function(*given)
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no connection for {name}")
+
+
+def test_a_callable_whose_attributes_raise_is_called_as_any_other() -> None:
+    functions = {
+        "model": lambda: nn.Linear(8, 3),
+        "loss": lambda output, batch: nn.functional.cross_entropy(output, batch[1]),
+        "forward": lambda model, batch: model(batch[0]),
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        "schedule": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+    }
+    job = Job(data=list, **{name: Proxy(function) for name, function in functions.items()})
+    run = with_schedule(job, plain_run(job, job.model(), {}))
+    assert run.gradients(run, (torch.zeros(2, 8), torch.zeros(2, dtype=torch.long))).ndim == 0

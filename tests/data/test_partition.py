@@ -280,3 +280,17 @@ def test_a_list_beside_collate_contains_samples_which_a_rule_divides() -> None:
     found = clients_of(job(clients=Iid(), data=lambda: samples, collate=default_collate), 4, 0)
     records = [float(one[0][0]) for name in found for one in found[name]]
     assert len(found) == 4 and sorted(records) == [float(number) for number in range(12)]
+
+
+class Proxy:
+    """A callable whose every attribute raises, as a proxy to a service may."""
+
+    def __call__(self) -> dict[str, list[int]]:
+        return {"a": [1, 2]}
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no connection for {name}")
+
+
+def test_a_function_object_whose_attributes_raise_gives_clients() -> None:
+    assert list(clients_of(job(clients=Proxy()), None, 0)) == ["a"]

@@ -23,7 +23,7 @@ from shoestring.training.execution.job_planning import planned, workers
 from shoestring.training.execution.script_run import Scripted
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
-from shoestring.training.named_plan import check_named, unchecked_techniques
+from shoestring.training.named_plan import check_named, given_techniques, unchecked_techniques
 from shoestring.training.options import PlanOptions
 from shoestring.training.outcome import Outcome
 from shoestring.training.plan import Plan
@@ -35,7 +35,7 @@ ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validati
 
 
 def kept_steps(
-    job: Job, plan: Plan | Outcome | Iterable[TrainingTechnique], model: nn.Module | None, asked: RunOptions
+    job: Job, plan: Plan | Outcome | Iterable[TrainingTechnique | str], model: nn.Module | None, asked: RunOptions
 ) -> Generator[ScriptStep, None, None]:
     """Train in this process, in a run folder."""
     worker = worker_of(job, model)
@@ -43,7 +43,11 @@ def kept_steps(
         check_named(job, unchecked_techniques(plan, job), model, worker)
     if model is None:
         model = fresh_model(job)
-    outcome = plan if isinstance(plan, (Plan, Outcome)) else planned(job, PlanOptions(use=tuple(plan)), model=model)
+    outcome = (
+        plan
+        if isinstance(plan, (Plan, Outcome))
+        else planned(job, PlanOptions(use=given_techniques(plan)), model=model)
+    )
     chosen = outcome.chosen if isinstance(outcome, Outcome) else outcome
     told = outcome.as_json() if isinstance(outcome, Outcome) else {}
     yield from Scripted(job, chosen, told, model, asked, worker).steps()
