@@ -253,8 +253,13 @@ def loaded_job(path: str | Path, values: dict[str, Any]) -> Job:
         job = module.job(*bound.args, **bound.kwargs)
     except Mistake:
         raise
-    except Exception as error:
-        raise Mistake(f"{path} raised {type(error).__name__}: {error}; add --traceback to see where") from error
+    except (Exception, SystemExit) as error:  # such as argparse's, which reads our command line
+        from shoestring.core.blame import failure_text
+        from shoestring.core.extras import install_hint
+
+        raise Mistake(
+            f"{path} raised {failure_text(error)}{install_hint(error)}; add --traceback to see more"
+        ) from error
     IMPORTED.update(set(sys.modules) - before)
     if not isinstance(job, Job):
         raise Mistake(f"{path}: job() gave {type(job).__name__}, not a Job; end it with `return Job(...)`")

@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeGuard
 
 from torch import nn
 
+from shoestring.core.errors import error_sentence
 from shoestring.core.seams import Seam, SeamMark, seam_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,11 +88,7 @@ def failed_module(error: BaseException) -> str:
 
 def failure_text(error: BaseException) -> str:
     """What went wrong and where, in one line: RuntimeError: no such thing (training/memory/recompute.py line 150)."""
-    try:
-        said = (str(error).strip().splitlines() or [""])[0][:160]
-    except Exception:  # a user's exception class whose text can't be computed
-        said = ""
-    return f"{type(error).__name__}{f': {said}' * bool(said)} ({blamed(error).place})"
+    return f"{error_sentence(error)} ({blamed(error).place})"
 
 
 def is_module(value: object) -> TypeGuard[nn.Module]:

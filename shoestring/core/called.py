@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import signature
+from inspect import Signature, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,7 +23,30 @@ CALLS = {
     "metrics": (("output", "batch"), 'metrics=lambda output, batch: {"accuracy": ...}'),
     "validate": (("model",), 'validate=lambda model: {"accuracy": ...}'),
     "show": (("model",), 'show=lambda model: "..."'),
+    "collate": (("samples",), "collate=lambda samples: torch.stack(samples)"),
+    "largest": ((), "largest=lambda: batch"),
+    "group": (("name",), 'group=lambda name: "phone"'),
 }
+
+
+def described(value: object) -> str:
+    """What a job's function gave, in words.
+
+    >>> import torch
+    >>> described(torch.zeros(8)), described(None), described(3.0)
+    ('a tensor of shape (8,)', 'None', 'a float')
+    """
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+def known_signature(function: Any) -> Signature | None:
+    """How a user's function is called; None where that is unknown: a builtin, or an object whose attributes raise."""
+    try:
+        return signature(function)
+    except Exception:
+        return None
 
 
 def check_calls(functions: Mapping[str, Any]) -> None:
@@ -42,9 +65,8 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             raise Mistake(
                 f"{name} in the Job is a {type(function).__name__}, not a function: {called}; write {example}"
             )
-        try:
-            takes = signature(function)
-        except (ValueError, TypeError):  # a builtin without a signature
+        takes = known_signature(function)
+        if takes is None:
             continue
         try:
             takes.bind(*arguments)

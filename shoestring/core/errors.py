@@ -29,11 +29,42 @@ class OverBudget(ValueError):
         self.nearest = nearest
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says; empty if its class, which may be the user's, fails to say it.
+
+    >>> first_line(ValueError("no such thing\\nat all"))
+    'no such thing'
+    """
+    try:
+        return (str(error).strip().splitlines() or [""])[0][:200]
+    except Exception:
+        return ""
+
+
+def error_sentence(error: BaseException) -> str:
+    """The class of an error and what it says.
+
+    >>> error_sentence(KeyError("width")), error_sentence(ValueError())
+    ("KeyError: 'width'", 'ValueError')
+    """
+    said = first_line(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def reason_text(error: BaseException) -> str:
+    """Why something failed: a mistake in its own words, which name no class.
+
+    >>> reason_text(Mistake("give a list")), reason_text(TypeError("no list"))
+    ('give a list', 'TypeError: no list')
+    """
+    return first_line(error) if isinstance(error, Mistake) else error_sentence(error)
+
+
 def says_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out. Torch has no class for that: its text is all there is to know it by."""
     words, said = (
         ("not enough memory", "can't allocate memory", "cannot allocate memory", "out of memory"),
-        str(error).lower(),
+        first_line(error).lower(),
     )
     return isinstance(error, MemoryError) or (
         isinstance(error, (RuntimeError, OSError)) and any(word in said for word in words)

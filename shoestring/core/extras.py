@@ -55,6 +55,18 @@ class MissingExtra(Mistake):
     """Something was requested that needs a package which is not installed."""
 
 
+def install_hint(error: BaseException) -> str:
+    """How to install what a failed import asked for, as the end of a sentence; empty if no extra of ours brings it.
+
+    >>> install_hint(ModuleNotFoundError("No module named 'peft.utils'", name="peft.utils"))
+    '; run: pip install "shoestring[peft]"'
+    >>> install_hint(ModuleNotFoundError("No module named 'helper'", name="helper")), install_hint(ValueError("odd"))
+    ('', '')
+    """
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    return next((f"; run: {extra.command}" for extra in EXTRAS.values() if name in extra.modules), "")
+
+
 def require(name: str) -> None:
     if refusal := EXTRAS[name].refusal:
         raise MissingExtra(refusal)

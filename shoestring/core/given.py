@@ -51,13 +51,20 @@ def factory_of(name: str, value: Any) -> Any:
             f"first batches too, and a resumed run starts from the first: give a list, a data set, a DataLoader, or a "
             f"function that makes the iterator, {name}=lambda: ..."
         )
-    by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    if isinstance(value, (str, bytes)) or not (isinstance(value, Iterable) or by_number):
+    if not is_data(value):
         raise Mistake(
             f"{name} in the Job is a {type(value).__name__}: give batches (a list, a DataLoader), a data set, or a function that "
             f"makes them, {name}=lambda: ..."
         )
     return GivenData(value)
+
+
+def is_data(value: Any) -> bool:
+    """Whether an object could be a job's data: it can be iterated over, or has samples by number."""
+    by_number = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    return not isinstance(value, (str, bytes)) and (
+        isinstance(value, Iterable) or by_number or hasattr(value, "__next__")
+    )
 
 
 def has_state(data: Any) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -152,7 +153,6 @@ class Job:
                   of name and parameter
       schedule    makes a torch learning-rate scheduler: `lambda optimizer: ...` or `lambda optimizer, steps: ...`. It is stepped after
                   every step; in `PerEpoch(...)`, after every epoch; ReduceLROnPlateau, after every validation
-                  every step; in `PerEpoch(...)`, after every epoch; one that waits for a plateau, after every validation
       steps, epochs    when it ends: after so many steps or rounds of the data, whichever comes first; 100 steps if neither is given
       clip        largest global norm of the gradients
       seed        determines every random number
@@ -212,8 +212,13 @@ class Job:
         if self.steps == UNSAID:
             object.__setattr__(self, "steps", 0 if self.epochs else USUAL_STEPS)
         for name, least in (("batch", 1), ("steps", 0), ("epochs", 0), ("clip", 0), ("workers", 0), ("patience", 0)):
-            if getattr(self, name) < least:
-                raise Mistake(f"{name}={getattr(self, name)} in the Job: give {least} or more")
+            value, kind = getattr(self, name), Real if name == "clip" else Integral
+            if not isinstance(value, kind):
+                raise Mistake(
+                    f"{name}={value!r} in the Job: give a {'whole ' * (kind is Integral)}number, such as {least + 1}"
+                )
+            if not float(value) >= least:  # also of NaN
+                raise Mistake(f"{name}={value} in the Job: give {least} or more")
         check_calls(vars(self))
         object.__setattr__(self, "data", factory_of("data", self.data))
         if self.held_out is not None:

@@ -9,11 +9,12 @@ restart.
 from __future__ import annotations
 
 from collections import Counter
-from inspect import Parameter, signature
+from inspect import Parameter
 
 import torch
 from torch import nn
 
+from shoestring.core.called import known_signature
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.private import has_schedule, step_hooks
@@ -45,17 +46,15 @@ def made_optimizer(job: Job, model: nn.Module) -> torch.optim.Optimizer:
 
 def takes_names(job: Job) -> bool:
     """Whether the job's optimizer takes (name, parameter) pairs: its first argument's name says so."""
-    try:
-        first = next(iter(signature(job.optimizer).parameters), "")
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
-    return first.startswith("named")
+    takes = known_signature(job.optimizer)
+    return takes is not None and next(iter(takes.parameters), "").startswith("named")
 
 
 def check_step(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer whose step does more than one update."""
     kind = type(optimizer).__name__
-    closure = signature(optimizer.step).parameters.get("closure")
+    takes = known_signature(optimizer.step)
+    closure = takes.parameters.get("closure") if takes is not None else None
     if closure is not None and closure.default is Parameter.empty:
         raise Mistake(
             f"{kind} evaluates the loss itself, several times a step, and a step here is one forward and one backward: "

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, moved, samples, split
-from shoestring.core.called import guard_loss
+from shoestring.core.called import described, guard_loss
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, default_forward
 from shoestring.core.link import Link
@@ -228,8 +228,12 @@ def plain_run(job: Job, model: nn.Module, blocks: Mapping[str, nn.Module]) -> Ru
         here = moved(batch, device)
         value = run.loss(run.forward(run.model, here), here)
         if not isinstance(value, Tensor) or value.numel() != 1:
-            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise Mistake(f"the job's loss gave {found}: it must be one number, the mean over the batch")
+            raise Mistake(f"the job's loss gave {described(value)}: it must be one number, the mean over the batch")
+        if not value.requires_grad:
+            raise Mistake(
+                "the job's loss depends on no weight that is trained, so there is nothing to train it by: look for detach(), "
+                "item(), no_grad() or argmax() in the model, its forward and the loss"
+            )
         run.backward(run, value)
         return value.detach()
 

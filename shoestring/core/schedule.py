@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from inspect import Parameter, signature
+from inspect import Parameter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from shoestring.core.assignment import Assignment
+from shoestring.core.called import known_signature
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.private import note_step_called, number_of
@@ -172,13 +173,10 @@ def takes_steps(job: Job) -> bool:
     """Whether the job's schedule takes the total number of steps: it has two required arguments."""
     if job.schedule is None:
         return False
-    try:
-        found = signature(job.schedule).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature
-        return False
+    takes = known_signature(job.schedule)
     wanted = [
         one
-        for one in found
+        for one in (takes.parameters.values() if takes is not None else ())
         if one.default is Parameter.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
     ]
     if len(wanted) > 2 or (len(wanted) == 2 and isinstance(job.schedule, type)):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from shoestring.core import random_state
+from shoestring.core.errors import error_sentence
 from shoestring.core.job import Job
 from shoestring.core.optimizer import takes_names
 from shoestring.core.private import without_modes
@@ -133,7 +134,7 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
         try:
             reasons = SteppingTrial(job, optimizer, model).reasons()
         except Exception as error:
-            told = str(error) if isinstance(error, Untried) else told_of(error)
+            told = str(error) if isinstance(error, Untried) else error_sentence(error)
             reasons = dict.fromkeys(
                 StepDivision,
                 f"{kind} could not be tried on small weights ({told}), so it is not known whether it steps "
@@ -149,10 +150,6 @@ def tried_stepping(job: Job, optimizer: optim.Optimizer, model: nn.Module) -> St
 
 # The last tried optimizer, with its weights and the result: plans are tried one after the other
 LAST: list[tuple[object, object, Stepping]] = []
-
-
-def told_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
 
 
 class SteppingTrial:
@@ -246,7 +243,7 @@ class SteppingTrial:
             try:
                 step = apart_from(whole, way(), exact=division is StepDivision.IN_TURNS)
             except Exception as error:
-                return f"{self.kind} fails where weights are stepped {how} ({told_of(error)})"
+                return f"{self.kind} fails where weights are stepped {how} ({error_sentence(error)})"
             if step:
                 return (
                     f"{self.kind} moves weights to other values when they are stepped {how} than when they are stepped together (tried "

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from shoestring.core.clients import Clients, ClientSubset, Named
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.data.kinds import is_mapped
+from shoestring.data.kinds import is_listed, is_mapped
 from shoestring.data.partition import shuffled
 
 CALLS_USER = "clients"  # core/seams.py
@@ -32,16 +32,16 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
             "the job has no clients, so there are no devices that could train it: add clients=lambda: {name: records, ...} to "
             "the Job, or a rule that divides its data, such as clients=Dirichlet(0.3) or clients=Iid()"
         )
-    if isinstance(rule, type) and hasattr(rule, "clients"):
+    if isinstance(rule, type) and callable(getattr(rule, "clients", None)):
         raise Mistake(
             f"clients in the Job is the class {rule.__name__}: a rule is needed; write clients={rule.__name__}(...)"
         )
-    if not hasattr(rule, "clients") and not callable(rule):
+    if not is_rule(rule) and not callable(rule):
         raise Mistake(
             f"clients in the Job is a {type(rule).__name__}: a function that makes a mapping is needed, or a rule; "
             f"write clients=lambda: {{name: records, ...}}"
         )
-    found = clients_by_rule(job, rule, count, seed) if hasattr(rule, "clients") else rule()
+    found = clients_by_rule(job, rule, count, seed) if is_rule(rule) else rule()
     if not isinstance(found, Mapping):
         raise Mistake(
             f"the job's clients gave a {type(found).__name__}: a mapping is needed, device's name -> its records; "
@@ -53,9 +53,20 @@ def clients_of(job: Job, count: int | None, seed: int) -> Clients:
     return everybody if count is None or count == len(everybody) else sample_clients(everybody, count, seed)
 
 
+def is_rule(given: object) -> bool:
+    """Whether a Job's clients are a rule; its class tells, because the attributes of a function object may do anything."""
+    return hasattr(type(given), "clients")
+
+
 def clients_by_rule(job: Job, rule: Any, count: int | None, seed: int) -> Any:
     data = job.data()
-    if not is_mapped(data) or isinstance(data, IterableDataset):
+    if is_listed(data) and job.collate is None:
+        raise Mistake(
+            f"the job's data are a {type(data).__name__} without collate, which contains batches, and its clients a rule ({rule}) that "
+            f"divides samples: add collate=torch.utils.data.default_collate to the Job if they are samples, or give a map-style data set "
+            f"or clients=lambda: {{name: records, ...}}"
+        )
+    if not (is_listed(data) or is_mapped(data)) or isinstance(data, IterableDataset):
         raise Mistake(
             f"the job's data are a {type(data).__name__}, and its clients a rule ({rule}) that divides a data set: give a "
             f"map-style data set (samples by number, with a length), or clients=lambda: {{name: records, ...}}"

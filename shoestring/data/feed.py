@@ -28,8 +28,9 @@ from typing import Any
 
 from shoestring.core.assignment import Assignment, OwnPart, own_part
 from shoestring.core.batch import Batch, piece_bounds
+from shoestring.core.called import described
 from shoestring.core.errors import Mistake
-from shoestring.core.given import generators_in
+from shoestring.core.given import generators_in, is_data
 from shoestring.core.job import Job
 from shoestring.core.random_state import RandomStream
 from shoestring.core.schedule import UNKNOWN_STEPS, takes_steps
@@ -55,6 +56,10 @@ class Feed:
         self.random_stream = RandomStream((job.seed + APART) % 2**32)
         with self.random_stream.drawing():
             self.data = factory() if callable(factory) else factory
+        if not is_data(self.data):
+            raise Mistake(
+                f"the job's data give {described(self.data)}: batches (a list, a DataLoader, an iterator) or a data set are needed"
+            )
         samples = (
             is_listed(self.data) and job.collate is not None
         )  # whether it is a list of samples to make batches from

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.blame import blamed
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.random_state import RandomStream
 from shoestring.data.kinds import begin_epoch
 
@@ -64,11 +64,8 @@ class SampleDataset(Dataset[Any]):
             return self.made(wanted)
         except Exception as error:
             place = blamed(error).place
-            said = (str(error).strip().splitlines() or [""])[0]
             return FetchFailure(
-                str(error)
-                if isinstance(error, Mistake)
-                else f"the job failed in {place}: {type(error).__name__}: {said}"
+                str(error) if isinstance(error, Mistake) else f"the job failed in {place}: {error_sentence(error)}"
             )
 
     def fetched(self, wanted: BatchRequest) -> Batch:
@@ -95,11 +92,10 @@ class SampleDataset(Dataset[Any]):
         except Exception as error:
             if not isinstance(self.data, (list, tuple)):
                 raise
-            said = (str(error).strip().splitlines() or [""])[0]
             kind = type(self.data[wanted.samples[0]]).__name__
             raise Mistake(
                 f"collate fails on elements of a list of the job's data, each a {kind}, in {blamed(error).place}: "
-                f"{type(error).__name__}: {said}; {OF_SAMPLES}; if they are samples, correct collate"
+                f"{error_sentence(error)}; {OF_SAMPLES}; if they are samples, correct collate"
             ) from error
 
     def seed_of(self, wanted: BatchRequest) -> int:

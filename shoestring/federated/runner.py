@@ -16,7 +16,7 @@ from math import isfinite
 from typing import Any
 
 from shoestring.core.codec import finite_json
-from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.errors import Mistake, OverBudget, error_sentence
 from shoestring.core.job import target
 from shoestring.core.run import plain_run
 from shoestring.core.seams import calls_user
@@ -347,6 +347,5 @@ class Runner:
         try:
             return self.given.job.show(self.model) if self.given.job.show is not None else ""
         except Exception as error:
-            said = (str(error).strip().splitlines() or [""])[0]
-            self.say(Warned(f"the job's `show` failed: {type(error).__name__}: {said}; the weights are saved"))
+            self.say(Warned(f"the job's `show` failed: {error_sentence(error)}; the weights are saved"))
             return ""

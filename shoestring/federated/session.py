@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from shoestring.core.blame import blamed
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.federated.available import AvailableTechniques, available_techniques
 from shoestring.federated.device_errors import error_class, raised_by_us, withhold_text
@@ -46,7 +47,8 @@ def blaming_the_job() -> Iterator[None]:
         if found.ours:
             raise withhold_text(error) from None
         raise Mistake(
-            f"the job failed in {found.place}: {error_class(error)}, whose text is withheld because it may hold a record; "
+            f"the job failed in {found.place}: {error_class(error)}, whose text is withheld because it may hold a record"
+            f"{install_hint(error)}; "
             f"add --traceback to see where"
         ) from withhold_text(error)
 

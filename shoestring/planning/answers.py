@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from shoestring.core.codec import to_json
@@ -194,18 +195,34 @@ def digests(files: Iterable[str]) -> dict[str, str]:
     return found
 
 
+OURS = str(Path(__file__).parents[1])
+LIBRARIES = tuple(
+    f"{one}{os.sep}"
+    for one in (OURS, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+)
+
+
 def own_modules() -> list[str]:
-    """Files of the modules that this process has imported and that belong to no package or library: the user's own."""
-    ours = str(Path(__file__).parents[1])
-    libraries = (ours, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
-    return sorted(
-        {
-            os.path.abspath(file)
-            for file in files
-            if file
-            and file.endswith(".py")
-            and not os.path.abspath(file).startswith(tuple(f"{one}{os.sep}" for one in libraries))
-            and not {"site-packages", "dist-packages"} & set(Path(file).parts)
-        }
-    )
+    """Files of the user's own modules, which belong to no package or library, that this process has imported."""
+    return sorted({file for file in map(own_file, loaded_modules().values()) if file})
+
+
+def loaded_modules() -> dict[str, ModuleType]:
+    """The modules of this process by name: those in `sys.modules`, and those that were loaded from a path and are known only to a module
+    of the user's, as a global of it."""
+    found = dict(sys.modules)
+    users = [module for module in found.values() if own_file(module)]
+    while users:
+        for value in list(vars(users.pop()).values()):
+            if issubclass(type(value), ModuleType) and value.__name__ not in found and own_file(value):
+                found[value.__name__] = value
+                users.append(value)
+    return found
+
+
+def own_file(module: ModuleType) -> str:
+    """The file of a module that is the user's own; empty if it is none."""
+    file = getattr(module, "__file__", None) or ""
+    path = os.path.abspath(file)
+    library = path.startswith(LIBRARIES) or bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+    return "" if library or not file.endswith(".py") else path

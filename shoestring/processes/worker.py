@@ -16,7 +16,15 @@ from shoestring.core.imports import WithoutGarbageCollection, leave_garbage
 with WithoutGarbageCollection():  # torch is imported here
     from shoestring.core.blame import blamed
     from shoestring.core.codec import to_json
-    from shoestring.core.errors import Mistake, NotRepeatable, says_out_of_memory, system_text
+    from shoestring.core.errors import (
+        Mistake,
+        NotRepeatable,
+        error_sentence,
+        first_line,
+        says_out_of_memory,
+        system_text,
+    )
+    from shoestring.core.extras import install_hint
     from shoestring.core.private import load_compiler
     from shoestring.processes.messages import Answer, Cause, Failure, Message, Send, happened, written_message
     from shoestring.processes.streams import prepare_streams
@@ -77,7 +85,7 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     if isinstance(error, Mistake):
         return Cause.MISTAKE, str(error)
     if says_out_of_memory(error):
-        return Cause.OUT_OF_MEMORY, f"memory ran out: {str(error).strip().splitlines()[0] if str(error) else 'no more'}"
+        return Cause.OUT_OF_MEMORY, f"memory ran out: {first_line(error) or 'no more'}"
     found = blamed(error)
     if not found.ours:
         return Cause.JOB, job_failed(error, found.place)
@@ -90,19 +98,18 @@ def failure(error: Exception, task: Task[Any]) -> tuple[Cause, str]:
     )
     used = " + ".join(task.techniques_used)
     without = f"; training may work without {used}: name others with --use" if used else ""
-    return Cause.FAULT, f"{broken} in {found.place}: {sentence(error)}; please report it with the lines above{without}"
+    return (
+        Cause.FAULT,
+        f"{broken} in {found.place}: {error_sentence(error)}; please report it with the lines above{without}",
+    )
 
 
 def job_failed(error: Exception, place: str) -> str:
     """An error of the user's model or data in a sentence, with the line it came from."""
-    first, hint = sentence(error), ""
+    first, hint = error_sentence(error), ""
     if "device" in first and ("Expected all tensors" in first or "meta" in first):
         hint = "; the model and its batch must be on one device: leave both on the CPU and shoestring moves them"
-    return f"the job failed in {place}: {first}{hint}; add --traceback to see more"
-
-
-def sentence(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return f"the job failed in {place}: {first}{hint or install_hint(error)}; add --traceback to see more"
 
 
 if __name__ == "__main__":

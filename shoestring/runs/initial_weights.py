@@ -15,7 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core import random_state
+from shoestring.core.blame import failure_text
+from shoestring.core.called import described
 from shoestring.core.errors import Mistake
+from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.core.private import own_buffers, own_parameters, transformers_initialiser
 from shoestring.core.seams import calls_user
@@ -208,10 +211,15 @@ def fresh_model(job: Job) -> nn.Module:
     """The job's model as plain training would begin with it, and the random state for its first step."""
     random_state.seed(job.seed)
     try:
-        model = valued(job.model(), job)
+        made = job.model()
+        if not isinstance(made, nn.Module):
+            raise Mistake(
+                f"the job's model gave {described(made)}: it must give a torch.nn.Module, such as model=lambda: MyModel()"
+            )
+        model = valued(made, job)
     except (Mistake, MemoryError):
         raise
     except Exception as error:
-        raise Mistake(f"the job's model could not be made: {type(error).__name__}: {error}") from error
+        raise Mistake(f"the job's model could not be made: {failure_text(error)}{install_hint(error)}") from error
     random_state.seed_worker(job.seed, job.mesh.draws_as)
     return model.to("cuda") if torch.cuda.is_available() else model

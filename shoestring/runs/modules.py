@@ -1,8 +1,9 @@
 """The local modules that a run is made of: their digests in its folder, so that a run never goes on with another model unnoticed.
 
 Local is a module that this process has imported and that is no library: from the job's own folder, another one on `sys.path`, or an
-editable install. They are found after the import, in `sys.modules`, so packages, relative imports and modules that were found by their
-names are among them. One that a function imports is noted when that has run: after the model is made, and after the step that needs it.
+editable install. They are found after the import, in `sys.modules` and among the globals of those found, so packages, relative imports
+and modules that were loaded by name or path are among them. One that a function imports is noted when that has run: after the model
+is made, and after the step that needs it.
 
 modules.json has {"modules": {"layers/attention.py": SHA-256}}. The names are those under which Python finds the files (`sys.path`), so that
 a run can be moved; a name that leads elsewhere is not looked for. What the file names is hashed and never imported.
@@ -19,7 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from shoestring.core.errors import Mistake
 from shoestring.core.regular import read_regular
-from shoestring.planning.answers import own_modules
+from shoestring.planning.answers import loaded_modules, own_file
 from shoestring.runs.folder import Folder
 
 NAME = "modules.json"
@@ -33,11 +34,10 @@ Modules = Mapping[str, str]  # name of the file -> SHA-256
 
 def imported_modules(among: Collection[str] | None = None) -> dict[str, str]:
     """The local modules that this process has imported by now, or those `among` these names."""
-    files, found = set(own_modules()), {}
-    for name, module in list(sys.modules.items()):
-        file = os.path.abspath(getattr(module, "__file__", None) or "")
+    found = {}
+    for name, module in loaded_modules().items():
         wanted = (among is None or name in among) and name not in KNOWN and not name.startswith(JOB_FILE)
-        if wanted and file in files and (digest := digest_of(file)):
+        if wanted and (file := own_file(module)) and (digest := digest_of(file)):
             found[file_name(name, file)] = digest
     return found
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from os.path import isdir, join
+
 from shoestring.core.arguments import argument, dataclass
 from shoestring.core.errors import Mistake
 
@@ -36,6 +38,10 @@ class RunOptions:
         if self.fresh and (self.adopt or replan):
             verb = "goes" if replan is None else "go"
             raise Mistake(f"--fresh begins anew, {going_on} {verb} on: give one of them")
+        if self.report and isdir(self.report):
+            raise Mistake(
+                f"--report {self.report} is a folder: give the name of a file, such as {join(self.report, 'report.html')}"
+            )
 
     @property
     def cadence(self) -> Cadence:

@@ -38,7 +38,7 @@ from shoestring.training.execution.script_group import group_of
 from shoestring.training.execution.script_steps import ScriptStep, kept_steps, steps_here, worker_of
 from shoestring.training.execution.sent_job import Given, refuse_while_imported, send_job
 from shoestring.training.execution.verification import Verified, compare_weights
-from shoestring.training.named_plan import check_named, techniques_for, unchecked_techniques
+from shoestring.training.named_plan import check_named, given_techniques, techniques_for, unchecked_techniques
 from shoestring.training.options import PlanOptions, VerifyCommand
 from shoestring.training.outcome_text import training_outcome_text
 from shoestring.training.plan import TrainingOutcome, TrainingPlan
@@ -137,7 +137,7 @@ def made_job(job: Jobs, course: Course, flags: Mapping[str, Any]) -> Job:
 
 def train(
     job: Jobs,
-    plan: TrainingPlan | TrainingOutcome | Iterable[Technique] = (),
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str] = (),
     model: nn.Module | None = None,
     *,
     run: str | Path | None = None,
@@ -181,7 +181,7 @@ def train(
 
 def steps_of_group(
     job: Job,
-    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str],
     model: nn.Module | None,
     asked: RunOptions,
     devices: int,
@@ -193,7 +193,7 @@ def steps_of_group(
             check_named(sent_job, unchecked_techniques(plan, job), model, workers(devices), devices=devices)
             outcome = Outcome(plan) if isinstance(plan, Plan) else plan
         else:
-            outcome = plan_job(sent_job, PlanOptions(use=tuple(plan)), devices, model=model)
+            outcome = plan_job(sent_job, PlanOptions(use=given_techniques(plan)), devices, model=model)
         kept = replace(asked, run=asked.run or folder / "run")
         yield from as_steps(group_of(job, sent_job, outcome, model, kept, devices).steps())
 
@@ -210,7 +210,7 @@ def speak_of_arguments(found: Generator[Step, None, None]) -> Iterator[Step]:
 
 
 def trained_here(
-    job: Job, plan: TrainingPlan | TrainingOutcome | Iterable[Technique], model: nn.Module | None
+    job: Job, plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str], model: nn.Module | None
 ) -> Generator[Step, None, None]:
     check_held_out(job)
     yield from as_steps(steps_here(job, techniques_for(job, plan, model, worker_of(job, model)), model))
@@ -312,7 +312,7 @@ def fitted_by_group(
 
 def verify(
     job: Jobs,
-    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str],
     check_steps: int = 5,
     *,
     steps: int | None = None,

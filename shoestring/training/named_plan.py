@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
+from shoestring.core.called import described
+from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
+from shoestring.core.technique import parsed
 from shoestring.data.feed import with_step_count
 from shoestring.data.lengths import shared_data
 from shoestring.planning.answers import MeasuredAnswers
 from shoestring.planning.plan import Outcome, Plan, named
 from shoestring.processes.task import Worker
 from shoestring.training.admission import check_together, is_same_job
+from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.planner import Planner
 from shoestring.training.technique import TrainingTechnique as Technique
@@ -59,9 +64,22 @@ def unchecked_techniques(plan: TrainingPlan | TrainingOutcome, job: Job) -> tupl
     return () if is_same_job(chosen.made_for, job) else chosen.techniques
 
 
+def given_techniques(given: Any) -> tuple[Technique, ...]:
+    """Techniques that a script names, as objects or as `--use` takes them; one may stand alone."""
+    several = isinstance(given, Iterable) and not isinstance(given, str)
+    found = [parsed(item, CATALOGUE) if isinstance(item, str) else item for item in (given if several else (given,))]
+    for item in found:
+        if not isinstance(item, Technique):
+            raise Mistake(
+                f"{described(item)} is no technique: give the result of shoestring.plan, or techniques such as "
+                f'["Checkpoint(every=2)"]'
+            )
+    return tuple(found)
+
+
 def techniques_for(
     job: Job,
-    plan: TrainingPlan | TrainingOutcome | Iterable[Technique],
+    plan: TrainingPlan | TrainingOutcome | Iterable[Technique | str],
     model: nn.Module | None,
     worker: Worker | None = None,
 ) -> tuple[Technique, ...]:
@@ -70,7 +88,7 @@ def techniques_for(
     if isinstance(plan, (Plan, Outcome)):
         check_named(job, unchecked_techniques(plan, job), model, worker)
         return plan.chosen.techniques if isinstance(plan, Outcome) else plan.techniques
-    techniques = tuple(plan)
+    techniques = given_techniques(plan)
     if (level := check_named(job, techniques, model, worker)) is Exactness.CHANGED:
         warnings.warn(f"{named(techniques)} is {level.word} for this job: {level.meaning}", stacklevel=2)
     if late := tuple(one for one in techniques if one.environment):

@@ -24,6 +24,7 @@ import torch
 from shoestring.core import random_state
 from shoestring.core.assignment import own_part
 from shoestring.core.batch import Batch, moved
+from shoestring.core.called import described
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job, target
 from shoestring.core.mesh import on_one_axis
@@ -250,7 +251,7 @@ def check_names(found: Any, what: str) -> None:
     """Refuse results that are not numbers by name, or use one of our names."""
     if not isinstance(found, Mapping):
         raise Mistake(
-            f"the job's {what} gave a {type(found).__name__}: it must give numbers by name, such as {{'accuracy': 0.9}}"
+            f"the job's {what} gave {described(found)}: it must give numbers by name, such as {{'accuracy': 0.9}}"
         )
     taken = [name for name in found if name in OURS]
     if taken:
@@ -272,7 +273,12 @@ def check_goal(job: Job, names: Iterable[str]) -> None:
 def metrics_by_name(found: Any, what: str) -> Metrics:
     """Metrics as numbers by name."""
     check_names(found, what)
-    try:
-        return {str(name): float(value) for name, value in found.items()}
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise Mistake(f"the job's {what} gave something that is not one number: {error}") from error
+    numbers = {}
+    for name, value in found.items():
+        try:
+            numbers[str(name)] = float(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise Mistake(
+                f"the job's {what} gave {described(value)} as {name!r}: it must be one number, the mean over the batch"
+            ) from error
+    return numbers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 import shoestring
 from shoestring import Job, Mistake
 from shoestring.core.technique import parsed
+from shoestring.runs.options import RunOptions
 from shoestring.training.catalogue import CATALOGUE
 
 
@@ -59,3 +62,9 @@ def test_an_optimizer_that_evaluates_the_loss_itself_is_told() -> None:
         shoestring.fit(
             nn.Linear(2, 2), lambda output, batch: output.sum(), [torch.zeros(1, 2)], optimizer=torch.optim.LBFGS
         )
+
+
+def test_a_report_that_would_be_a_folder_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"--report .* is a folder: give the name of a file"):
+        RunOptions(report=str(tmp_path)).check()
+    RunOptions(report=str(tmp_path / "report.html")).check()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from shoestring import Job
 from shoestring.core.clients import Numbered
@@ -205,7 +205,10 @@ def test_a_column_is_read_without_fetching_samples_where_the_data_have_it() -> N
         (lambda: clients_of(job(clients=Iid()), 201, 0), "201 clients"),
         (lambda: clients_of(job(clients=ByColumn(1)), 11, 0), "--clients 11, and the job has 10"),
         (lambda: clients_of(job(clients=Iid(), data=lambda: iter([1])), None, 0), "a list_iterator.*map-style"),
-        (lambda: clients_of(job(clients=Iid(), data=lambda: [(1, 2)]), None, 0), "are a list.*map-style"),
+        (
+            lambda: clients_of(job(clients=Iid(), data=lambda: [(1, 2)]), None, 0),
+            "are a list.*batches.*add collate=.*map-style",
+        ),
         (lambda: clients_of(job(clients=Iid(), data=OffloadModel), None, 0), "OffloadModel.*map-style"),
         (lambda: clients_of(job(clients=Iid(), data=lambda: labelled(0)), None, 0), "no samples"),
     ],
@@ -270,3 +273,24 @@ def test_a_million_numbered_clients_are_made_one_at_a_time() -> None:
         found["1000000"]
     with pytest.raises(IndexError):
         found.name_of(1_000_000)
+
+
+def test_a_list_beside_collate_contains_samples_which_a_rule_divides() -> None:
+    samples = [(torch.full((2,), float(number)), number % 3) for number in range(12)]
+    found = clients_of(job(clients=Iid(), data=lambda: samples, collate=default_collate), 4, 0)
+    records = [float(one[0][0]) for name in found for one in found[name]]
+    assert len(found) == 4 and sorted(records) == [float(number) for number in range(12)]
+
+
+class Proxy:
+    """A callable whose every attribute raises, as a proxy to a service may."""
+
+    def __call__(self) -> dict[str, list[int]]:
+        return {"a": [1, 2]}
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"no connection for {name}")
+
+
+def test_a_function_object_whose_attributes_raise_gives_clients() -> None:
+    assert list(clients_of(job(clients=Proxy()), None, 0)) == ["a"]

@@ -23,12 +23,15 @@ from shoestring.runs.resume import OpenedRun, Resolved, opened
 
 FILES = {
     "job.py": """
-import importlib
+import importlib.util
 from torch import nn
 from shoestring import Job
 from mod_settings import RATE
 from mod_parts import layers
 importlib.import_module("mod_" + "dynamic")
+at = importlib.util.spec_from_file_location("mod_by_path", __file__.replace("job.py", "mod_by_path.py"))
+by_path = importlib.util.module_from_spec(at)
+at.loader.exec_module(by_path)
 
 def model():
     from mod_lazy import WIDTH
@@ -48,8 +51,16 @@ def job(width: int = 8, rate: float = RATE) -> Job:
     "mod_dynamic.py": "A = 1\n",
     "mod_lazy.py": "WIDTH = 4\n",
     "mod_late.py": "SCALE = 1\n",
+    "mod_by_path.py": "B = 1\n",
 }
-AT_ONCE = {"mod_settings.py", "mod_parts/__init__.py", "mod_parts/layers.py", "mod_parts/inner.py", "mod_dynamic.py"}
+AT_ONCE = {
+    "mod_settings.py",
+    "mod_parts/__init__.py",
+    "mod_parts/layers.py",
+    "mod_parts/inner.py",
+    "mod_dynamic.py",
+    "mod_by_path.py",
+}
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.low_rank import LowRank
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
+from shoestring.training.named_plan import given_techniques
 from shoestring.training.plan import TrainingDetails, training_plan
 from shoestring.training.technique import TrainingTechnique
 
@@ -160,3 +161,16 @@ def test_a_plan_that_a_run_of_the_command_keeps_is_checked(
     with pytest.raises(SystemExit, match="2"):
         main(["train", str(file), "--clip", "1.0", "--run", str(tmp_path / "run")])
     assert "clips gradients" in capsys.readouterr().err
+
+
+def test_a_script_names_techniques_as_the_command_does() -> None:
+    assert given_techniques(["Checkpoint(every=2)", FusedOptimizer()]) == (Checkpoint(every=2), FusedOptimizer())
+    assert given_techniques(FusedOptimizer()) == given_techniques("FusedOptimizer()") == (FusedOptimizer(),)
+    as_text = [step.loss for step in shoestring.train(made_job(), ["Accumulate(pieces=2)"])]
+    assert as_text == [step.loss for step in shoestring.train(made_job(), (Accumulate(2),))]
+
+
+@pytest.mark.parametrize("given", [3, None, [Checkpoint], [["Checkpoint()"]]])
+def test_what_is_no_technique_is_refused_by_what_it_is(given: Any) -> None:
+    with pytest.raises(Mistake, match=r"is no technique: give the result of shoestring\.plan, or techniques such as"):
+        list(shoestring.train(made_job(), given))

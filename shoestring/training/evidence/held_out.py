@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shoestring.core.batch import Batch, moved, tensors
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.run import Run
 from shoestring.core.seams import calls_user
@@ -181,7 +181,7 @@ def rehearse_validation(run: Run, job: Job, tracker: Tracker, holders: Holders, 
         ) as error:  # training itself ran on fake tensors, or this would not be reached; a metric may not
             if tracker.stage is None:
                 raise
-            tracker.log.unvalidated = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
+            tracker.log.unvalidated = error_sentence(error)
     if names:
         check_goal(job, names)
 

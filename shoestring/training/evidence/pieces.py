@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, operation_of
@@ -104,11 +104,11 @@ def try_in_pieces(
         try:
             once = run_passes(alone, used, make(), [(batch, 1.0)])
         except Exception as error:
-            return {"not tried": f"{type(error).__name__}: {error}".splitlines()[0]}
+            return {"not tried": error_sentence(error)}
         try:
             apart = run_passes(alone, used, make(), list(zip(halves, shares, strict=True)))
         except Exception as error:
-            told = f"half of the batch can't be trained on: {type(error).__name__}: {error}".splitlines()[0]
+            told = f"half of the batch can't be trained on: {error_sentence(error)}"
             return {"not tried": told} if small else {"can't be split": told}
     return differing_traits(once, apart)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from shoestring.core import random_state
 from shoestring.core.codec import to_json
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, error_sentence, first_line, reason_text
 from shoestring.core.foreign import copied_module
 from shoestring.core.hardware import Hardware
 from shoestring.core.job import Job
@@ -103,11 +103,7 @@ class Rehearsals:
             except Exception as error:
                 if techniques and not isinstance(error, LooksAtValues):
                     raise
-                self.guessed = (
-                    first_line(error)
-                    if isinstance(error, LooksAtValues)
-                    else f"{type(error).__name__}: {first_line(error)}"
-                )
+                self.guessed = first_line(error) if isinstance(error, LooksAtValues) else error_sentence(error)
                 self.real = not techniques  # if plain steps run on fake tensors, other plans may too
         self.measured.add(techniques)
         if self.worker is not None:
@@ -225,8 +221,4 @@ def position_of(mesh: Mesh) -> Position:
 
 def failure(error: BaseException) -> str:
     """An error as one line."""
-    return first_line(error) if isinstance(error, Mistake) else f"{type(error).__name__}: {first_line(error)}"
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:160]
+    return reason_text(error)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
-from shoestring.core.errors import Mistake
+from shoestring.core.errors import Mistake, reason_text
 from shoestring.core.job import Job
 from shoestring.core.mesh import Mesh, on_one_axis
 from shoestring.core.run import Run
@@ -55,13 +55,13 @@ def try_in_stages(job: Job, make: Callable[[], nn.Module], technique: StagedTech
         try:
             once = run_passes(alone, (), make(), list(zip(pieces, shares, strict=True)))
         except Exception as error:
-            return StagesResult(untried=first_line(error))
+            return StagesResult(untried=reason_text(error))
         try:
             staged = run_passes_in_stages(job, technique, make, batch)
         except Mistake as error:
             return StagesResult(str(error))
         except Exception as error:
-            return StagesResult(f"they fail ({first_line(error)}): {ADVICE}")
+            return StagesResult(f"they fail ({reason_text(error)}): {ADVICE}")
     if not all(map(math.isfinite, once.losses)):
         return StagesResult(untried=f"the loss of the trial became {once.losses[-1]}")
     found = difference_of_stages(once, staged)
@@ -121,8 +121,3 @@ def difference_of_gradients(once: Mapping[str, Tensor], staged: Mapping[str, Ten
         if not apart <= tolerance * (sizes[name] + tolerance * total):
             return f"the gradient of the weight {name} is {apart / max(sizes[name], 1e-30):.2g} of its size apart from that in one process"
     return ""
-
-
-def first_line(error: BaseException) -> str:
-    told = str(error).strip().partition("\n")[0]
-    return told if isinstance(error, Mistake) else f"{type(error).__name__}: {told}"

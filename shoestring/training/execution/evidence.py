@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from shoestring.core.codec import from_json, to_json
+from shoestring.core.errors import error_sentence
 from shoestring.core.hardware import Hardware
 from shoestring.data.lengths import batches_at, planned_batches, planned_for
 from shoestring.measure.probe import measured_hardware
@@ -51,7 +52,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
         except Exception as error:
             if name == "":
                 raise
-            steps[name] = AnchorStep(error=f"{type(error).__name__}: {error}".splitlines()[0])
+            steps[name] = AnchorStep(error=error_sentence(error))
     if task.memory:
         return AnchorResult(steps)
     # At the end: what it needs must not count as the step's.

@@ -24,7 +24,7 @@ from shoestring.training.execution.job_planning import plan_job, workers
 from shoestring.training.execution.script_run import ScriptRunHere
 from shoestring.training.loop import finite, steps
 from shoestring.training.memory.precision import DTYPES
-from shoestring.training.named_plan import check_named, unchecked_techniques
+from shoestring.training.named_plan import check_named, given_techniques, unchecked_techniques
 from shoestring.training.options import PlanOptions
 from shoestring.training.plan import TrainingOutcome, TrainingPlan
 from shoestring.training.progress import Progress
@@ -36,7 +36,7 @@ ScriptStep = tuple[int, float, Any]  # number, loss, and metrics of the validati
 
 def kept_steps(
     job: Job,
-    plan: TrainingPlan | TrainingOutcome | Iterable[TrainingTechnique],
+    plan: TrainingPlan | TrainingOutcome | Iterable[TrainingTechnique | str],
     model: nn.Module | None,
     asked: RunOptions,
 ) -> Generator[ScriptStep, None, None]:
@@ -47,7 +47,7 @@ def kept_steps(
     if model is None:
         model = fresh_model(job)
     if not isinstance(plan, (Plan, Outcome)):
-        plan = plan_job(job, PlanOptions(use=tuple(plan)), model=model)
+        plan = plan_job(job, PlanOptions(use=given_techniques(plan)), model=model)
     outcome = Outcome(plan) if isinstance(plan, Plan) else plan
     yield from ScriptRunHere(job, outcome, model, asked, worker).steps()
 

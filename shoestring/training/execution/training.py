@@ -22,6 +22,7 @@ from xxhash import xxh3_64
 
 from shoestring.core import random_state
 from shoestring.core.batch import Batch
+from shoestring.core.blame import failure_text
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.link import GroupDone, Link
@@ -145,7 +146,7 @@ class Training:
         result = self.result()
         if result.stopped is not None or result.unsaved:
             return result
-        digest, shown = trained_model(self.job, self.run, file)
+        digest, shown = trained_model(self.job, self.run, file, self.warn)
         return replace(result, weights_sha256=digest, shown=shown)
 
     def result(self) -> TrainResult:
@@ -401,7 +402,7 @@ def check_same_weights(model: nn.Module, link: Link) -> None:
 
 
 @calls_user("show")
-def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
+def trained_model(job: Job, run: Run, file: str, warn: Callable[[str], None]) -> tuple[str, str]:
     """The digest of the trained weights and what the job's `show` says of them; they are written to a file, if there is a name."""
     found = {name: value for name, value in weights(run).items() if hasattr(value, "dtype")}
     if run.team.link.rank and not stored_weights(run):  # the first worker has the same weights and tells of them
@@ -418,8 +419,11 @@ def trained_model(job: Job, run: Run, file: str) -> tuple[str, str]:
         )
     elif job.show is not None:
         run.model.eval()
-        with torch.no_grad(), run.outside.usable(), guarded_outside(run):
-            shown = job.show(run.model) if run.team.link.rank == 0 else ""
+        try:
+            with torch.no_grad(), run.outside.usable(), guarded_outside(run):
+                shown = job.show(run.model) if run.team.link.rank == 0 else ""
+        except Exception as error:  # of a model that diverged, say: the run is no less finished
+            warn(f"the job's show failed: {failure_text(error)}; the weights are saved")
     if file:
         write_tensors(Path(file), found)
     return digest, shown
