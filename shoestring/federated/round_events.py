@@ -55,6 +55,11 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
             f"in round {number} the work of {len(played.restored)} devices was not finite"
             f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"
         )
+    if played.rare:
+        found.append(
+            f"in round {number} too few devices measured {played.rare} metric{'s' * (played.rare > 1)}, which may be named after "
+            f"a record: left out"
+        )
     if not played.participants:
         found.append(
             f"nobody's update is in round {number}: {len(played.missing)} devices did not answer, "

@@ -59,7 +59,8 @@ def release_totals(by_group: Mapping[str, DeviceTotals], least: int = LEAST) -> 
     few = sorted({entry.metric for entry in whole.entries if entry.moments.devices < least})
     kept = {name: drop_rare_metrics(totals, whole, least) for name, totals in by_group.items()}
     pooled, joined = pooled_groups(kept, least)
-    withheld = [f"{metric}: fewer than {least} devices measured it" for metric in few]
+    # A metric may be named after a record, so those of few devices are counted
+    withheld = [f"{len(few)} metric{'s' * (len(few) > 1)}: measured by fewer than {least} devices"] * bool(few)
     withheld += [
         f"{joined} groups have fewer than {least} devices, or are needed to hide such a group: they are merged as {OTHERS!r}"
     ] * bool(joined and len(pooled) > 1)
