@@ -29,7 +29,7 @@ def events_of_round(
     finished = RoundFinished(
         step=number,
         participants=len(played.participants),
-        samples=played.samples,
+        samples=played.samples if named else 0.0,  # a sum of record counts may tell who took part
         up=played.up,
         senders=played.senders,
         down=played.down,

@@ -14,8 +14,10 @@ import torch
 import shoestring
 from shoestring.core.called import guard_loss
 from shoestring.federated.device_errors import UnusableRecords, error_kind, withhold_text
+from shoestring.federated.events import RoundFinished
 from shoestring.federated.records import records_of
 from shoestring.federated.techniques.behaviour.flip_classes import check_class
+from shoestring.runs.history import History
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
 
@@ -184,6 +186,8 @@ def test_a_private_run_names_no_device(tmp_path: Path) -> None:
     report, whole = json.loads(done.stdout), everything(tmp_path, done)
     assert sum(report["rejected"]) == 4 and report["turned_away"][0]["name"] == ""
     assert SECRET not in whole and '"d7"' not in whole and '"d9"' not in whole
+    rounds = History().read(tmp_path / "run").of_kind(RoundFinished)
+    assert rounds and not any(one.samples for one in rounds), "a sum of record counts may tell who took part"
 
 
 def test_words_of_our_own_are_told() -> None:
