@@ -75,6 +75,19 @@ def test_groups_that_are_drawn_otherwise_the_second_time_do_not_differ_by_a_few(
     )
 
 
+def test_the_sum_of_two_groups_less_a_later_whole_is_not_one_device(tmp_path: Path) -> None:
+    """Three groups, and then all of two of them but one: no two numbers are close, and the sum of two and the third are."""
+    names = names_of(90)
+    third = cohort_of(group=lambda name: f"group {int(name[7:]) % 3}")
+    evaluate(RATES, replace(third, registry=Registry(tmp_path / "asked")), names)
+    two = [name for name in names if int(name[7:]) % 3 < 2]
+    again = replace(cohort_of(), registry=Registry(tmp_path / "asked"))
+    for other in (two[1:], [*two, names[2]]):
+        with pytest.raises(TooClose, match="except for 1: "):
+            evaluate(RATES, again, other)
+    evaluate(RATES, again, two)
+
+
 def test_the_stricter_of_two_bounds_holds(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "asked")
     evaluate(RATES, replace(cohort_of(), registry=registry), names_of(60), least=20)
