@@ -55,7 +55,7 @@ class WithheldStream(io.TextIOBase):
         if text.strip() and not NOTED[0]:
             NOTED[0] = 1
             if sys.__stderr__ is not None:
-                print(NOTE, file=sys.__stderr__)
+                sys.__stderr__.write(f"{NOTE}\n")
         return len(text)
 
 

@@ -23,6 +23,7 @@ from shoestring.core.regular import read_regular
 from shoestring.federated.tasks.overlap import least_remainder
 
 DIGEST = 8  # bytes of a name's digest
+LARGEST = 1 << 31  # devices that a result can be promised to be about
 CRC = len(b',"crc":"01234567"}')
 
 Digests = frozenset[bytes]  # a set of devices, as digests of their names
@@ -140,10 +141,11 @@ def parse_line(line: bytes) -> ReleaseRecord | None:
         return None
     try:
         found = json.loads(head + b"}")
-        return ReleaseRecord(
-            decode_devices(found["asked"]), tuple(map(decode_devices, found["about"])), int(found["least"])
-        )
-    except (ValueError, KeyError, TypeError):
+        about, least = tuple(map(decode_devices, found["about"])), found["least"]
+        if type(least) is not int or not 2 <= least <= LARGEST or not about or frozenset().union(*about) != about[0]:
+            return None
+        return ReleaseRecord(decode_devices(found["asked"]), about, least)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from binascii import crc32
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -121,6 +122,35 @@ def test_a_damaged_registry_refuses_everything(tmp_path: Path) -> None:
         with pytest.raises(Mistake, match="is damaged"):
             Registry(path).refuse_asking(names_of(60), 10)
     assert b"device" not in whole, "names are digests"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"least": 10**400},
+        {"least": True},
+        {"least": float("inf")},
+        {"least": -5},
+        {"least": "10"},
+        {"about": []},
+        {"about": "AAAA"},
+        {"about": [5]},
+        {"asked": None},
+        {"asked": ["\ud800"]},
+        {"deep": "[" * 100_000},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)
+def test_a_line_of_the_registry_with_a_good_checksum_and_nonsense_in_it_is_damage(
+    odd: dict[str, object], tmp_path: Path
+) -> None:
+    Registry(tmp_path / "asked").note(names_of(30), [names_of(30)], 10)
+    line = json.loads((tmp_path / "asked").read_text())
+    line.pop("crc")
+    head = json.dumps(line | odd)[:-1].replace('"[[', "[[").encode()
+    (tmp_path / "asked").write_bytes(head + b',"crc":"%08x"}\n' % crc32(head))
+    with pytest.raises(Mistake, match="is damaged"):
+        Registry(tmp_path / "asked").refuse_asking(names_of(60), 10)
 
 
 JOB = f"""
