@@ -39,7 +39,7 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     lines += [f"  {type(one).__name__}: {one.why}" for one in outcome.chosen.techniques]
     if choice and choice.refused:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
-    lines += [f"note: {said}" for said in notes_on_privacy(given)]
+    lines += [f"note: {said}" for said in notes_on_privacy(given, choice is not None)]
     lines += [f"note: {said}" for said in (outcome.chosen.doubt,) if said]
     lines.append(
         f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
@@ -66,11 +66,13 @@ def statistics_text(given: Prepared) -> str:
     return f"{count:,} statistics of norm layers are {told}" + ", because epsilon does not cover them" * private
 
 
-def notes_on_privacy(given: Prepared) -> list[str]:
-    from shoestring.federated.techniques.private.release import NOT_PRIVATE, check_delta_for
+def notes_on_privacy(given: Prepared, chosen: bool) -> list[str]:
+    """`chosen`: the techniques were not given."""
+    from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, NOT_PRIVATE, check_delta_for
 
     return [
         *filter(None, [check_delta_for(given.asked.delta, given.population.count)]),
+        *[NORM_OF_DEVICES] * (chosen and given.asked.epsilon is not None),
         *[NOT_PRIVATE] * (given.asked.insecure_seed is not None),
     ]
 

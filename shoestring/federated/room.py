@@ -151,6 +151,7 @@ class FederatedOutcome:
             "per_round": self.given.population.per_round,
             "rounds": self.given.rounds,
             "statistics": self.given.statistics.value if self.given.layout.statistics.size else None,
+            "private": self.given.randomness.secret if self.given.asked.epsilon is not None else None,
         }
         if self.choice is not None:
             told |= {

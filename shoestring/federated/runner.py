@@ -80,6 +80,7 @@ class Runner:
     heard: Callable[[int, int, int], None] = lambda number, done, given: (
         None
     )  # of the round that is played: devices done, of how many
+    remarks: tuple[str, ...] = ()  # warnings about the plan, told as the run begins
 
     def __post_init__(self) -> None:
         self.simulation = Simulation(self.given, self.plan.techniques, warn=lambda text: self.say(Warned(text)))
@@ -129,6 +130,8 @@ class Runner:
         follow = "from the seed" if self.ledger is None else "with noise of their own"
         how = f"its rounds follow {follow}" if self.round else "from the beginning"
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
+        for text in self.remarks:
+            self.say(Warned(text))
         self.tell_again()
 
     def restore(self, checkpoint: RunCheckpoint) -> None:

@@ -20,7 +20,7 @@ from shoestring.federated.options import FederateOptions
 from shoestring.federated.prepare import Prepared, prepared
 from shoestring.federated.room import FederatedOutcome, FederatedPlan, planned
 from shoestring.federated.runner import Ended, Runner
-from shoestring.federated.techniques.private.release import check_room
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES, check_room
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
@@ -83,7 +83,9 @@ class Federation:
                 folder, Path(job_file.file).parent, True, lambda text: note(folder.path, Warned(text)), begins=True
             )
         every = self.given.asked.every or 0
-        return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard).run()
+        chosen = self.outcome is not None and self.outcome.choice is not None and self.given.asked.epsilon is not None
+        remarks = (NORM_OF_DEVICES,) * chosen
+        return Runner(self.given, self.plan, self.held.folder, tell, cadence, every, heard, remarks).run()
 
 
 def finish(session: Session, ended: Ended) -> dict[str, Any]:

@@ -10,9 +10,9 @@ Protected: every number is about `least` devices or more, and so is the differen
 The rungs of a tuning ask different devices, so this holds between rungs, too. A result is refused if any of its numbers,
 added to and subtracted from those of one earlier result, would be about a few devices (`registry`, `overlap`).
 Not protected: combinations of three or more releases about overlapping devices; two releases about the same devices if
-one device changed its records in between; devices that were given other names in between; anything against a developer who has the records of all devices but one; and
-how many devices diverged or had which kind of error. These need noise: sums by themselves are not differentially
-private.
+one device changed its records in between; devices that were given other names in between; anything against a developer
+who has the records of all devices but one; and how many devices diverged or had which kind of error. These need noise:
+sums by themselves are not differentially private.
 
 Contract: All that a developer sees of it comes out of `released` (tests/federated/tasks/test_release.py).
 """
