@@ -60,6 +60,7 @@ def run(asked: ExportCommand, call: Call) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(asked.run))
+    warn(privacy_notes(folder))
     ends = {"hf": "-hf", "peft": "-peft", "onnx-int8": "-int8.onnx"}  # of a folder, or a file
     usual = f"export{ends.get(asked.to, f'.{asked.to}')}"
     target = Path(asked.out) if asked.out else folder.path / usual
@@ -69,6 +70,14 @@ def run(asked: ExportCommand, call: Call) -> int:
     warn(damage)
     print(json.dumps({"path": str(made)}) if call.json else f"written: {made}")
     return DONE
+
+
+def privacy_notes(folder: Folder) -> list[str]:
+    """That noise of a run follows from a seed, wherever its weights or figures go."""
+    from shoestring.federated.techniques.private.release import NOT_PRIVATE
+
+    request = folder.request()
+    return [NOT_PRIVATE] * (request is not None and request.asked.get("insecure_seed") is not None)
 
 
 def weights(asked: ExportCommand, call: Call, folder: Folder, target: Path) -> int:

@@ -20,12 +20,12 @@ that watches operations stands between a layer and its kernel, and passes on wha
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from traceback import FrameSummary, extract_tb, walk_tb
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NamedTuple, TypeGuard
 
 from torch import nn
@@ -62,9 +62,10 @@ class Blame:
         return f"{self.line} ({self.library})" if self.library else self.line
 
 
-def blamed(error: BaseException) -> Blame:
-    """Whose failure an exception is, and where: the user's line, and the module of the model that was running."""
-    found = blame(frames_of(error.__traceback__))
+def blamed(error: BaseException, tells: Callable[[FrameType], bool] = lambda frame: True) -> Blame:
+    """Whose failure an exception is, and where: the user's line, and the module of the model that was running. Only
+    frames that `tells` accepts are looked at."""
+    found = blame(frames_of(error.__traceback__, tells))
     return found if found.ours else replace(found, module=failed_module(error))
 
 
@@ -96,10 +97,14 @@ def is_module(value: object) -> TypeGuard[nn.Module]:
     return issubclass(type(value), nn.Module)
 
 
-def frames_of(traceback: TracebackType | None) -> list[Frame]:
-    """The lines that an exception passed, outermost first."""
-    marks = [seam_of(frame.f_code, frame.f_globals) for frame, _ in walk_tb(traceback)]
-    return [Frame(line, mark) for line, mark in zip(extract_tb(traceback), marks, strict=False)]
+def frames_of(traceback: TracebackType | None, tells: Callable[[FrameType], bool] = lambda frame: True) -> list[Frame]:
+    """The lines that an exception passed and that `tells` accepts, outermost first."""
+    frames = [frame for frame, _ in walk_tb(traceback)]
+    return [
+        Frame(line, seam_of(frame.f_code, frame.f_globals))
+        for line, frame in zip(extract_tb(traceback), frames, strict=False)
+        if tells(frame)
+    ]
 
 
 def blame(frames: Sequence[Frame]) -> Blame:

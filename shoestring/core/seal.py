@@ -5,12 +5,13 @@
       "job": ...
 
 A file of ours without that entry is damaged; only files that people write and change, such as plans, may have none
-(decisions/013).
+(decisions/013). With a key the entry is an HMAC-SHA256, which nobody can make who lacks the key (measure/cache.py).
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import re
 
@@ -27,23 +28,24 @@ class Damaged(ValueError):
     """A file does not have its original content."""
 
 
-def sealed(data: Mapping[str, Any]) -> bytes:
+def sealed(data: Mapping[str, Any], key: bytes = b"") -> bytes:
     """The bytes of a file that holds `data`."""
     assert KEY not in data, "the seal has this name"
     whole = json.dumps({KEY: "0" * 64} | dict(data), indent=2).encode()
     found = SEALED.match(whole)
     assert found is not None, "the seal comes first"
-    return whole[: found.start(1)] + digest_but(whole, found).encode() + whole[found.end(1) :]
+    return whole[: found.start(1)] + digest_but(whole, found, key).encode() + whole[found.end(1) :]
 
 
-def digest_but(whole: bytes, found: re.Match[bytes]) -> str:
-    """The SHA-256 of everything but the seal's digits."""
-    digest = hashlib.sha256(whole[: found.start(1)])
+def digest_but(whole: bytes, found: re.Match[bytes], key: bytes = b"") -> str:
+    """The digest of everything but the seal's digits."""
+    before = whole[: found.start(1)]
+    digest = hmac.new(key, before, "sha256") if key else hashlib.sha256(before)
     digest.update(whole[found.end(1) :])
     return digest.hexdigest()
 
 
-def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
+def unsealed(whole: bytes, ours: bool = True, key: bytes = b"") -> tuple[dict[str, Any], bool]:
     """The content of a file, and whether its seal is intact. A file without a seal was written by a person, if it need
     not be `ours`.
 
@@ -54,7 +56,7 @@ def unsealed(whole: bytes, ours: bool = True) -> tuple[dict[str, Any], bool]:
     shoestring.core.seal.Damaged: its SHA-256 is not that of its bytes
     """
     found = SEALED.match(whole)
-    if found is not None and digest_but(whole, found).encode() != found[1]:
+    if found is not None and not hmac.compare_digest(digest_but(whole, found, key).encode(), found[1]):
         raise Damaged("its SHA-256 is not that of its bytes")
     try:
         data = json.loads(whole)

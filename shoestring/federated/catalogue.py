@@ -74,6 +74,10 @@ ROBUST = ("CoordinateMedian", "TrimmedMean", "Krum", "MultiKrum")
 NOISES = ("GaussianNoise", "DeviceNoise")
 CONFLICTS: dict[frozenset[str], str] = {
     frozenset(
+        {"Malicious", "DeviceNoise"}
+    ): "malicious devices neither clip nor add their share of the noise, so epsilon would not "
+    "hold: use Clip and GaussianNoise, which the server applies to whatever arrives",
+    frozenset(
         {"FedPer", "Ditto"}
     ): "FedPer keeps a part of the model on the device and Ditto a whole one: choose one of them",
     frozenset({"Ditto", "FineTune"}): "both decide which personal weights are evaluated: choose one of them",

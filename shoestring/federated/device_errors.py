@@ -8,20 +8,27 @@ This applies wherever a federation calls functions of the job: in rounds, plans 
 --traceback, which shows lines of code without the message. To see a message, call the job's functions on records that
 you are allowed to see.
 
+A class or a file that was made while the job ran may be named after a record. So a class is named only if it stands in
+its module under that name (else its nearest base that does), and a line only if its file is the one that was imported.
+
 Contract: Of a device's failure its kind and place are told, never its text (tests/federated/test_device_errors.py).
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType, TracebackType
 
-from shoestring.core.blame import ROOT, blamed
+from shoestring.core.blame import ROOT, Blame, blamed
 from shoestring.core.errors import Mistake
 
 LONGEST = 60  # characters of an exception's class name
+Failure = (Exception, SystemExit)  # what ends one device's work; `sys.exit` is a failure there as well
 
 
 class UnusableRecords(Mistake):
@@ -37,25 +44,46 @@ class WithheldError(RuntimeError):
 
 
 def error_class(error: BaseException) -> str:
-    return type(error).__name__[:LONGEST]
+    """The name of an error's class, or of its nearest base that is in a module under its name.
+
+    >>> error_class(KeyError()), error_class(type("Ada", (KeyError,), {})())
+    ('KeyError', 'KeyError')
+    """
+    return next(kind.__name__ for kind in type(error).__mro__ if stands_in_its_module(kind))[:LONGEST]
+
+
+def stands_in_its_module(kind: type) -> bool:
+    found: object = sys.modules.get(str(kind.__module__))
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is kind
 
 
 def error_kind(error: BaseException) -> str:
     """What may be reported of an error: our own message, or else class and source line.
 
     >>> try:
-    ...     {}["Ada Lovelace, 36"]
+    ...     exec(compile("{}['Ada Lovelace, 36']", "ada.csv", "exec"))
     ... except KeyError as error:
     ...     error_kind(error)
-    'KeyError in <doctest shoestring.federated.device_errors.error_kind[0]> line 2'
+    'KeyError in an unknown place'
     """
-    if isinstance(error, UnusableRecords):
-        return error.why
-    return (
-        str(error)
-        if isinstance(error, Mistake) and raised_by_us(error)
-        else f"{error_class(error)} in {blamed(error).place}"
-    )
+    if isinstance(error, Mistake) and raised_by_us(error):
+        return error.why if isinstance(error, UnusableRecords) else str(error)
+    return f"{error_class(error)} in {failed_at(error).place}"
+
+
+def failed_at(error: BaseException) -> Blame:
+    """Where an error was raised, by the lines whose files were imported."""
+    return blamed(error, stands_in_its_file)
+
+
+def stands_in_its_file(frame: FrameType) -> bool:
+    """Whether a frame's code was compiled from its module's file; a notebook's module has none."""
+    file = frame.f_globals.get("__file__")
+    if not isinstance(file, str):
+        return frame.f_globals.get("__name__") == "__main__"
+    return os.path.abspath(frame.f_code.co_filename) == os.path.abspath(file)
 
 
 def raised_by_us(error: BaseException) -> bool:
@@ -70,8 +98,21 @@ def raised_by_us(error: BaseException) -> bool:
 def withhold_text(error: BaseException) -> WithheldError:
     """The error's traceback without its message, for `raise ... from`."""
     return WithheldError(f"{error_class(error)}, whose text is withheld because it may hold a record").with_traceback(
-        error.__traceback__
+        known_lines(error.__traceback__)
     )
+
+
+def known_lines(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback with the lines whose files were imported."""
+    lines = []
+    while traceback is not None:
+        lines.append(traceback)
+        traceback = traceback.tb_next
+    found = None
+    for one in reversed(lines):
+        if stands_in_its_file(one.tb_frame):
+            found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found
 
 
 def count_kinds(kinds: Iterable[str]) -> str:

@@ -5,7 +5,8 @@ An update that can't be used (of another shape, not finite, without samples) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,6 +29,8 @@ from shoestring.federated.round import (
     Updates,
 )
 
+COMMON = 10  # devices, or half of those that measured anything: a metric that fewer measured is not told of
+
 
 @dataclass(frozen=True)
 class RoundResult:
@@ -47,6 +50,7 @@ class RoundResult:
     senders: int = 0  # devices that sent something
     ordered: int = 0  # devices that received an order
     restored: tuple[str, ...] = ()  # devices whose new state was not finite, so they keep the old one
+    rare: int = 0  # metrics that too few devices measured to be told of
 
 
 def play(
@@ -111,6 +115,7 @@ class RoundTotals:
         self.loss = self.samples = self.seconds = 0.0
         self.before: dict[str, tuple[float, float]] = {}
         self.after: dict[str, tuple[float, float]] = {}
+        self.measured: Counter[str] = Counter()  # devices by metric
 
     @property
     def answered(self) -> int:
@@ -146,6 +151,7 @@ class RoundTotals:
         for totals, found in ((self.before, good.before), (self.after, good.after)):
             for sums in found:
                 add_sums(totals, sums)
+        self.measured.update(name for sums in good.before for name in sums)
         return good
 
     def check(self, number: int) -> None:
@@ -159,6 +165,7 @@ class RoundTotals:
 
     def result(self, server: ServerState) -> RoundResult:
         loss = self.loss / self.samples if self.samples else float("nan")
+        common = common_metrics(self.measured)
         return RoundResult(
             server,
             tuple(self.names),
@@ -167,14 +174,25 @@ class RoundTotals:
             loss,
             self.up,
             self.down,
-            self.before,
-            self.after,
+            {name: value for name, value in self.before.items() if name in common},
+            {name: value for name, value in self.after.items() if name in common},
             self.samples,
             self.seconds,
             self.senders,
             self.given,
             tuple(self.restored),
+            len({*self.before, *self.after} - common),
         )
+
+
+def common_metrics(measured: Mapping[str, int]) -> set[str]:
+    """The metrics that enough devices measured: a metric of a few may be named after their records.
+
+    >>> sorted(common_metrics({"loss": 6, "accuracy": 5, "errors of Ada": 1}))
+    ['accuracy', 'loss']
+    """
+    least = min(COMMON, -(-max(measured.values(), default=0) // 2))
+    return {name for name, devices in measured.items() if devices >= least}
 
 
 def add_sums(totals: dict[str, tuple[float, float]], sums: Sums) -> None:

@@ -18,7 +18,8 @@ from shoestring.core.job import Job
 from shoestring.core.statistics import StatisticsRule
 from shoestring.core.technique import applied
 from shoestring.data.clients import clients_of
-from shoestring.federated.device_errors import UnusableRecords
+from shoestring.federated.device_errors import Failure, UnusableRecords
+from shoestring.federated.device_output import withheld_output
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
 from shoestring.federated.local_steps import device_step_warnings, job_for_devices
@@ -137,13 +138,14 @@ def population_of(clients: Mapping[str, Any], per_round: int | None) -> Populati
     return Population(count, named, min(wanted, count))
 
 
+@withheld_output()
 def sample_of(
     job: Job, clients: Mapping[str, Any], population: Population, plain: SequentialMethod | None
 ) -> tuple[DeviceView, ...]:
     """A few devices that have records on which `plain` can take some steps. Others are named when their turn comes, and the round goes on
     without them."""
     found: list[DeviceView] = []
-    first: Exception | None = None
+    first: BaseException | None = None
     for name in islice(map(population.name, range(population.count)), TRIES):
         try:
             device = DeviceView(records_of(job, name, clients[name], job.seed))
@@ -151,7 +153,7 @@ def sample_of(
                 objective = Objective(replace(job.local, epochs=1, steps=min(job.local.steps or STEPS, STEPS)))
                 plain.train(plain.layout.row(plain.model)[None], [device.records], objective, [0])
             found.append(device)
-        except Exception as error:
+        except Failure as error:
             first = first or error
         if len(found) == SAMPLE:
             break
@@ -166,14 +168,15 @@ def sample_of(
     raise first
 
 
+@withheld_output()
 def usual_way(job: Job, layout: Layout, sample: Sequence[Records]) -> MethodChoice:
     """How devices work; those of the sample that fail while that is tried are left out, unless all of them do."""
     try:
         return choose_method(job, layout, sample)
-    except Exception:
+    except Failure:
         good = []
         for records in sample:
-            with suppress(Exception):
+            with suppress(*Failure):
                 choose_method(job, layout, [records])
                 good.append(records)
         if not good or len(good) == len(sample):

@@ -18,6 +18,7 @@ from shoestring.federated.prepare import Prepared, plain_cost
 from shoestring.federated.round import DeviceGroup, DeviceView, Objective, Order, Updates
 from shoestring.federated.simulation.cohort import MethodChoice, MethodDiffers, sequential_choice
 from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
@@ -36,6 +37,7 @@ class FederationDetails:
     per_round: int = 0
     rounds: int = 0
     statistics: StatisticsRule | None = None  # what becomes of norm layers' running statistics; None: there are none
+    private: bool | None = None  # False: its noise follows from a seed; None: there is none
 
 
 FederatedPlan = Plan[FederatedTechnique, FederationDetails]
@@ -50,6 +52,7 @@ def details_of(given: Prepared) -> FederationDetails:
         given.population.per_round,
         given.rounds,
         given.statistics if given.layout.statistics.size else None,
+        given.randomness.secret if given.asked.epsilon is not None else None,
     )
 
 
@@ -159,6 +162,10 @@ def plan_federation(
         cost = replace(cost, upload=budget.up or 0)
         room = FederatedRoom(given, cost, offers.kinds)
         plain = room.confirm(asked_for((), cost))
-        return PlannedFederation(best_or_asked(Chooser(room, cost), budget, plain, techniques), given)
+        outcome = best_or_asked(Chooser(room, cost), budget, plain, techniques)
+        if techniques is None and given.asked.epsilon is not None:
+            warnings = (*outcome.chosen.warnings, NORM_OF_DEVICES)
+            outcome = replace(outcome, chosen=replace(outcome.chosen, warnings=warnings))
+        return PlannedFederation(outcome, given)
     finally:
         clear_caches()

@@ -29,7 +29,7 @@ def events_of_round(
     finished = RoundFinished(
         step=number,
         participants=len(played.participants),
-        samples=played.samples,
+        samples=played.samples if named else 0.0,  # a sum of record counts may tell who took part
         up=played.up,
         senders=played.senders,
         down=played.down,
@@ -54,6 +54,11 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
         found.append(
             f"in round {number} the work of {len(played.restored)} devices was not finite"
             f"{f' ({some_of(played.restored)})' * named}: what they keep is that of before the round"
+        )
+    if played.rare:
+        found.append(
+            f"in round {number} too few devices measured {played.rare} metric{'s' * (played.rare > 1)}, which may be named after "
+            f"a record: left out"
         )
     if not played.participants:
         found.append(

@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoestring.core.blame import blamed
 from shoestring.core.codec import Unreadable, from_json
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.extras import install_hint
 from shoestring.core.job import Job
 from shoestring.federated.available import AvailableTechniques, available_techniques
-from shoestring.federated.device_errors import error_class, raised_by_us, withhold_text
+from shoestring.federated.device_errors import Failure, error_class, failed_at, raised_by_us, withhold_text
 from shoestring.federated.finished import finished_report
 from shoestring.federated.kept_plan import plan_in
 from shoestring.federated.options import FederateOptions
@@ -40,8 +39,8 @@ def blaming_the_job() -> Iterator[None]:
         yield
     except (OverBudget, MemoryError):
         raise
-    except Exception as error:
-        found = blamed(error)
+    except Failure as error:
+        found = failed_at(error)
         if (isinstance(error, Mistake) and raised_by_us(error)) or (isinstance(error, OSError) and found.ours):
             raise
         if found.ours:

@@ -25,6 +25,10 @@ from shoestring.core.extras import require
 EXACT, QUICK, COARSE = 1e-4, 1e-3, 1e-2  # spacing of the grid, in units of epsilon
 LEAST, MOST = 0.3, 1e5  # range of noise multipliers that is searched
 DIGITS = 4  # significant digits of a noise multiplier
+# Limits of what is computed; a promise beyond them is none, and its distribution would need gigabytes
+FAINT = 0.1  # a smaller noise multiplier: the epsilon of one round alone may be above 80
+FAR = 2e5  # sum of rounds / (2 multiplier^2), the mean privacy loss if everybody takes part
+LARGE = 1000.0  # a larger epsilon is not computed on a finer grid
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def epsilon_of(multiplier: float, rate: float, rounds: int, delta: float, interv
 
 
 def epsilon_spent(events: Iterable[tuple[SampledGaussian, int]], delta: float, interval: float = EXACT) -> float:
-    """Epsilon of rounds of several kinds; 0 if there were no rounds."""
+    """Epsilon of rounds of several kinds; 0 if there were no rounds, infinite if it is too large to be computed."""
     check_delta(delta)
     return composed_epsilon(tuple((kind, count) for kind, count in events if count), delta, interval)
 
@@ -68,6 +72,13 @@ def epsilon_spent(events: Iterable[tuple[SampledGaussian, int]], delta: float, i
 def composed_epsilon(events: Events, delta: float, interval: float) -> float:
     if not events:
         return 0.0
+    if (
+        min(kind.multiplier for kind, _ in events) < FAINT
+        or sum(count / (2 * kind.multiplier**2) for kind, count in events) > FAR
+    ):
+        return inf
+    if interval < QUICK and (quick := composed_epsilon(events, delta, QUICK)) > LARGE:
+        return quick
     total = accounting_library().identity(value_discretization_interval=interval)
     for kind, count in events:
         total = total.compose(privacy_loss(kind, interval).self_compose(count))

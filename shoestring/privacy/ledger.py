@@ -34,6 +34,7 @@ NAME = "privacy.jsonl"  # the default ledger, in the run's folder
 WIDTH = 256  # bytes of a line, including the newline
 CRC = len(b',"crc":"00000000"}')
 LEAST, MOST_NOISE = 1e-3, 1e6  # range of valid noise multipliers
+LEAST_RATE = 1e-12  # of sampling: one device of a million million
 MOST_LINES = 10**7
 BEFORE = {
     "round",
@@ -123,7 +124,8 @@ class PrivacyLedger:
             torn = (
                 b" " * (-size % WIDTH - 1) + b"\n" if size % WIDTH else b""
             )  # a line that a kill cut off is padded and kept: it counts as damaged
-            append_synced(file, torn + line_of(max(-(-size // WIDTH), self.lines), entry))
+            # Numbered after all lines that are known, so that those which are missing are missed by everybody from now on
+            append_synced(file, torn + line_of(max(-(-size // WIDTH), self.lines, self.known), entry))
         self.read()
         self.known = self.lines
         return True
@@ -215,7 +217,7 @@ def entry_of(line: bytes) -> tuple[int | None, ReleasedRound] | None:
         number = values.pop("line", None)
         found = ReleasedRound(**values)
         return (number, found) if is_usable(number, found) else None
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
 
 
@@ -223,10 +225,14 @@ def is_usable(number: object, entry: ReleasedRound) -> bool:
     """Whether the values of a line with a good checksum are ones that we could have written. It checks ranges only,
     which is quick."""
     check_delta(entry.delta)
+    figures = (entry.multiplier, entry.rate, entry.delta, *(() if entry.limit is None else (entry.limit,)))
     return (
-        LEAST <= entry.kind.multiplier <= MOST_NOISE
+        not any(isinstance(one, bool) for one in (number, entry.round, *figures))
+        and LEAST <= entry.kind.multiplier <= MOST_NOISE
+        and entry.rate >= LEAST_RATE
         and (number is None or (isinstance(number, int) and 0 <= number < MOST_LINES))
         and isinstance(entry.round, int)
+        and 0 <= entry.round < MOST_LINES
         and isinstance(entry.run, str)
         and isinstance(entry.release, str)
         and isinstance(entry.seeded, bool)

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
+import torch
 
 import shoestring
 from shoestring.core.called import guard_loss
 from shoestring.federated.device_errors import UnusableRecords, error_kind, withhold_text
+from shoestring.federated.events import RoundFinished
+from shoestring.federated.records import records_of
 from shoestring.federated.techniques.behaviour.flip_classes import check_class
+from shoestring.runs.history import History
 from tests.federated.toys import toy_job
 from tests.waiting import HUNG
 
@@ -45,6 +50,24 @@ def job(devices: int = 12) -> Job:
         return {{name: Records(one) if name in ("d7", "d9") or {everybody} else one for name, one in found.items()}}
     return toy_job(devices, clients=spoilt, local=Local(epochs=1, batch=4, lr=0.1, held_out=0.25), forward=forward)
 """
+SAID = "'Ada-' + 'Lovelace-4711'"
+NAMED_AFTER_A_RECORD = {
+    "class": f"raise type({SAID}, (KeyError,), {{}})('x')",
+    "class and module": f"raise type('E', (KeyError,), dict(__module__={SAID}, __qualname__={SAID}))('x')",
+    "file": f"exec(compile('raise KeyError(1)', '/home/' + {SAID} + '.csv', 'exec'), {{}})",
+    "a Mistake of ours, raised by the job": "from shoestring.federated.device_errors import UnusableRecords; "
+    f"raise UnusableRecords('d7', {SAID}, 'x')",
+    "exit": f"raise SystemExit({SAID})",
+    "note": f"error = KeyError(); error.add_note({SAID}); raise error",
+}
+SAYS = (
+    f"print({SAID})",
+    f"print({SAID}, file=sys.stderr)",
+    f"warnings.warn({SAID})",
+    f"logging.getLogger('job').warning({SAID})",
+    f"one = threading.Thread(target=lambda: [][{SAID}]); one.start(); one.join()",
+    f"type('One', (), {{'__del__': lambda self: {{}}[{SAID}]}})()",
+)
 FAILS = "raise KeyError('Ada-' + 'Lovelace-4711')"
 MISTAKEN = "raise Mistake('Ada-' + 'Lovelace-4711')"
 
@@ -101,6 +124,40 @@ def test_devices_that_fail_are_counted_by_kind_and_their_text_is_nowhere(tmp_pat
     )
 
 
+@pytest.mark.parametrize("way", NAMED_AFTER_A_RECORD)
+def test_no_class_and_no_file_that_is_named_after_a_record_is_told(tmp_path: Path, way: str) -> None:
+    file = job_file(tmp_path, in_records=NAMED_AFTER_A_RECORD[way])
+    report = shoestring.federate(file, rounds=1, per_round=12, processes=1).report
+    assert report["rejected"] == [2] and SECRET not in json.dumps(report)
+    kinds = {one["why"].partition(" in job.py line ")[0] for one in report["turned_away"]}
+    assert kinds <= {"KeyError", "UnusableRecords", "SystemExit"}, kinds
+
+
+def test_lines_of_code_that_a_record_named_are_not_in_a_traceback() -> None:
+    try:
+        exec(compile("raise KeyError(1)", f"/home/{SECRET}.csv", "exec"), {})
+    except KeyError as error:
+        text = "".join(traceback.format_exception(withhold_text(error)))
+    assert SECRET not in text and "test_device_errors.py" in text
+
+
+def test_nothing_that_devices_say_is_shown_but_that_they_do(tmp_path: Path) -> None:
+    file = job_file(tmp_path, in_records="; ".join(SAYS))
+    file.write_text("import logging, threading, warnings\nlogging.basicConfig()\n" + file.read_text())
+    done = federated(tmp_path, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["rejected"] == [0, 0], done.stderr
+    assert SECRET not in everything(tmp_path, done) and done.stderr.count("what devices print") == 1
+
+
+def test_a_metric_that_is_named_after_a_record_is_counted(tmp_path: Path) -> None:
+    def metrics(output: torch.Tensor, batch: list[torch.Tensor]) -> dict[str, float]:
+        return {"accuracy": 0.5, f"errors of {float(batch[0].sum())}": 0.1}
+
+    done = shoestring.federate(toy_job(metrics=metrics), rounds=1, per_round=6, processes=1)
+    assert set(done.after[-1]) == {"round", "accuracy", "loss"} and "errors of" not in json.dumps(done.report)
+    assert "too few devices measured 6 metrics" in json.dumps(done.report)
+
+
 @pytest.mark.parametrize("where", ["in_records", "in_forward", "in_clients"])
 def test_what_fails_everywhere_is_told_by_its_place_and_not_by_its_text(tmp_path: Path, where: str) -> None:
     job_file(tmp_path, everybody=True, **{where: FAILS})
@@ -129,12 +186,18 @@ def test_a_private_run_names_no_device(tmp_path: Path) -> None:
     report, whole = json.loads(done.stdout), everything(tmp_path, done)
     assert sum(report["rejected"]) == 4 and report["turned_away"][0]["name"] == ""
     assert SECRET not in whole and '"d7"' not in whole and '"d9"' not in whole
+    rounds = History().read(tmp_path / "run").of_kind(RoundFinished)
+    assert rounds and not any(one.samples for one in rounds), "a sum of record counts may tell who took part"
 
 
 def test_words_of_our_own_are_told() -> None:
-    error = UnusableRecords("d7", "it has no records", "leave it out")
-    assert error_kind(error) == "it has no records"
-    assert str(error) == "the client 'd7' can't be used, it has no records: leave it out"
+    with pytest.raises(UnusableRecords) as caught:
+        records_of(toy_job(), "d7", [], 0)
+    assert error_kind(caught.value) == "it has no records"
+    assert str(caught.value) == "the client 'd7' can't be used, it has no records: leave it out of the job's clients"
+    with pytest.raises(UnusableRecords) as said:
+        raise UnusableRecords("d7", SECRET, "")
+    assert SECRET not in error_kind(said.value)
 
 
 def test_a_mistake_is_told_in_its_words_where_our_line_raised_it_and_by_its_place_where_another_error_is_in_it() -> (
@@ -159,8 +222,6 @@ def test_what_stands_for_an_error_has_its_lines_and_not_its_text_nor_its_cause()
         except KeyError as error:
             raise ValueError(SECRET) from error
     except ValueError as error:
-        import traceback
-
         found = withhold_text(error)
         text = "".join(traceback.format_exception(found))
     assert "test_device_errors.py" in text and "ValueError" in text and SECRET not in text.replace("SECRET", "")

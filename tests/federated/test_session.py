@@ -19,8 +19,10 @@ import pytest
 import torch
 
 import shoestring
+from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
 from shoestring.federated.events import RoundFinished
+from shoestring.federated.techniques.private.release import NORM_OF_DEVICES
 from shoestring.privacy.account import epsilon_of, epsilon_spent
 from shoestring.privacy.ledger import NAME, PrivacyLedger
 from shoestring.runs.checkpoints import draft, newest_good, publish
@@ -205,7 +207,9 @@ def test_a_run_that_the_population_has_no_room_for_is_refused_before_anything_is
         run(file, tmp_path / "two", **{**shared, "ledger_epsilon": 7.0})
 
 
-def test_noise_from_a_seed_is_called_what_it_is_everywhere(file: Path, tmp_path: Path) -> None:
+def test_noise_from_a_seed_is_called_what_it_is_everywhere(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     events: list[Event] = []
     report = run(file, tmp_path / "run", events.append, insecure_seed=7, **PRIVATE)
     assert report["private"] is False and any(isinstance(one, Warned) and "NOT PRIVATE" in one.text for one in events)
@@ -214,8 +218,21 @@ def test_noise_from_a_seed_is_called_what_it_is_everywhere(file: Path, tmp_path:
     assert (
         run(file, tmp_path / "other", **PRIVATE)["private"] is True and run(file, tmp_path / "plain")["private"] is None
     )
+    for to in ("safetensors", "csv", "json"):
+        capsys.readouterr()
+        assert command(["export", str(tmp_path / "run"), "--to", to, "--out", str(tmp_path / to)]) == 0
+        assert "NOT PRIVATE" in capsys.readouterr().err
+    assert command(["export", str(tmp_path / "other"), "--to", "csv", "--out", str(tmp_path / "2")]) == 0
+    assert "NOT PRIVATE" not in capsys.readouterr().err
     with pytest.raises(shoestring.Mistake, match="insecure_seed= changed"):
         run(file, tmp_path / "other", insecure_seed=7, **PRIVATE)
+
+
+def test_a_clipping_norm_that_was_chosen_by_real_updates_is_told_of(file: Path, tmp_path: Path) -> None:
+    assert NORM_OF_DEVICES in run(file, tmp_path / "chosen", **PRIVATE)["warnings"]
+    assert "clipping norm was chosen" in page(report_of(tmp_path / "chosen"))
+    given = ["Clip(norm=0.5)", "GaussianNoise(multiplier=3.0)"]
+    assert NORM_OF_DEVICES not in run(file, tmp_path / "given", use=given, **PRIVATE)["warnings"]
 
 
 def test_noise_that_can_not_keep_the_budget_is_refused_before_the_first_round(file: Path, tmp_path: Path) -> None:
@@ -309,6 +326,7 @@ def test_state_that_the_techniques_can_not_have_kept_is_refused(
     newest, _ = newest_good(folder)
     assert newest is not None
     state, weights = newest.state(), {name: one.clone() for name, one in newest.weights().items()}
+    aliases = newest.aliases()
     del state["server"]["FedAdam.m"]
     state["server"] |= {} if resealed is None else {"FedAdam.m": resealed}
     aliases = newest.aliases()

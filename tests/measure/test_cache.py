@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shoestring.core.hardware import Hardware, for_group
 from shoestring.core.seal import sealed
 from shoestring.measure import instructions, probe
-from shoestring.measure.cache import cache_folder, read_kept, value_of, write_kept
+from shoestring.measure.cache import cache_folder, key_of, new_secret, read_kept, read_secret, value_of, write_kept
 from shoestring.measure.tracker import Log, Moment, StorageEvent
 from shoestring.planning import answers as kept
 from shoestring.training.evidence import duration, earlier
@@ -111,6 +111,11 @@ USES: dict[str, tuple[Callable[[], Path], Callable[[Path], None]]] = {
 }
 
 
+def keyed(file: Path, data: dict[str, Any]) -> bytes:
+    """A file as ours, with anything in it."""
+    return sealed(data, key_of(read_secret() or new_secret(), file))
+
+
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -128,7 +133,10 @@ def test_a_cache_of_any_shape_is_used_or_as_if_absent(name: str, data: st.DataOb
     file.parent.mkdir(parents=True, exist_ok=True)
     found = changed(data.draw, WHOLE[name])
     file.write_bytes(
-        sealed({key: one for key, one in found.items() if key != "sha256"} if isinstance(found, dict) else {"x": found})
+        keyed(
+            file,
+            {key: one for key, one in found.items() if key != "sha256"} if isinstance(found, dict) else {"x": found},
+        )
     )
     use(file)
 
@@ -138,7 +146,7 @@ def test_one_as_it_was_written_is_used(name: str) -> None:
     place, use = USES[name]
     file = place()
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(sealed(WHOLE[name]))
+    file.write_bytes(keyed(file, WHOLE[name]))
     use(file)
     if name == "hardware":
         assert probe.kept_hardware() is not None
@@ -154,7 +162,7 @@ def test_an_answer_of_any_shape_is_used_or_found_out_again(data: st.DataObject, 
     packed = b85encode(zlib.compress(json.dumps(answers).encode())).decode()
     place = kept.opened({"job": 2}, 1e11).place
     place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(sealed(WHOLE["evidence"] | {"files": {}, "answers": packed}))
+    place.write_bytes(keyed(place, WHOLE["evidence"] | {"files": {}, "answers": packed}))
     found = kept.opened({"job": 2}, 1e11).answer(question, Log, lambda: Log(events=[StorageEvent(1, 2)]))
     assert Log.from_json(found.as_json()) == found and all(type(size) is int for _, size in found.events)
     trial = kept.opened({"job": 2}, 1e11).answer(question, TrialResult, lambda: TrialResult(1, 1.0, 4))

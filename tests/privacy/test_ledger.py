@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
+from binascii import crc32
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -273,3 +276,69 @@ def test_the_longest_entry_fits_on_a_line() -> None:
         "a" * 16, 10**9, "b" * 16, 123500.0, 0.12345678901234568, 1.2345678901234567e-10, 12.345678901234567, False
     )
     assert len(line_of(10**9, longest)) == WIDTH
+
+
+def test_lines_that_were_cut_out_while_a_run_went_on_are_missed_by_all_later_runs(tmp_path: Path) -> None:
+    path = tmp_path / "privacy.jsonl"
+    mine = PrivacyLedger(path, "mine")
+    for round in range(4):
+        assert mine.spend(ReleasedRound("mine", round, "0" * 16, 1.0, 0.1, 1e-5))
+    before = mine.epsilon()
+    path.write_bytes(path.read_bytes()[: 2 * WIDTH])
+    assert mine.spend(ReleasedRound("mine", 4, "0" * 16, 1.0, 0.1, 1e-5))
+    for seen in (mine, PrivacyLedger(path, "other")):
+        assert seen.lost == 2 and seen.epsilon() > before
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"line": 9_999_999},
+        {"multiplier": 1e-3},
+        {"rate": 1e-320},
+        {"rate": True},
+        {"round": -1},
+        {"limit": True},
+        {"line": True},
+    ],
+    ids=str,
+)
+def test_a_line_that_no_run_wrote_costs_neither_memory_nor_a_promise(odd: dict[str, object], tmp_path: Path) -> None:
+    """With a checksum that fits: counted as damaged, or an epsilon that is beyond any budget, at once."""
+    path, real = tmp_path / "privacy.jsonl", ReleasedRound("mine", 0, "0" * 16, 1.0, 0.1, 1e-5)
+    head = json.dumps({"line": 0} | vars(real) | odd, separators=(",", ":")).encode()[:-1].ljust(WIDTH - 19)
+    path.write_bytes(head + b',"crc":"%08x"}\n' % crc32(head))
+    ledger = PrivacyLedger(path, "mine")
+    assert ledger.epsilon(1e-5, exactly=True) == inf
+    assert ledger.would_exceed(real, 8.0) and not ledger.spend(real, 8.0)
+
+
+def test_what_is_cut_off_by_a_full_disk_counts_as_a_round(tmp_path: Path) -> None:
+    path = tmp_path / "privacy.jsonl"
+    ledger = PrivacyLedger(path, "mine")
+    entry = ReleasedRound("mine", 0, "0" * 16, 1.0, 0.1, 1e-5)
+    assert ledger.spend(entry)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (WIDTH + 100, before[1]))
+    try:
+        with pytest.raises(OSError):
+            ledger.spend(replace(entry, round=1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = PrivacyLedger(path, "mine", 1, 1)
+    assert again.lost == 1 and again.spend(replace(entry, round=1)) and again.lost == 1
+
+
+def test_two_names_of_one_ledger_and_a_limit_that_is_met_exactly(tmp_path: Path) -> None:
+    path, entry = tmp_path / "a", ReleasedRound("mine", 0, "0" * 16, 1.0, 0.1, 1e-5)
+    first = PrivacyLedger(path, "mine")
+    assert first.spend(entry)
+    os.link(path, tmp_path / "b")
+    other = PrivacyLedger(tmp_path / "b", "other")
+    assert other.spend(replace(entry, run="other")) and first.spend(replace(entry, round=1))
+    whole = PrivacyLedger(path, "mine")
+    assert (whole.lines, whole.damaged, whole.runs) == (3, 0, 2)
+    limit = whole.epsilon(exactly=True)
+    exactly = PrivacyLedger(tmp_path / "c", "mine")
+    limited = [exactly.spend(replace(entry, round=round, limit=limit)) for round in range(4)]
+    assert limited == [True, True, True, False] and exactly.epsilon(exactly=True) == limit

@@ -20,7 +20,7 @@ import torch
 
 from shoestring.core.errors import Mistake
 from shoestring.data.fetch import bind_to_parent
-from shoestring.federated.device_errors import error_kind
+from shoestring.federated.device_errors import Failure, error_kind
 from shoestring.federated.round import Order
 from shoestring.federated.simulation.shared_buffer import SharedBuffer
 
@@ -208,5 +208,5 @@ def serve(pool: Pool, one: PoolProcess, connection: Connection, others: Connecti
         states: States = one.slots[slot].given.unpack(data)
         try:
             connection.send((one.slots[slot].result.pack(pool.worker.run_chunk(order, chunk, states)), ""))
-        except Exception as error:
+        except Failure as error:
             connection.send((b"", error_kind(error)))

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shoestring.core.batch import tensors
 from shoestring.core.job import Job
-from shoestring.federated.device_errors import error_kind
+from shoestring.federated.device_errors import Failure, error_kind
+from shoestring.federated.device_output import withheld_output
 from shoestring.federated.play import nonfinite_problems
 from shoestring.federated.records import Records, records_of
 from shoestring.federated.round import (
@@ -57,20 +58,21 @@ class DeviceWorker:
     cache: OrderedDict[str, Records] = field(default_factory=OrderedDict)
     size: int = 0  # bytes of the cached records
 
+    @withheld_output()
     def run_chunk(self, order: Order, names: Sequence[str], states: States) -> ChunkResult:
         """Do the work of one chunk. If it fails, every device works alone, to find out which devices fail."""
         devices, rejected = [], []
         for name in names:
             try:
                 devices.append(DeviceView(self.records(name), dict(states.get(name, {}))))
-            except Exception as error:
+            except Failure as error:
                 rejected.append(RejectedDevice(name, error_kind(error)))
         restored: list[str] = []
         try:
             sent = (self.train_and_encode(order, devices, restored),) if devices else ()
         except MethodDiffers as why:
             return ChunkResult((), {}, differs=str(why))
-        except Exception as error:
+        except Failure as error:
             if len(devices) == 1:
                 return ChunkResult((), {}, (*rejected, RejectedDevice(devices[0].name, error_kind(error))))
             alone = [self.run_chunk(order, (device.name,), states) for device in devices]
@@ -175,7 +177,7 @@ class SimulatedDevices:
         if name not in self.counts:
             try:
                 self.counts[name] = len(self.worker.clients[name])
-            except Exception:  # the device's work will report what is wrong
+            except Failure:  # the device's work will report what is wrong
                 self.counts[name] = 0
         return self.counts[name]
 

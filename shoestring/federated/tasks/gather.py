@@ -11,7 +11,8 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.suggest import did_you_mean
-from shoestring.federated.device_errors import error_class, withhold_text
+from shoestring.federated.device_errors import Failure, error_class, withhold_text
+from shoestring.federated.device_output import withheld_output
 from shoestring.federated.records import Records
 from shoestring.federated.tasks.device import DeviceEngine, Question, ask_devices, failed_device
 from shoestring.federated.tasks.registry import Registry
@@ -84,7 +85,7 @@ def gather_totals(question: Question, cohort: Cohort, names: Sequence[str]) -> G
     check_question(question, cohort, names)
     found: dict[str, DeviceTotals] = {}
     answered: dict[str, list[str]] = {}
-    last: Exception | None = None
+    last: BaseException | None = None
     for begin in range(0, len(names), cohort.chunk):
         for name, answer, error in ask_chunk(question, cohort, names[begin : begin + cohort.chunk]):
             group = cohort.group(name)
@@ -102,15 +103,16 @@ def gather_totals(question: Question, cohort: Cohort, names: Sequence[str]) -> G
 
 def ask_chunk(
     question: Question, cohort: Cohort, names: Sequence[str]
-) -> Iterator[tuple[str, DeviceTotals, Exception | None]]:
+) -> Iterator[tuple[str, DeviceTotals, BaseException | None]]:
     """The answers of some devices at once. If that fails, each device is asked alone. Only an error's class leaves a
     device."""
     used = {one.model for one in question.candidates}
     models = {name: row for name, row in cohort.models.items() if name in used}
     try:
-        records = [cohort.records(name) for name in names]
-        answers = ask_devices(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
-    except Exception as error:
+        with withheld_output():
+            records = [cohort.records(name) for name in names]
+            answers = ask_devices(question, cohort.job, cohort.engine, models, records, cohort.seed, cohort.clock)
+    except Failure as error:
         if len(names) > 1:
             for name in names:
                 yield from ask_chunk(question, cohort, [name])

@@ -1,5 +1,5 @@
 """Records which devices earlier results were about, and refuses results whose devices differ from those by a few: the
-difference of the two results would be about those few.
+difference of the two results would be about those few. Groups count too, and their sums (`overlap`).
 
 There is one file per population and one line per release, with digests of the names of all devices asked, and of the
 devices behind every number (all that answered, and each group). A line is on disk before its result is released. Every
@@ -20,8 +20,10 @@ from pathlib import Path
 from shoestring.core.errors import Mistake
 from shoestring.core.files import append_synced, held_to_append
 from shoestring.core.regular import read_regular
+from shoestring.federated.tasks.overlap import least_remainder
 
 DIGEST = 8  # bytes of a name's digest
+LARGEST = 1 << 31  # devices that a result can be promised to be about
 CRC = len(b',"crc":"01234567"}')
 
 Digests = frozenset[bytes]  # a set of devices, as digests of their names
@@ -34,6 +36,11 @@ class ReleaseRecord:
     asked: Digests
     about: tuple[Digests, ...]  # the devices behind each number
     least: int
+
+    @property
+    def groups(self) -> tuple[Digests, ...]:
+        """The disjoint groups of devices that the numbers add up: all together come first, and are left out."""
+        return self.about[1:] or self.about
 
 
 class TooClose(Mistake):
@@ -49,12 +56,9 @@ class Registry:
 
     def refuse_asking(self, names: Iterable[str], least: int) -> None:
         """Before devices work, refuse a set that differs from that of an earlier task by too few devices."""
+        asked = digests(names)
         refuse_overlap(
-            [digests(names)],
-            [(one.asked,) for one in self.earlier()],
-            [one.least for one in self.earlier()],
-            least,
-            "asked",
+            [asked], (((one.asked,), one.least) for one in self.earlier() if one.asked != asked), least, "asked"
         )
 
     def note(self, asked: Iterable[str], about: Iterable[Collection[str]], least: int) -> None:
@@ -62,9 +66,7 @@ class Registry:
         record = ReleaseRecord(digests(asked), tuple(dict.fromkeys(map(digests, about))), least)
         with self.locked() as file:
             earlier = self.earlier()
-            refuse_overlap(
-                record.about, [one.about for one in earlier], [one.least for one in earlier], least, "was about"
-            )
+            refuse_overlap(record.groups, ((one.groups, one.least) for one in earlier), least, "was about")
             if record not in earlier:
                 self.add(record, file)
 
@@ -100,17 +102,18 @@ class Registry:
 
 
 def refuse_overlap(
-    now: Sequence[Digests], earlier: Sequence[Sequence[Digests]], bounds: Sequence[int], least: int, word: str
+    now: Sequence[Digests], earlier: Iterable[tuple[Sequence[Digests], int]], least: int, word: str
 ) -> None:
-    for cohorts, bound in zip(earlier, bounds, strict=True):
-        for one in now:
-            for other in cohorts:
-                apart = len(one ^ other)
-                if 0 < apart < max(least, bound):
-                    raise TooClose(
-                        f"an earlier result {word} these devices, except for {apart}: the difference of both would be about fewer "
-                        f"than {max(least, bound)}; ask the same devices, or others"
-                    )
+    """Refuse groups of devices whose numbers, combined with those of an earlier release, would be about a few devices.
+    `earlier`: groups of every release, and how many devices it promised."""
+    for groups, promised in earlier:
+        bound = max(least, promised)
+        apart = least_remainder(now, groups, bound)
+        if apart < bound:
+            raise TooClose(
+                f"an earlier result {word} these devices, except for {apart}: the difference of both would be about fewer "
+                f"than {bound}; ask the same devices, or others"
+            )
 
 
 def digests(names: Iterable[str]) -> Digests:
@@ -138,10 +141,11 @@ def parse_line(line: bytes) -> ReleaseRecord | None:
         return None
     try:
         found = json.loads(head + b"}")
-        return ReleaseRecord(
-            decode_devices(found["asked"]), tuple(map(decode_devices, found["about"])), int(found["least"])
-        )
-    except (ValueError, KeyError, TypeError):
+        about, least = tuple(map(decode_devices, found["about"])), found["least"]
+        if type(least) is not int or not 2 <= least <= LARGEST or not about or frozenset().union(*about) != about[0]:
+            return None
+        return ReleaseRecord(decode_devices(found["asked"]), about, least)
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

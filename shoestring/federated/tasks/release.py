@@ -7,12 +7,12 @@
     over samples    means over samples are withheld if one device may have more than half of the samples (sqrt(sum w^2) > sum w / 2)
 
 Protected: every number is about `least` devices or more, and so is the difference of any two numbers of one release.
-The rungs of a tuning ask different devices, so this holds between rungs, too. A result whose devices differ from those
-of an earlier result by a few is refused (`registry`), because the difference of both results would be about those few.
+The rungs of a tuning ask different devices, so this holds between rungs, too. A result is refused if any of its numbers,
+added to and subtracted from those of one earlier result, would be about a few devices (`registry`, `overlap`).
 Not protected: combinations of three or more releases about overlapping devices; two releases about the same devices if
-one device changed its records in between; anything against a developer who has the records of all devices but one; and
-how many devices diverged or had which kind of error. These need noise: sums by themselves are not differentially
-private.
+one device changed its records in between; devices that were given other names in between; anything against a developer
+who has the records of all devices but one; and how many devices diverged or had which kind of error. These need noise:
+sums by themselves are not differentially private.
 
 Contract: All that a developer sees of it comes out of `released` (tests/federated/tasks/test_release.py).
 """
@@ -59,7 +59,8 @@ def release_totals(by_group: Mapping[str, DeviceTotals], least: int = LEAST) -> 
     few = sorted({entry.metric for entry in whole.entries if entry.moments.devices < least})
     kept = {name: drop_rare_metrics(totals, whole, least) for name, totals in by_group.items()}
     pooled, joined = pooled_groups(kept, least)
-    withheld = [f"{metric}: fewer than {least} devices measured it" for metric in few]
+    # A metric may be named after a record, so those of few devices are counted
+    withheld = [f"{len(few)} metric{'s' * (len(few) > 1)}: measured by fewer than {least} devices"] * bool(few)
     withheld += [
         f"{joined} groups have fewer than {least} devices, or are needed to hide such a group: they are merged as {OTHERS!r}"
     ] * bool(joined and len(pooled) > 1)

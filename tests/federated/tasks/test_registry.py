@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import subprocess
 import sys
+from binascii import crc32
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -75,6 +76,19 @@ def test_groups_that_are_drawn_otherwise_the_second_time_do_not_differ_by_a_few(
     )
 
 
+def test_the_sum_of_two_groups_less_a_later_whole_is_not_one_device(tmp_path: Path) -> None:
+    """Three groups, and then all of two of them but one: no two numbers are close, and the sum of two and the third are."""
+    names = names_of(90)
+    third = cohort_of(group=lambda name: f"group {int(name[7:]) % 3}")
+    evaluate(RATES, replace(third, registry=Registry(tmp_path / "asked")), names)
+    two = [name for name in names if int(name[7:]) % 3 < 2]
+    again = replace(cohort_of(), registry=Registry(tmp_path / "asked"))
+    for other in (two[1:], [*two, names[2]]):
+        with pytest.raises(TooClose, match="except for 1: "):
+            evaluate(RATES, again, other)
+    evaluate(RATES, again, two)
+
+
 def test_the_stricter_of_two_bounds_holds(tmp_path: Path) -> None:
     registry = Registry(tmp_path / "asked")
     evaluate(RATES, replace(cohort_of(), registry=registry), names_of(60), least=20)
@@ -108,6 +122,35 @@ def test_a_damaged_registry_refuses_everything(tmp_path: Path) -> None:
         with pytest.raises(Mistake, match="is damaged"):
             Registry(path).refuse_asking(names_of(60), 10)
     assert b"device" not in whole, "names are digests"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"least": 10**400},
+        {"least": True},
+        {"least": float("inf")},
+        {"least": -5},
+        {"least": "10"},
+        {"about": []},
+        {"about": "AAAA"},
+        {"about": [5]},
+        {"asked": None},
+        {"asked": ["\ud800"]},
+        {"deep": "[" * 100_000},
+    ],
+    ids=lambda odd: next(iter(odd)),
+)
+def test_a_line_of_the_registry_with_a_good_checksum_and_nonsense_in_it_is_damage(
+    odd: dict[str, object], tmp_path: Path
+) -> None:
+    Registry(tmp_path / "asked").note(names_of(30), [names_of(30)], 10)
+    line = json.loads((tmp_path / "asked").read_text())
+    line.pop("crc")
+    head = json.dumps(line | odd)[:-1].replace('"[[', "[[").encode()
+    (tmp_path / "asked").write_bytes(head + b',"crc":"%08x"}\n' % crc32(head))
+    with pytest.raises(Mistake, match="is damaged"):
+        Registry(tmp_path / "asked").refuse_asking(names_of(60), 10)
 
 
 JOB = f"""

@@ -76,7 +76,7 @@ def test_a_metric_that_few_devices_measured_is_withheld_everywhere() -> None:
     }
     seen = release_totals(rare)
     assert {entry.metric for totals in (seen.whole, *seen.groups.values()) for entry in totals.entries} == {"loss"}
-    assert seen.withheld == ("rare: fewer than 10 devices measured it",)
+    assert seen.withheld == ("1 metric: measured by fewer than 10 devices",)
 
 
 def test_a_group_in_which_few_devices_measured_a_metric_is_put_together_with_another() -> None:

@@ -30,6 +30,7 @@ from shoestring.federated.round import DeviceView, Objective, Order, Round, Upda
 from shoestring.federated.seeds import generator_of
 from shoestring.federated.technique import FederatedTechnique, RoundCost
 from shoestring.federated.techniques.behaviour.flip_classes import check_classes, flip_classes
+from shoestring.federated.techniques.send.coding import without_clip
 
 USUAL = {"sign-flip": 1.0, "label-flip": 1.0, "noise": 1.0, "replacement": 10.0}  # default strength of every attack
 
@@ -73,7 +74,8 @@ class Malicious(FederatedTechnique):
             raise Mistake(f"classes={self.classes} in Malicious: it is the number of classes; give 2 or more")
 
     def cost(self, cost: RoundCost, /) -> RoundCost:
-        return cost
+        """Malicious devices don't clip, so only a clip on the server bounds what they send."""
+        return without_clip(cost) if self.share else cost
 
     def exactness(self, cost: RoundCost, /) -> Exactness:
         return Exactness.CHANGED if self.share else Exactness.BITS

@@ -163,6 +163,10 @@ class RunLedger:
         return own if self.opened.runs < 2 else own | {"epsilon_in_all": self.opened.epsilon(exactly=exactly)}
 
 
+NORM_OF_DEVICES = (
+    "the clipping norm was chosen by a few devices' real updates, which epsilon does not count, and is in the plan: give it by "
+    "--use 'Clip(norm=...)' and GaussianNoise, or let AdaptiveClip find it privately"
+)
 NOT_PRIVATE = (
     "NOT PRIVATE: the noise follows from --insecure-seed, so whoever knows that number can subtract it; use it for tests only, "
     "epsilon means nothing here"
