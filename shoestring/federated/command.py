@@ -96,6 +96,8 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
     outcome = chosen(job, asked, command.use)
     if not command.verify:
         print(json.dumps(finite_json(outcome.as_json())) if call.json else outcome_text(outcome, screen(sys.stdout)))
+        if outcome.chosen.doubt:  # a run says it itself
+            say(call, f"warning: {outcome.chosen.doubt}")
         return DONE
     found = verify_plan(outcome.given, outcome.chosen)
     print(json.dumps(finite_json(found.as_json())) if call.json else verdict_text(found, screen(sys.stdout)))

@@ -40,7 +40,6 @@ def outcome_text(outcome: FederatedOutcome, screen: Screen) -> str:
     if choice and choice.refused:
         lines += ["not used:", *(f"  {name}: {why}" for name, why in choice.refused)]
     lines += [f"note: {said}" for said in notes_on_privacy(given)]
-    lines += [f"note: {said}" for said in (outcome.chosen.doubt,) if said]
     lines.append(
         f"{given.population.count:,} clients, {given.population.per_round:,} a round, {given.rounds:,} rounds; "
         f"{given.layout.trained:,} weights are sent each way"

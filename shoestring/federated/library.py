@@ -159,6 +159,8 @@ def federate(
             federation = begun(made, held, offers, adopt)
             if run is None and ledger is None and release_of(federation.plan.techniques, federation.given) is not None:
                 warnings.warn(FORGOTTEN, stacklevel=5)
+            if federation.plan.doubt:
+                warnings.warn(federation.plan.doubt, stacklevel=5)
             ended = federation.run(tell or silent, Cadence(seconds=1e9) if run is None else kept.cadence)
             if ended.stopped:
                 deliver(ended.signal)

@@ -129,6 +129,8 @@ class Runner:
         follow = "from the seed" if self.ledger is None else "with noise of their own"
         how = f"its rounds follow {follow}" if self.round else "from the beginning"
         self.say(Begun(pid=os.getpid(), steps=self.given.rounds, step=self.round, how=how))
+        if self.plan.doubt and not self.round:
+            self.say(Warned(self.plan.doubt))
         self.tell_again()
 
     def restore(self, checkpoint: RunCheckpoint) -> None:
