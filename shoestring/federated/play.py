@@ -16,6 +16,7 @@ from shoestring.federated.combined_statistics import statistics_problems
 from shoestring.federated.device_errors import count_kinds
 from shoestring.federated.layout import Layout
 from shoestring.federated.round import (
+    Combined,
     DeviceGroup,
     Devices,
     EncodedUpdates,
@@ -93,17 +94,18 @@ def play(
     combined = parts.combine(server, arriving())
     if strict:
         totals.check(server.round)
-    after = parts.advance(replace(server, state=state), combined)
-    after = replace(
-        after,
-        round=server.round + 1,
-        drawn={},
-        state={name: with_own_memory(value) for name, value in after.state.items()},
-    )
+    return totals.result(advanced_server(parts, replace(server, state=state), combined, totals))
+
+
+def advanced_server(parts: Round, server: ServerState, combined: Combined, totals: RoundTotals) -> ServerState:
+    """The server after the round."""
+    after = parts.advance(server, combined)
+    state = {name: with_own_memory(value) for name, value in after.state.items()}
+    after = replace(after, round=server.round + 1, drawn={}, state=state)
     if totals.statistics and combined.weight:
         rows, counts = (torch.cat(some) for some in zip(*totals.statistics, strict=True))
         after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
-    return totals.result(after)
+    return after
 
 
 def with_own_memory(value: Tensor) -> Tensor:
