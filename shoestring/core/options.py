@@ -41,8 +41,11 @@ VALUED = (
     "ledger",
     "ledger-epsilon",
     "insecure-seed",
+    "statistics",
 )  # arguments of the library
-VALUE = r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b"  # values as messages write them
+VALUE = (
+    r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b|frozen\b|local\b"  # values as messages write them
+)
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
 FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
 

@@ -30,7 +30,7 @@ from shoestring.federated.techniques.private.release import release_of
 from shoestring.jobfile import job_path, loaded_job, resolved_arguments, with_course
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
-from shoestring.runs.event import Event
+from shoestring.runs.event import Event, Warned
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.runs.modules import imported_modules
 from shoestring.runs.options import RunOptions
@@ -157,10 +157,13 @@ def federate(
         )
         session = stack.enter_context(Session(held, page, by_script=True))
 
-        def warn_of_forgotten(planned: PlannedFederation) -> None:
-            techniques = planned.outcome.chosen.techniques
-            if run is None and ledger is None and release_of(techniques, planned.given) is not None:
+        def warn(planned: PlannedFederation) -> None:
+            plan = planned.outcome.chosen
+            if run is None and ledger is None and release_of(plan.techniques, planned.given) is not None:
                 warnings.warn(FORGOTTEN, stacklevel=8)
+            for text in plan.warnings:
+                warnings.warn(text, stacklevel=8)
+                (tell or silent)(Warned(text))
 
         played = session.play(
             FederationRun(
@@ -168,7 +171,7 @@ def federate(
                 lambda: made,
                 Cadence(seconds=1e9) if run is None else kept.cadence,
                 lambda given: nullcontext(Onlooker(tell or silent)),
-                show=warn_of_forgotten,
+                show=warn,
                 offers=offers,
                 adopt=adopt,
             )

@@ -17,6 +17,7 @@ from shoestring.federated.combined_statistics import statistics_problems
 from shoestring.federated.device_errors import count_kinds
 from shoestring.federated.layout import Layout
 from shoestring.federated.round import (
+    Combined,
     DeviceGroup,
     Devices,
     EncodedUpdates,
@@ -74,7 +75,8 @@ def play(
 
     def arriving() -> Iterator[Updates]:
         nonlocal state
-        for group in parts.choose(server, population):
+        groups = parts.choose(server, population)
+        for group in groups:
             order = replace(parts.order(server, group), judges=judges)
             totals.count_orders(order, group)
             for arrived in devices.work(order, group.names):
@@ -85,7 +87,9 @@ def play(
                 on_answer(totals.answered, totals.given)
                 if arrived.sent is not None:
                     totals.count_sent(arrived.sent)
-                    found = replace(parts.decode(order, arrived.sent), age=group.age)
+                    # The next group's devices may send through the same memory
+                    sent = arrived.sent.copy() if len(groups) > 1 else arrived.sent
+                    found = replace(parts.decode(order, sent), age=group.age)
                     updates = totals.accept(found, server.weights.numel())
                     if updates.names:
                         state = parts.note(state, updates, population)
@@ -94,11 +98,23 @@ def play(
     combined = parts.combine(server, arriving())
     if strict:
         totals.check(server.round)
-    after = replace(parts.advance(replace(server, state=state), combined), round=server.round + 1, drawn={})
+    return totals.result(advanced_server(parts, replace(server, state=state), combined, totals))
+
+
+def advanced_server(parts: Round, server: ServerState, combined: Combined, totals: RoundTotals) -> ServerState:
+    """The server after the round."""
+    after = parts.advance(server, combined)
+    state = {name: with_own_memory(value) for name, value in after.state.items()}
+    after = replace(after, round=server.round + 1, drawn={}, state=state)
     if totals.statistics and combined.weight:
         rows, counts = (torch.cat(some) for some in zip(*totals.statistics, strict=True))
         after = replace(after, statistics=parts.settle(parts.statistics, rows, counts))
-    return totals.result(after)
+    return after
+
+
+def with_own_memory(value: Tensor) -> Tensor:
+    """The tensor, copied if it is a part of a larger one, such as of what devices sent."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
 
 
 class RoundTotals:

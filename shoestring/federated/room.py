@@ -84,7 +84,7 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         self, given: Prepared, plain: RoundCost, catalogue: tuple[type[FederatedTechnique], ...] = CATALOGUE
     ) -> None:
         assert plain.evidence is not None, "the plain cost has some"
-        self.catalogue = catalogue
+        self.catalogue, self.statistics = catalogue, plain.statistics
         self.given, self.evidence = (
             given,
             plain.evidence,
@@ -106,11 +106,15 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         return not incomplete_reason(techniques)
 
     def hint(self) -> str:
-        return (
-            "; fewer rounds, fewer clients per round or more clients spend less epsilon"
-            if self.given.asked.epsilon is not None
-            else ""
-        )
+        found = ""
+        if self.given.asked.epsilon is not None:
+            found += "; fewer rounds, fewer clients per round or more clients spend less epsilon"
+        if self.statistics and (self.given.asked.upload or self.given.asked.download):
+            found += (
+                f"; {4 * self.statistics:,} B each way are statistics of norm layers, which no technique compresses: "
+                f"--statistics local or --statistics frozen sends none"
+            )
+        return found
 
     def concerns(self, kind: type[FederatedTechnique]) -> bool:
         """Only what the chooser may choose by itself is worth a word."""

@@ -164,6 +164,20 @@ class EncodedUpdates:
         )
         return sum(one[0].numel() * one.element_size() for one in tensors)
 
+    def copy(self) -> EncodedUpdates:
+        """The same in memory of its own."""
+        header = self.header
+        return EncodedUpdates(
+            replace(
+                header,
+                counts=header.counts.clone(),
+                losses=header.losses.clone(),
+                statistics=None if header.statistics is None else header.statistics.clone(),
+                extras={name: value.clone() for name, value in header.extras.items()},
+            ),
+            {name: value.clone() for name, value in self.payload.items()},
+        )
+
 
 @dataclass(frozen=True)
 class RejectedDevice:
@@ -185,11 +199,13 @@ class DeviceResults:
 
 
 class Devices(Protocol):
-    """The devices, as the server sees them."""
+    """The devices, as the server sees them.
 
-    def work(
-        self, order: Order, names: Sequence[str]
-    ) -> Iterator[DeviceResults]: ...  # the order of results follows from the names alone
+    The order of results follows from the names alone. What was sent lies in memory that the next call of `work` may
+    use again.
+    """
+
+    def work(self, order: Order, names: Sequence[str]) -> Iterator[DeviceResults]: ...
 
 
 @dataclass(frozen=True)

@@ -139,6 +139,17 @@ def test_a_federation_whose_loss_does_not_fall_says_so_at_its_end_with_what_may_
     assert not any(isinstance(one, Warned) for one in events) and learned.report["warnings"] == []
 
 
+def test_a_run_that_will_drown_in_noise_is_told_before_its_first_round(tmp_path: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    private = {"epsilon": 0.05, "delta": 1e-3, "rounds": 2, "insecure_seed": 2, "ledger": tmp_path / "ledger.jsonl"}
+    with pytest.warns(UserWarning, match="times what devices find.*more devices a round"):
+        done, events = told(**private)
+    kinds = [type(one).__name__ for one in events]
+    doubts = [place for place, one in enumerate(events) if isinstance(one, Warned) and "times what" in one.text]
+    assert len(doubts) == 1 and doubts[0] < kinds.index("RoundFinished")
+    assert any("times what devices find" in one for one in done.report["warnings"])
+
+
 def test_a_script_is_told_that_its_ledger_is_kept_nowhere(tmp_path: Path) -> None:
     pytest.importorskip("dp_accounting")
     private = {"epsilon": 8.0, "delta": 1e-2, "rounds": 1}

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from shoestring.core.errors import Mistake
+import shoestring
+from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.local import Local
 from shoestring.core.technique import in_order, parsed
 from shoestring.federated.catalogue import CATALOGUE
@@ -240,3 +241,10 @@ def test_a_plan_says_what_becomes_of_statistics() -> None:
     assert (
         plan_federation(normed(statistics="local"), Budget()).outcome.chosen.details.statistics is StatisticsRule.LOCAL
     )
+
+
+def test_a_budget_that_statistics_alone_exceed_says_what_sends_none() -> None:
+    job = toy_job(model=Scaled, local=LOCAL)
+    with pytest.raises(OverBudget, match=r'68 B each way are statistics.*statistics="local"'):
+        shoestring.federate(job, rounds=1, per_round=8, processes=1, upload=40)
+    assert shoestring.federate(job, rounds=1, per_round=8, processes=1, upload=40, statistics="local").losses

@@ -176,20 +176,7 @@ def copy_from_shared_memory(found: ChunkResult, copied: bool) -> ChunkResult:
     states = {name: {key: value.clone() for key, value in state.items()} for name, state in found.states.items()}
     if not copied:
         return replace(found, states=states)
-    sent = tuple(
-        replace(
-            one,
-            payload={name: value.clone() for name, value in one.payload.items()},
-            header=replace(
-                one.header,
-                counts=one.header.counts.clone(),
-                losses=one.header.losses.clone(),
-                statistics=None if one.header.statistics is None else one.header.statistics.clone(),
-                extras={name: value.clone() for name, value in one.header.extras.items()},
-            ),
-        )
-        for one in found.sent
-    )
+    sent = tuple(one.copy() for one in found.sent)
     return replace(found, sent=sent, states=states)
 
 

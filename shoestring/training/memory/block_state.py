@@ -1,8 +1,8 @@
 """What a block keeps from one call to the next, and how to restore it to what it was before a call.
 
 A block that is recomputed must find everything as it was the first time: buffers and attributes, whoever changed them
-and however (in place, through .data, by a hook that ran before), lists and dicts, its own random generators, and
-whatever its objects hold. A `picture` is a snapshot of all that before one call. Pictures share what did not change, so
+and however (in place, through .data, by a hook that ran before), lists and dicts, NumPy arrays, its own random
+generators, and whatever its objects hold. A `picture` is a snapshot of all that before one call. Pictures share what did not change, so
 one costs little; tensors that may change in place (buffers, and attributes up to SMALL bytes) are copied.
 
 State that a block keeps elsewhere (a global list, a closure), or in an object that can't be inspected, is not found
@@ -77,6 +77,20 @@ class FrozenTensor:
 
 def version(tensor: Tensor) -> tuple[int, int]:
     return (0 if tensor.is_inference() else write_count(tensor)), unseen_writes(tensor)
+
+
+class FrozenArray:
+    """A NumPy array of numbers, with a copy."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.copy = array, np.array(array)
+
+    def same(self) -> bool:
+        now = np.asarray(self.array)
+        return now.shape == self.copy.shape and now.tobytes() == self.copy.tobytes()
+
+    def put(self) -> None:
+        np.asarray(self.array)[...] = self.copy
 
 
 class FrozenItems:
@@ -238,6 +252,9 @@ class BlockState:
                 found[id(value)] = self.last(value) or FrozenTensor(value, copied or value.nbytes <= SMALL, name)
         elif isinstance(value, GENERATORS):
             found[id(value)] = self.last(value) or FrozenGenerator(value)
+        elif isinstance(value, np.ndarray):
+            if value.flags.writeable and value.nbytes <= SMALL and not value.dtype.hasobject:
+                found[id(value)] = self.last(value) or FrozenArray(value)
         elif kind is not None:
             if kind not in UNCHANGING:
                 found[id(value)] = self.last(value) or FrozenItems(value)

@@ -5,26 +5,40 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
+from shoestring.core.local import Local
 from shoestring.federated.play import RoundResult, play
 from shoestring.federated.prepare import Prepared, parts_of
 from shoestring.federated.room import plan_federation
-from shoestring.federated.round import DeviceView, Objective, Order, Updates
+from shoestring.federated.round import (
+    Combined,
+    DeviceGroup,
+    DeviceView,
+    Objective,
+    Order,
+    Population,
+    Round,
+    ServerState,
+    Tensors,
+    Updates,
+)
 from shoestring.federated.simulation.cohort import MethodChoice
 from shoestring.federated.simulation.shared_buffer import SharedBuffer
-from shoestring.federated.technique import FederatedTechnique
+from shoestring.federated.technique import FederatedTechnique, RoundCost
+from shoestring.federated.techniques.combine.by_coordinate import CoordinateMedian
+from shoestring.federated.techniques.combine.fed_buff import FedBuff
 from shoestring.federated.techniques.local_training.ditto import Ditto
 from shoestring.federated.techniques.local_training.fedper import FedPer
 from shoestring.federated.techniques.local_training.scaffold import Scaffold
 from shoestring.federated.techniques.send.top_k import TopK
-from tests.federated.toys import records, toy, toy_job
+from tests.federated.toys import CLASSES, WIDTH, records, toy, toy_job
 
 CHUNKED = MethodChoice("sequential", 2, "two at once")
 
@@ -50,6 +64,64 @@ def test_any_number_of_processes_gives_the_same_bits(techniques: tuple[Federated
     alone = weights(toy(how=CHUNKED), techniques)
     for processes in (2, 3):
         assert torch.equal(weights(toy(how=CHUNKED, processes=processes), techniques), alone)
+
+
+@dataclass(frozen=True)
+class TwoGroups(FederatedTechnique):
+    """Gives its orders to two groups of devices, one after the other."""
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, subject: Round) -> Round:
+        def choose(server: ServerState, population: Population) -> list[DeviceGroup]:
+            (group,) = subject.choose(server, population)
+            return [DeviceGroup(group.names[:4]), DeviceGroup(group.names[4:])]
+
+        return subject.with_(choose=choose)
+
+
+@dataclass(frozen=True)
+class NotesLast(FederatedTechnique):
+    """Keeps the last update of a round, and adds it to the next one."""
+
+    def cost(self, cost: RoundCost) -> RoundCost:
+        return cost
+
+    def apply(self, subject: Round) -> Round:
+        def note(state: Tensors, updates: Updates, population: Population) -> Tensors:
+            return {**state, "last": updates.rows[-1]}
+
+        def advance(server: ServerState, combined: Combined) -> ServerState:
+            return subject.advance(replace(server, weights=server.weights + 0.1 * before(server)), combined)
+
+        def begin(server: ServerState, population: Population) -> ServerState:
+            return replace(server, state={**server.state, "before": before(server, "last")})
+
+        def before(server: ServerState, name: str = "before") -> Tensor:
+            return server.state.get(name, torch.zeros_like(server.weights))
+
+        return subject.with_(note=note, advance=advance, begin=begin)
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+@pytest.mark.parametrize(
+    "techniques",
+    [(TwoGroups(),), (TwoGroups(), CoordinateMedian()), (FedBuff(buffer=8),), (NotesLast(),)],
+    ids=["statistics", "rows", "stale", "noted"],
+)
+def test_what_outlives_an_order_does_not_lie_in_memory_that_processes_use_again(
+    techniques: tuple[FederatedTechnique, ...],
+) -> None:
+    job = toy_job(model=with_batch_norm, local=Local(batch=0, lr=0.1, epochs=2))
+    alone, several = (
+        rounds_of(toy(job, how=CHUNKED, per_round=8, processes=processes), techniques, 4)[-1].server.row
+        for processes in (1, 3)
+    )
+    assert torch.equal(alone, several)
 
 
 def test_a_process_that_is_killed_is_replaced_and_nothing_changes() -> None:

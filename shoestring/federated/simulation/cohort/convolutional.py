@@ -32,6 +32,9 @@ def convolutional_outputs(job: Job, model: nn.Module) -> Outputs:
     modules = pool_before_relu(list(convolutional_modules("", model)))
     if not any(isinstance(module, nn.Conv2d) for _, module in modules):
         raise Unsuitable("it has no convolution")
+    trained = {name for name, one in model.named_parameters() if one.requires_grad}
+    if {f"{lead}{name}" for lead, module in modules for name, _ in module.named_parameters()} != trained:
+        raise Unsuitable("some of its weights are frozen, or have several names")
 
     def called(weights: Weights, batch: Batch) -> Tensor:
         x = batch[0] if isinstance(batch, (tuple, list)) else batch  # (k, batch, channels, height, width)
@@ -104,8 +107,9 @@ def devices_out_of_channels(x: Tensor, count: int) -> Tensor:
 def convolutional_modules(name: str, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules of nested Sequentials, each with the prefix of its weights' names."""
     if type(model) is nn.Sequential:
-        for place, child in model.named_children():
-            yield from convolutional_modules(f"{name}{place}.", child)
+        for place, child in model.named_modules(remove_duplicate=False):
+            if place and "." not in place:
+                yield from convolutional_modules(f"{name}{place}.", child)
     elif type(model) is nn.Conv2d:
         if model.groups != 1 or model.padding_mode != "zeros":
             raise Unsuitable("a convolution with groups, or with padding other than zeros")

@@ -32,13 +32,25 @@ def vmapped_losses(job: Job, model: nn.Module) -> Callable[[Weights, Batch], Ten
 
 
 def over_devices(called: FunctionalModule) -> Callable[[Weights, Batch], Any]:
+    places = weight_places(called)
+
     def one(weights: Weights, batch: Batch) -> Any:
+        inside = {place: value for name, value in weights.items() for place in places[f"model.{name}"]}
         with FasterRules():
-            return torch.func.functional_call(
-                called, {f"model.{name}": value for name, value in weights.items()}, (batch,)
-            )
+            # torch's own `tie_weights` leaves stacked weights in a module that has several names
+            return torch.func.functional_call(called, inside, (batch,), tie_weights=False)
 
     return torch.func.vmap(one, randomness="different")
+
+
+def weight_places(model: nn.Module) -> dict[str, list[str]]:
+    """Every weight's name -> all attributes that hold it, under one name of each module."""
+    found: dict[str, list[str]] = {}
+    first: dict[int, str] = {}
+    for lead, module in model.named_modules():
+        for place, one in module.named_parameters(lead, recurse=False, remove_duplicate=False):
+            found.setdefault(first.setdefault(id(one), place), []).append(place)
+    return found
 
 
 class FunctionalModule(nn.Module):

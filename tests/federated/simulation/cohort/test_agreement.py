@@ -157,6 +157,26 @@ def weight_normed() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Tanh(), nn.Linear(8, CLASSES))
 
 
+def used_twice() -> nn.Module:
+    again = nn.Linear(WIDTH, WIDTH)
+    return nn.Sequential(again, nn.ReLU(), again, nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+
+
+class UsedTwice(nn.Module):
+    """A layer under three names, two of whose weights are one tensor, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES)
+        self.two, self.rest = self.one, nn.ModuleList([self.one, nn.Linear(WIDTH, WIDTH)])
+        self.rest[1].weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.one, self.two, *self.rest):
+            x = torch.tanh(layer(x))
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 def class_weighted(output: Tensor, batch: Any) -> Tensor:
     return F.cross_entropy(output, batch[1], weight=torch.tensor([0.1, 1.0, 4.0, 0.5]))
 
@@ -201,6 +221,8 @@ CASES: dict[str, dict[str, Any]] = {
     "module hook": {"model": sequential_with_hook},
     "backward hook": {"model": sequential_with_backward_hook},
     "parametrized": {"model": weight_normed},
+    "layer twice": {"model": used_twice},
+    "layer of several names": {"model": UsedTwice},
 }
 
 
@@ -215,7 +237,7 @@ def job_of(changes: dict[str, Any]) -> Job:
     return Job(**{**usual, **changes})
 
 
-QUICK = ("class weights", "padding", "batch norm", "in place", "buffer", "numpy", "hook inside")
+QUICK = ("class weights", "padding", "batch norm", "in place", "buffer", "numpy", "hook inside", "layer twice")
 
 
 @pytest.mark.parametrize(

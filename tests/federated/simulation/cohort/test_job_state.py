@@ -8,6 +8,7 @@ from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -145,6 +146,16 @@ def with_a_bank_of_outputs() -> Loss:
     return loss
 
 
+def counting_in_an_array() -> Loss:
+    calls = np.zeros(1)
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        calls[0] += 1
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / calls[0])
+
+    return loss
+
+
 CALLS = 0
 
 
@@ -167,6 +178,7 @@ LOSSES: list[Callable[[], Loss]] = [
     RunningScale,
     counting_in_its_closure,
     with_a_bank_of_outputs,
+    counting_in_an_array,
     lambda: counting_in_a_global,
     lambda: Counter().loss,
     lambda: partial(Counter().loss),

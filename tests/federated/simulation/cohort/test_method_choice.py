@@ -80,6 +80,27 @@ def test_a_loss_that_sees_all_samples_of_a_batch_at_once_is_not_filled_up() -> N
     assert how(cnn).masks and not how(cnn, loss=spread).masks
 
 
+def frozen_cnn() -> nn.Module:
+    made = cnn()
+    made[0].requires_grad_(False)
+    return made
+
+
+def cnn_with_a_convolution_twice() -> nn.Module:
+    again = nn.Conv2d(4, 4, 3, padding=1)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), again, nn.ReLU(), again, nn.Flatten(), nn.Linear(400, 5))
+
+
+def cnn_with_an_activation_twice() -> nn.Module:
+    again = nn.ReLU()
+    return nn.Sequential(nn.Conv2d(1, 4, 3), again, nn.Conv2d(4, 4, 3), again, nn.Flatten(), nn.Linear(256, 5))
+
+
+@pytest.mark.parametrize("model", [frozen_cnn, cnn_with_a_convolution_twice, cnn_with_an_activation_twice])
+def test_convolutions_that_are_frozen_or_called_twice_are_stacked_too(model: Callable[[], nn.Module]) -> None:
+    assert how(model).kind == "stacked"
+
+
 def test_an_optimizer_that_looks_at_whole_weights_is_not_stacked() -> None:
     found = how(mlp, Local(optimizer=torch.optim.Adafactor))
     assert found.kind == "sequential" and "Adafactor" in found.why
