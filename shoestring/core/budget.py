@@ -122,8 +122,9 @@ def value_of(name: str, unit: str, written: str | float) -> float:
         return parse_bytes(written if isinstance(written, str) else int(written))
     if unit == "seconds":
         return parse_seconds(written) if isinstance(written, str) else float(written)
+    percent = unit == "share" and isinstance(written, str) and written.rstrip().endswith("%")
     try:
-        value = float(written)
+        value = float(str(written).rstrip().rstrip("%")) / 100 if percent else float(written)
     except ValueError:
         raise Mistake(f"{name}={written!r} is not a number") from None
     if value < 0 or (unit == "share" and value > 1) or (name == "percentile" and not 0 < value < 1):

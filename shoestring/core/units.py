@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import ceil, floor, log10
 
 from shoestring.core.errors import Mistake
 
@@ -65,17 +66,18 @@ def parse_seconds(text: str) -> float:
     return float(found[1]) * {"us": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-def bytes_text(size: float) -> str:
-    """A size for people, in binary units.
+def bytes_text(size: float, up: bool = False) -> str:
+    """A size for people, in binary units. `up`: never a smaller size, so that it can be given as a limit.
 
-    >>> bytes_text(629145600), bytes_text(512), bytes_text(-2048)
-    ('600 MiB', '512 B', '-2.00 KiB')
+    >>> bytes_text(629145600), bytes_text(512), bytes_text(-2048), bytes_text(2049), bytes_text(2049, up=True)
+    ('600 MiB', '512 B', '-2.00 KiB', '2.00 KiB', '2.01 KiB')
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024 or unit == "GiB":
             break
         size /= 1024
     digits = 0 if unit == "B" or abs(size) >= 100 else 1 if abs(size) >= 10 else 2
+    size = ceil(size * 10**digits) / 10**digits if up else size
     return f"{size:,.{digits}f} {unit}"
 
 
@@ -125,3 +127,22 @@ def unit_text(value: float, unit: str) -> str:
     if unit == "share":
         return f"{100 * value:.4g} %"
     return f"{value:,.6g} {unit}".strip()
+
+
+def limit_text(value: float, unit: str, least: bool = False) -> str:
+    """The same, rounded to the side on which the number keeps it as an upper limit, or as the `least` that is allowed.
+
+    >>> limit_text(2049, "bytes"), limit_text(0.0012341, "seconds"), limit_text(0.99998708, "share", least=True)
+    ('2.01 KiB', '1.24 ms', '99.9987 %')
+    >>> limit_text(1.0, "share", least=True), limit_text(0.5, "share", least=True), limit_text(1234567.8, "")
+    ('100 %', '50 %', '1.23457e+06')
+    """
+    if unit == "bytes":
+        return bytes_text(value, up=True)
+    if unit == "seconds" and 0 < value < 100:
+        digits = 2 - floor(log10(value))
+        return seconds_text(ceil(value * 10**digits) / 10**digits)
+    if unit == "share" and least and 0 < value < 1:
+        digits = 2 - floor(log10(min(value, 1 - value)))
+        return f"{100 * floor(value * 10**digits) / 10**digits:.12g} %"
+    return unit_text(value, unit)

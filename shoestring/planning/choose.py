@@ -17,7 +17,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake, OverBudget
 from shoestring.core.exactness import Exactness
 from shoestring.core.technique import text
-from shoestring.core.units import unit_text
+from shoestring.core.units import limit_text, unit_text
 from shoestring.planning.plan import Outcome, Plan, named
 from shoestring.planning.room import TIED, C, Candidate, HasNumbers, P, Room, T, families
 
@@ -246,7 +246,10 @@ class Chooser(Generic[T, C, P]):
         hint = "".join(
             self.bought(level, nearest, budget) for level in Exactness if levels[-1] < level < Exactness.CHANGED
         )
-        limits = " and ".join(unit_text(limit.value, limit.unit) for limit in budget.limits())
+        limits = " and ".join(
+            limit_text(limit.value, limit.unit, True) if limit.least else unit_text(limit.value, limit.unit)
+            for limit in budget.limits()
+        )
         return OverBudget(
             f"nothing fits {limits}: {len(found):,} combinations were tried and the least that works is "
             f"{self.taken(nearest, budget, self.room.phrases)}, with {nearest} "
@@ -266,10 +269,10 @@ class Chooser(Generic[T, C, P]):
         )
 
     def taken(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
-        """What it takes of what is limited."""
+        """What it takes of what is limited, as limits that it keeps."""
         numbers = one.numbers()
         return " and ".join(
-            phrases.get(limit.figure, "{}").format(unit_text(numbers[limit.figure], limit.unit))
+            phrases.get(limit.figure, "{}").format(limit_text(numbers[limit.figure], limit.unit, limit.least))
             for limit in budget.limits()
             if limit.figure in numbers
         )

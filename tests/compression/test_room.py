@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from torch import nn
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.library import source_of
+from shoestring.compression.room import CompressPlan
+from shoestring.compression.session import CompressOptions, begun
+from shoestring.core.budget import Budget
 from shoestring.core.errors import OverBudget
 from shoestring.planning.plan import Plan
 from tests.compression.models import batches, loss, vectors
@@ -43,6 +48,33 @@ def test_the_nearest_is_the_least_that_there_is_and_the_frontier_begins_with_it(
     assert small.report["size_bytes"]["measured"] <= least
     with pytest.raises(OverBudget):
         shoestring.compress(JOB, tmp_path / "less", size=least - 1, samples=16)
+
+
+def test_the_nearest_that_is_named_works_when_it_is_given(tmp_path: Path) -> None:
+    """9,761 bytes were once named as 9.53 KiB, which are 9,758, and fidelity 0.99996 as 100 %."""
+
+    def refusal(**limits: str) -> str:
+        with pytest.raises(OverBudget) as told:
+            shoestring.compress(JOB, tmp_path / "refused", samples=16, **limits)  # type: ignore[arg-type]
+        return str(told.value)
+
+    size = found(r"least that works is ([\d.,]+ \wiB)", refusal(size="1kB"))
+    assert shoestring.compress(JOB, tmp_path / "small", size=size, samples=16).report["missed"] in ([], ())
+    both = refusal(size=size, keep="99.9999999 %")
+    assert "nothing fits" in both and "99.9999999 %" in both
+    keep, size = found(r"fidelity ([\d.]+ %)", both), found(r"least that works is ([\d.,]+ \wiB)", both)
+    assert plan_within(size=size, keep=keep).numbers()["quality"] >= float(keep[:-2]) / 100
+
+
+def found(pattern: str, text: str) -> str:
+    match = re.search(pattern, text)
+    assert match is not None, text
+    return match[1]
+
+
+def plan_within(**limits: str) -> CompressPlan:
+    budget = Budget.parsed(size=limits["size"], quality=limits["keep"])
+    return begun(source_of(JOB, None, {}), CompressOptions(budget, unseen=16)).plan
 
 
 @pytest.mark.parametrize(
