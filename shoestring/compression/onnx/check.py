@@ -37,7 +37,7 @@ def run_session(runner: onnxruntime.InferenceSession, tensors: Mapping[str, Tens
 
 
 def largest_difference(
-    path: Path,
+    path: Path | bytes,
     model: nn.Module,
     forward: Callable[[nn.Module, Any], Any],
     batch: Batch,

@@ -21,7 +21,7 @@ from onnx import TensorProto
 
 from shoestring.compression.formats.codebook import CodebookFormat
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
-from shoestring.compression.formats.grid import GridFormat, matrix_shape
+from shoestring.compression.formats.grid import GridFormat, grid_shape, matrix_shape
 from shoestring.compression.onnx.graph import CONTRIB, Array, Graph, make_node, nibble_stream
 from shoestring.numerics.bit_packing import unpack_bits
 
@@ -33,11 +33,7 @@ def write_weight(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> 
     if isinstance(form, torch.Tensor) or (isinstance(form, PlainFormat) and not form.settings.get("stored")):
         graph.constant(name, (form if isinstance(form, torch.Tensor) else form.get_buffer("values")).numpy())
         return []
-    if (
-        form.dtype != torch.float32
-        or not isinstance(form, (PlainFormat, GridFormat, CodebookFormat))
-        or form.settings.get("transposed")
-    ):
+    if form.dtype != torch.float32 or not isinstance(form, (PlainFormat, GridFormat, CodebookFormat)):
         dense = form.dense().float().numpy()
         graph.constant(name, dense)
         return [
@@ -46,7 +42,8 @@ def write_weight(graph: Graph, name: str, form: WeightFormat | torch.Tensor) -> 
         ]
     before = sum(len(one.raw_data) for one in graph.constants.values())
     for node in graph.users(name):
-        if node.op_type == "Gather" and node.input[0] == name and axis_of(node) == 0 and len(form.shape) == 2:
+        looked_up = node.op_type == "Gather" and node.input[0] == name and axis_of(node) == 0
+        if looked_up and len(form.shape) == 2 and not inputs_first(form):
             rewrite_lookup(graph, name, form, node)
         elif isinstance(form, GridFormat) and has_supported_blocks(form):
             rewrite_linear(graph, name, form, node)
@@ -69,8 +66,18 @@ def has_supported_blocks(form: GridFormat) -> bool:
     return (
         len(form.shape) == 2
         and int(form.settings["group"]) in BLOCKS
-        and matrix_shape(form.shape)[1] % int(form.settings["group"]) == 0
+        and codes_shape(form)[1] % int(form.settings["group"]) == 0
     )
+
+
+def codes_shape(form: GridFormat | CodebookFormat) -> tuple[int, int]:
+    """Rows and columns of the codes."""
+    return grid_shape(form.shape, form.settings) if isinstance(form, GridFormat) else matrix_shape(form.shape)
+
+
+def inputs_first(form: WeightFormat) -> bool:
+    """Whether the codes' rows are those of W^T, of a weight that is multiplied as x W."""
+    return form.settings.get("transposed") is True
 
 
 def onnx_bits(bits: int) -> int:
@@ -82,7 +89,7 @@ def onnx_bits(bits: int) -> int:
 
 
 def codes_of(form: GridFormat | CodebookFormat) -> Array:
-    rows, columns = matrix_shape(form.shape)
+    rows, columns = codes_shape(form)
     return unpack_bits(form.get_buffer("codes"), int(form.settings["bits"]), rows * columns).view(rows, columns).numpy()
 
 
@@ -113,9 +120,14 @@ def float_scales(graph: Graph, name: str, form: GridFormat | CodebookFormat) -> 
 
 
 def rewrite_linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodeProto) -> None:
-    """Rewrite MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits."""
-    if node.op_type == "Transpose" and all(
-        one.op_type == "MatMul" and one.input[1] == node.output[0] for one in graph.users(node.output[0])
+    """Rewrite MatMul(x, Transpose(weight)) or Gemm(x, weight, bias) as MatMulNBits; of a weight whose inputs come first,
+    MatMul(x, weight)."""
+    if inputs_first(form) and node.op_type == "MatMul" and node.input[1] == name and node.input[0] != name:
+        graph.instead(node, matmul_nbits_nodes(graph, name, form, node.input[0], "", node.output[0]))
+    elif (
+        not inputs_first(form)
+        and node.op_type == "Transpose"
+        and all(one.op_type == "MatMul" and one.input[1] == node.output[0] for one in graph.users(node.output[0]))
     ):
         for user in graph.users(node.output[0]):
             graph.instead(user, matmul_nbits_nodes(graph, name, form, user.input[0], "", user.output[0]))
@@ -124,17 +136,17 @@ def rewrite_linear(graph: Graph, name: str, form: GridFormat, node: onnx.NodePro
         node.op_type == "Gemm"
         and node.input[1] == name
         and name not in (node.input[0], *node.input[2:])
-        and plain_gemm(node)
+        and plain_gemm(node, transposed=not inputs_first(form))
     ):
         bias = node.input[2] if len(node.input) > 2 else ""
         graph.instead(node, matmul_nbits_nodes(graph, name, form, node.input[0], bias, node.output[0]))
 
 
-def plain_gemm(node: onnx.NodeProto) -> bool:
-    """Whether a Gemm computes exactly x W^T + b."""
+def plain_gemm(node: onnx.NodeProto, transposed: bool) -> bool:
+    """Whether a Gemm computes exactly x W^T + b, or x W + b if not `transposed`."""
     found = {one.name: one.f if one.type == onnx.AttributeProto.FLOAT else one.i for one in node.attribute}
     return (found.get("transB", 0), found.get("transA", 0), found.get("alpha", 1.0), found.get("beta", 1.0)) == (
-        1,
+        int(transposed),
         0,
         1.0,
         1.0,
@@ -144,7 +156,7 @@ def plain_gemm(node: onnx.NodeProto) -> bool:
 def matmul_nbits_nodes(
     graph: Graph, name: str, form: GridFormat, x: str, bias: str, output: str
 ) -> list[onnx.NodeProto]:
-    rows, columns = matrix_shape(form.shape)
+    rows, columns = codes_shape(form)
     bits, group = onnx_bits(int(form.settings["bits"])), int(form.settings["group"])
     blocks = columns // group
     codes = row_bytes_constant(graph, f"{name}_bytes", codes_of(form), bits)
@@ -267,7 +279,7 @@ def dense_nodes(graph: Graph, name: str, form: GridFormat | CodebookFormat | Pla
     if isinstance(form, PlainFormat):
         graph.constant(f"{name}_stored", numpy_values(form))
         return [make_node("Cast", [f"{name}_stored"], name, to=TensorProto.FLOAT)]
-    flat, rows_, columns = f"{name}_matrix", *matrix_shape(form.shape)
+    flat, (rows, columns) = f"{name}_matrix", codes_shape(form)
     shape = graph.constant(f"{name}_shape", np.array(form.shape, np.int64))
     codes = codes_constant(graph, name, form)
     if isinstance(form, GridFormat):
@@ -295,5 +307,7 @@ def dense_nodes(graph: Graph, name: str, form: GridFormat | CodebookFormat | Pla
             ]
         else:
             nodes.append(make_node("Identity", [f"{name}_values"], flat))
-    assert prod(form.shape) == rows_ * columns
+    assert prod(form.shape) == rows * columns
+    if inputs_first(form):
+        nodes.append(make_node("Transpose", [flat], flat := f"{name}_inputs_first", perm=[1, 0]))
     return [*nodes, make_node("Reshape", [flat, shape], name)]

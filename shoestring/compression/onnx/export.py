@@ -31,6 +31,14 @@ from shoestring.compression.onnx.interface import (
     outputs_of,
     replace_tensors,
 )
+from shoestring.compression.onnx.open_lengths import (
+    LENGTH,
+    answer_shapes,
+    opened,
+    runs_alike,
+    shorter_by_one,
+    twice_as_long,
+)
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.extras import require
@@ -210,6 +218,11 @@ def trace_graph(
             change("eager")  # of transformers: half as many nodes, and onnxruntime knows the pattern
             break
     weights = {name: value.detach() for name, value in plain.named_parameters() if value.ndim > 1 or name in forms}
+    if narrow := [name for name, value in plain.named_parameters() if value.dtype == torch.bfloat16]:
+        raise Mistake(
+            f"{narrow[0]} is bfloat16, which onnxruntime does not compute with on a CPU: let the job make the model in float32 "
+            f"(model.float(), and a forward that casts nothing), or keep the packed folder, which needs no export"
+        )
     with torch.no_grad():
         result = outputs_of(forward(plain, batch))
     called = WithWeights(TensorForward(plain, forward, interface.part(batch)), tuple(weights))
@@ -241,20 +254,56 @@ def trace_graph(
         }
     )
     proto = graph.proto()
-    left = keep_read_inputs(proto, weights)
+    keep_read_inputs(proto, weights)
+    if dynamic:
+        proto = with_open_lengths(proto, model, forward, batch, interface, asked)
     name_axes(proto, inputs)
-    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(left, asked)) else [])
+    return proto, notes + ([told] if dynamic and (told := fixed_dimensions(proto.graph.input, asked)) else [])
 
 
-def keep_read_inputs(proto: Any, weights: Collection[str]) -> list[Any]:
-    """Remove the inputs of a graph that no operator reads, and those that are weights; returns the others."""
+def with_open_lengths(
+    graph: Any,
+    model: nn.Module,
+    forward: Forward,
+    batch: Batch,
+    interface: Interface,
+    asked: Mapping[str, Mapping[int, Any] | None],
+) -> Any:
+    """The graph with lengths open that torch's tracer fixed, if it answers as the model does for others."""
+    from shoestring.compression.onnx.check import largest_difference
+
+    fixed = {
+        one.name: one.type.tensor_type.shape.dim[LENGTH].dim_value
+        for one in graph.graph.input
+        if LENGTH in (asked.get(one.name) or {})
+        and not one.type.tensor_type.shape.dim[LENGTH].dim_param
+        and one.type.tensor_type.shape.dim[LENGTH].dim_value > 2
+    }
+    tensors, part = interface.feed(batch), interface.part(batch)
+    longer = replace_tensors(part, twice_as_long(tensors, fixed))
+
+    def call(given: Batch) -> dict[str, Tensor]:
+        return {free_name(name, tensors, "_result"): one for name, one in outputs_of(forward(model, given)).items()}
+
+    def agrees(changed: Any) -> bool:
+        written, open_ones = serialize(type(changed).FromString(changed.SerializeToString())), open_dimensions(changed)
+        tried = [batch, longer] if answer_shapes(call, longer) is not None else [batch]
+        return all(
+            runs_alike(lambda: largest_difference(written, model, forward, one, interface, open_ones), TOLERANCE)  # noqa: B023
+            for one in tried
+        )
+
+    return opened(graph, fixed, answer_shapes(call, replace_tensors(part, shorter_by_one(tensors, fixed))), agrees)
+
+
+def keep_read_inputs(proto: Any, weights: Collection[str]) -> None:
+    """Remove the inputs of a graph that no operator reads, and those that are weights."""
     from shoestring.compression.onnx.graph import inputs_of
 
     read = {name for node in proto.graph.node for name in inputs_of(node)} | {one.name for one in proto.graph.output}
     left = [one for one in proto.graph.input if one.name not in weights and one.name in read]
     del proto.graph.input[:]
     proto.graph.input.extend(left)
-    return left
 
 
 def free_name(name: str, taken: Collection[str], end: str = "_weight") -> str:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from shoestring.compression.formats.format import PlainFormat, WeightFormat
+from shoestring.compression.formats.grid import GridFormat
+from shoestring.numerics.bit_packing import unpack_bits
 from tests.compression.onnx.test_export import booked, gridded
 
 onnx = pytest.importorskip("onnx")
@@ -88,3 +90,36 @@ def test_what_takes_more_bytes_is_told() -> None:
     graph = graph_of([helper.make_node("Gather", ["w", "i"], ["y"], axis=0)], [("i", TensorProto.INT64)], (2, 64))
     told = write_weight(graph, "w", gridded(weight(300, 64), 3, 16))
     assert len(told) == 1 and "bytes instead of" in told[0]
+
+
+@pytest.mark.parametrize(("bits", "group"), [(3, 32), (4, 16), (4, 7), (6, 64), (8, 1000)])
+def test_a_weight_whose_inputs_come_first_stays_packed(bits: int, group: int) -> None:
+    """GPT-2's Conv1D, and transposed convolutions, were once written in float32."""
+    turned = gridded(weight(20, 64), bits, group)
+    points = turned.zero_points()
+    stored = GridFormat.of(codes(turned), turned.scales, points, bits, group, (64, 20), torch.float32, True)
+    x, bias = weight(3, 64), weight(20)
+    assert torch.equal(stored.dense(), turned.dense().T)
+    product = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    gemm = [helper.make_node("Gemm", ["x", "w", "b"], ["y"], transB=0)]
+    lookup = [helper.make_node("Gather", ["w", "i"], ["y"], axis=0)]
+    index = torch.tensor([3, 5])
+    for nodes, feed, wanted in (
+        (product, {"x": x}, x @ stored.dense()),
+        (gemm, {"x": x, "b": bias}, x @ stored.dense() + bias),
+        (lookup, {"i": index}, stored.dense()[index]),
+    ):
+        kinds = {name: TensorProto.INT64 if name == "i" else TensorProto.FLOAT for name in feed}
+        graph = graph_of(nodes, list(kinds.items()), ())
+        assert write_weight(graph, "w", stored) == [] or bits > 4 or bits == 3
+        proto = graph.proto()
+        blocks = [one for one in proto.graph.node if one.op_type == "MatMulNBits"]
+        assert len(blocks) == (nodes is not lookup and group in (16, 32, 64))
+        assert all(one.data_type != TensorProto.FLOAT for one in proto.graph.initializer if one.dims)
+        found = session(proto.SerializeToString()).run(None, {name: one.numpy() for name, one in feed.items()})[0]
+        assert np.allclose(found, wanted.numpy(), atol=1e-4 * float(wanted.abs().max()))
+
+
+def codes(form: GridFormat) -> Tensor:
+    rows, columns = form.shape
+    return unpack_bits(form.codes, int(form.settings["bits"]), rows * columns).view(rows, columns)

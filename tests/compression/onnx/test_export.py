@@ -20,6 +20,8 @@ from shoestring.core.errors import Mistake
 
 pytest.importorskip("onnxruntime")
 
+from shoestring.compression.onnx.check import session
+
 
 def gridded(weight: Tensor, bits: int, group: int) -> WeightFormat:
     rows, columns = matrix_shape(tuple(weight.shape))
@@ -248,3 +250,37 @@ def test_a_length_that_is_fixed_is_told_and_the_samples_stay_open(tmp_path: Path
     found, graph = written(FixedLength(), torch.randn(2, 5, 6), tmp_path)
     dims = graph.graph.input[0].type.tensor_type.shape.dim
     assert dims[0].dim_param and dims[1].dim_value == 5 and "dimension 1 of x is fixed at 5" in found.notes[0]
+
+
+class Tagger(nn.Module):
+    """An answer for every step."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.steps, self.out = kind(6, 16, num_layers=2, batch_first=True, bidirectional=True), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.out(self.steps(x)[0])
+        return found
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_the_length_of_a_recurrent_layer_is_open(kind: type[nn.RNNBase], tmp_path: Path) -> None:
+    """The tracer fixes it, because it runs the layer step by step; the graph has one operator for all steps."""
+    torch.manual_seed(0)
+    model = Tagger(kind).eval()
+    found, graph = written(model, torch.randn(2, 5, 6), tmp_path)
+    shapes = [[dim.dim_param or dim.dim_value for dim in one.type.tensor_type.shape.dim] for one in both(graph)]
+    assert shapes == [["batch", "length", 6], ["batch", "length", 3]] and not found.notes
+    longer = torch.randn(3, 11, 6)
+    answer = session(found.path).run(None, {"x": longer.numpy()})[0]
+    assert torch.allclose(torch.from_numpy(answer), model(longer), atol=1e-5)
+
+
+def both(graph: Any) -> list[Any]:
+    return [*graph.graph.input, *graph.graph.output]
+
+
+def test_a_bfloat16_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="is bfloat16, which onnxruntime does not compute with"):
+        written(nn.Linear(6, 3).bfloat16(), torch.randn(2, 6).bfloat16(), tmp_path)

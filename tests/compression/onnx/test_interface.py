@@ -144,8 +144,8 @@ def test_transformers_take_what_they_are_documented_to_take(kind: str, tmp_path:
         (
             Recurrent(),
             {"tokens": torch.randint(0, 40, (3, 6))},
-            {"tokens": torch.randint(0, 40, (2, 6))},
-            {"tokens": ["batch", 6]},
+            {"tokens": torch.randint(0, 40, (2, 9))},
+            {"tokens": ["batch", "length"]},
         ),
     ],
     ids=["cnn", "lstm"],

@@ -1,0 +1,62 @@
+"""Declare the length of sequences open where torch's tracer fixed it, but the graph computes with any.
+
+While tracing, torch runs an LSTM or GRU step by step, so it takes their number for a constant; the operator that is
+written takes any number. Such an axis is opened if the file then answers as the model does for other lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoestring.core.batch import Batch
+from shoestring.core.errors import Mistake
+
+Shapes = Mapping[str, tuple[int, ...]]  # of outputs, by name
+LENGTH = 1  # axis of an input
+
+
+def opened(graph: Any, fixed: Mapping[str, int], shorter: Shapes | None, agrees: Callable[[Any], bool]) -> Any:
+    """The graph with these inputs' lengths open, or as it is. `fixed`: length by input; `shorter`: shapes of the
+    model's outputs for sequences that are shorter by one, None if it takes none; `agrees`: runs both."""
+    if not fixed or shorter is None:
+        return graph
+    symbols = {size: f"length_of_{size}" for size in fixed.values()}
+    changed = type(graph)()
+    changed.CopyFrom(graph)
+    for one in changed.graph.input:
+        if one.name in fixed:
+            one.type.tensor_type.shape.dim[LENGTH].dim_param = symbols[fixed[one.name]]
+    for one in changed.graph.output:
+        for size, found in zip(one.type.tensor_type.shape.dim, shorter.get(one.name, ()), strict=False):
+            if not size.dim_param and size.dim_value != found:
+                size.dim_param = symbols.get(size.dim_value, f"{one.name}_length")
+    return changed if agrees(changed) else graph
+
+
+def shorter_by_one(tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> list[Tensor]:
+    return [one[:, :-1].contiguous() if name in fixed else one for name, one in tensors.items()]
+
+
+def twice_as_long(tensors: Mapping[str, Tensor], fixed: Mapping[str, int]) -> list[Tensor]:
+    return [torch.cat([one, one], LENGTH) if name in fixed else one for name, one in tensors.items()]
+
+
+def answer_shapes(call: Callable[[Batch], Mapping[str, Tensor]], batch: Batch) -> Shapes | None:
+    """Shapes of a model's outputs for a batch, None if it refuses the batch."""
+    try:
+        with torch.no_grad():
+            return {name: tuple(one.shape) for name, one in call(batch).items()}
+    except Exception:  # the model's own: it may have a parameter for every position
+        return None
+
+
+def runs_alike(difference: Callable[[], float], tolerance: float) -> bool:
+    """Whether a comparison ends, with a difference that is small enough."""
+    try:
+        return difference() <= tolerance
+    except Mistake:  # onnxruntime can't run it, or shapes differ
+        return False
