@@ -29,7 +29,7 @@ Forward = Callable[[nn.Module, Batch], Any]
 TOUCHING = 1e-7  # probabilities are clamped to this distance from 0 and 1
 OWN = 16  # outputs with up to this many numbers per sample have a variance for each; larger ones have one variance
 AT_ONCE = 1 << 18  # numbers compared at once in double precision
-CONSTANT = 1e-10  # a variance below this fraction of the mean square is rounding noise
+ROUNDING = 2.0  # numbers that vary by less than this many units in the last place of their size are constant
 
 
 @dataclass(frozen=True)
@@ -266,6 +266,8 @@ def measure_from_values(name: str, said: Sequence[Tensor]) -> OutputMeasure:
     for one in dict.fromkeys((axis, -1)):
         if are_probabilities(said, one):
             return OutputMeasure(name, KL, one, "probabilities that add up to 1", probabilities=True)
+        if are_log_probabilities(said, one):
+            return OutputMeasure(name, KL, one, "logarithms of probabilities that add up to 1")
     if name.rpartition(".")[2] == "logits":
         return OutputMeasure(name, KL, axis, "it is called logits")
     rows = as_vectors(said, axis)
@@ -290,12 +292,17 @@ def are_probabilities(said: Sequence[Tensor], axis: int) -> bool:
     return all(bool((one >= 0).all()) and bool(((one.double().sum(axis) - 1).abs() < 1e-3).all()) for one in said)
 
 
+def are_log_probabilities(said: Sequence[Tensor], axis: int) -> bool:
+    return all(bool((one <= 0).all()) and bool((one.double().logsumexp(axis).abs() < 1e-3).all()) for one in said)
+
+
 def with_variance(how: OutputMeasure, said: Sequence[Tensor]) -> OutputMeasure:
     """Add the variances of an output to its measure: per number if there are few, else their mean. Constant numbers use
     their mean square instead."""
     rows = as_vectors(said, how.axis)
     square, variance = rows.square().mean(0), rows.var(0, correction=0)
-    known = torch.where(variance > CONSTANT * square, variance, square)
+    constant = (ROUNDING * torch.finfo(said[0].dtype).eps) ** 2
+    known = torch.where(variance > constant * square, variance, square)
     known = torch.where(known > 0, known, 1.0)
     told = known.tolist() if len(known) <= OWN else [float(known.mean())]
     return OutputMeasure(how.name, how.measure, how.axis, how.why, how.probabilities, tuple(told))

@@ -35,6 +35,7 @@ from shoestring.compression.calibration.fidelity import (
     measure_from_values,
     with_variance,
 )
+from shoestring.compression.calibration.loss_behaviour import behaviour_of
 from shoestring.compression.calibration.model_outputs import Outputs, compared_names, named_tensors, uncompared_names
 from shoestring.compression.calibration.probe import first_samples
 from shoestring.compression.calibration.scratch import trim
@@ -102,6 +103,7 @@ MAGNITUDES = {
     Tensor.abs,
 }  # of a difference: a regression
 THRESHOLDS = {torch.gt, Tensor.gt, Tensor.__gt__, torch.ge, Tensor.ge, Tensor.__ge__}  # a threshold: yes or no
+LOGARITHMS = {torch.log, Tensor.log}  # of 1 - p: the probability of yes
 DEFAULT_DIM = {functional.cosine_similarity: 1, functional.normalize: 1}
 
 
@@ -148,8 +150,20 @@ class LossWatcher(TorchFunctionMode):
         first = args[0] if args else None
         if function in MAGNITUDES and isinstance(first, Tensor) and type(first.grad_fn).__name__ == "SubBackward0":
             return OutputKind(R2)
+        if function in LOGARITHMS and isinstance(first, Tensor) and is_one_minus(first):
+            return OutputKind(BINARY, -1, False, True)
         threshold = args[1] if function in THRESHOLDS and len(args) > 1 else None
         return SIGMOID if isinstance(threshold, (int, float)) and threshold in (0, 0.5) else None
+
+
+def is_one_minus(tensor: Tensor) -> bool:
+    """Whether it is 1 - p, of probabilities p, perhaps plus a small number or clamped."""
+    if not tensor.numel() or float(tensor.min()) < -0.01 or float(tensor.max()) > 1.01:
+        return False
+    made = tensor.grad_fn
+    if type(made).__name__ in ("AddBackward0", "ClampBackward1", "ClampMinBackward0") and made is not None:
+        made = made.next_functions[0][0]
+    return type(made).__name__ == "RsubBackward1"
 
 
 def axis_of(function: Any, kind: OutputKind, given: Tensor, args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
@@ -221,6 +235,22 @@ def some_outputs(model: nn.Module, job: Job, batches: Sequence[Batch], names: Se
 
 def add_value_statistics(how: OutputMeasure, said: Sequence[Tensor], watched: OutputMeasure | None) -> OutputMeasure:
     """Add what the values tell: variances for r2, and whether outputs are probabilities rather than logits."""
+    if (
+        how.measure in (R2, BINARY)
+        and said[0].dim() > 1
+        and said[0].shape[how.axis] > 1
+        and are_probabilities(said, how.axis)
+    ):
+        return (
+            replace(
+                how,
+                measure=KL,
+                probabilities=True,
+                why=f"probabilities that add up to 1{f', though {how.why}' * (how.measure == R2)}",
+            )
+            if watched is not None
+            else how
+        )
     if how.measure == R2:
         return with_variance(how, said)
     if how.measure == BINARY and watched is None and all(bool(((one >= 0) & (one <= 1)).all()) for one in said):
@@ -276,7 +306,30 @@ def watch_loss(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]) -
                 found[name] = combine_uses(name, tensor, linked)
     if failed is not None and not found:
         raise failed
+    for name, how in by_behaviour(job, model, batch, [name for name in there if name not in found]):
+        found[name] = how
     return {name: how for name, how in found.items() if how.measure in (BINARY, R2) or there[name].shape[how.axis] > 1}
+
+
+def by_behaviour(job: Job, model: nn.Module, batch: Batch, names: Sequence[str]) -> Iterator[tuple[str, OutputMeasure]]:
+    """The kinds of outputs of which no telling function was called, by what the loss and the metrics do not notice."""
+    if not names:
+        return
+    with random_state.kept(), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        output = job.forward(model, batch)
+
+        def outcomes() -> list[float]:
+            with random_state.kept():
+                found = [float(job.loss(output, batch))]
+                metrics = job.metrics(output, batch) if job.metrics is not None else {}
+            return found + [float(one) for one in metrics.values()]
+
+        for name, tensor in named_tensors(output):
+            with suppress(Exception):  # the loss refuses changed numbers, or the output can't be changed in place
+                if name in names and (told := behaviour_of(tensor, outcomes)) is not None:
+                    axis = told.axis if told.measure in (KL, COSINE) else feature_axis(tensor)
+                    yield name, OutputMeasure(name, told.measure, axis, told.why)
 
 
 def combine_uses(name: str, tensor: Tensor, linked: Sequence[tuple[NotedUse, int]]) -> OutputMeasure:

@@ -148,9 +148,7 @@ class UsageProbe(DispatchMode):
         super().__init__()
         self.inputs_read = InputMoments(scratch) if scratch is not None else None
         self.usage = {name: Usage(inputs_read=self.inputs_read) for name in weights}
-        self.places = {
-            one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items() if one.is_contiguous()
-        }
+        self.places = {one.untyped_storage().data_ptr(): (name, one) for name, one in weights.items()}
 
     def __torch_dispatch__(
         self, function: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -181,11 +179,12 @@ def note_product(usage: Usage, whole: Tensor, view: Tensor, rows: Tensor) -> Non
     if view.dim() == 3 and (view.shape[0] == 1 or not view.stride(0)):
         view = view[0]
     columns = matrix_shape(tuple(whole.shape))[1]
+    by_row, by_column = (columns, 1) if whole.is_contiguous() else whole.stride() if whole.dim() == 2 else (0, 0)
     if view.dim() != 2 or whole.dim() < 2 or rows.shape[1] != view.shape[0]:
         usage.kinds.add("other")
-    elif view.shape[0] == columns and view.stride(0) == 1:
+    elif view.shape[0] == columns and view.stride(0) == by_column:
         usage.add("linear", rows)
-    elif view.shape[0] == len(whole) and view.stride(0) == columns:
+    elif view.shape[0] == len(whole) and view.stride(0) == by_row:
         usage.add("inputs first", rows, inputs_first=True)
     else:
         usage.kinds.add("other")

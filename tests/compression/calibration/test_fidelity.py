@@ -20,6 +20,7 @@ from shoestring.compression.calibration.fidelity import (
     all_finite,
     damage_per_vector,
     fidelity,
+    measure_from_values,
     vector_damages,
 )
 from shoestring.compression.calibration.probe import join_if_equivalent
@@ -126,3 +127,13 @@ def test_the_probe_is_one_batch_where_the_model_answers_it_alike() -> None:
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
     assert all_finite(torch.full((4,), 3e38))
     assert not all_finite(torch.tensor([1.0, torch.inf])) and not all_finite(torch.tensor([torch.inf, -torch.inf]))
+
+
+def test_a_small_spread_far_from_zero_is_no_constant() -> None:
+    """Numbers of 5000 +- 0.03 once counted as constant, so that no error that was not of thousands was seen."""
+    wanted = 5000 + 0.03 * torch.randn(256, 1, generator=torch.Generator().manual_seed(0))
+    how = measure_from_values("output", [wanted])
+    assert how.variance[0] == pytest.approx(0.03**2, rel=0.2)
+    assert fidelity([{"output": wanted + 0.03}], [{"output": wanted}]).mean < 0.2
+    level = torch.full((256, 1), 5000.1)
+    assert measure_from_values("output", [level]).variance[0] == pytest.approx(5000.1**2)

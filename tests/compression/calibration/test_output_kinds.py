@@ -138,6 +138,73 @@ KINDS: dict[str, tuple[Any, tuple[str, int]]] = {
         ),
         ("kl", -1),
     ),
+    "softmax by hand": (
+        (lambda: nn.Linear(8, 4), (8,), lambda o, b: (o.logsumexp(1) - o.gather(1, b[1][:, None])[:, 0]).mean()),
+        ("kl", -1),
+    ),
+    "a distribution": (
+        (lambda: nn.Linear(8, 4), (8,), lambda o, b: -torch.distributions.Categorical(logits=o).log_prob(b[1]).mean()),
+        ("kl", -1),
+    ),
+    "a metric in NumPy": (
+        (
+            lambda: nn.Linear(8, 4),
+            (8,),
+            lambda o, b: o.sum(),
+            lambda o, b: {"accuracy": float((o.detach().numpy().argmax(1) == b[1].numpy()).mean())},
+        ),
+        ("kl", -1),
+    ),
+    "a correlation": (
+        (lambda: nn.Linear(8, 6), (8,), lambda o, b: 1 - correlations(o, torch.linspace(0, 1, 6) ** 2).mean()),
+        ("cosine", -1),
+    ),
+    "probabilities and a squared error": (
+        (
+            lambda: nn.Sequential(nn.Linear(8, 4), nn.Softmax(-1)),
+            (8,),
+            lambda o, b: functional.mse_loss(o, functional.one_hot(b[1], 4).float()),
+        ),
+        ("kl", -1),
+    ),
+    "log-probabilities, gathered": (
+        (
+            lambda: nn.Sequential(nn.Linear(8, 4), nn.LogSoftmax(-1)),
+            (8,),
+            lambda o, b: -o.gather(1, b[1][:, None]).mean(),
+        ),
+        ("kl", -1),
+    ),
+    "margins": (
+        (lambda: nn.Linear(8, 1), (8,), lambda o, b: torch.relu(1 - o[:, 0] * signs(b)).mean()),
+        ("binary", -1),
+    ),
+    "logistic by hand": (
+        (lambda: nn.Linear(8, 1), (8,), lambda o, b: torch.log1p(torch.exp(-o[:, 0] * signs(b))).mean()),
+        ("binary", -1),
+    ),
+    "likelihood of a sigmoid, by hand": (
+        (
+            lambda: nn.Sequential(nn.Linear(8, 1), nn.Sigmoid()),
+            (8,),
+            lambda o, b: -torch.where(b[1] > 1, o[:, 0].log(), (1 - o[:, 0]).log()).mean(),
+        ),
+        ("binary", -1),
+    ),
+    "quantiles": ((lambda: nn.Linear(8, 3), (8,), lambda o, b: pinball(b[1].float()[:, None] - o)), ("r2", -1)),
+    "lengths of differences": (
+        (lambda: nn.Linear(8, 3), (8,), lambda o, b: torch.linalg.vector_norm(o - 1000, dim=1).mean()),
+        ("r2", -1),
+    ),
+    "a product with itself": ((lambda: nn.Linear(8, 3), (8,), lambda o, b: ((o - 1) * (o - 1)).mean()), ("r2", -1)),
+    "lengths that do not count": (
+        (
+            lambda: nn.Linear(8, 6),
+            (8,),
+            lambda o, b: functional.cross_entropy(unit(o) @ unit(o).T, torch.arange(len(o))),
+        ),
+        ("cosine", -1),
+    ),
     "nothing tells, single numbers": ((lambda: nn.Linear(8, 1), (8,), lambda o, b: o.sum()), ("r2", -1)),
     "nothing tells, an offset": (
         (lambda: nn.Sequential(nn.Linear(8, 6), Far()), (8,), lambda o, b: o.sum()),
@@ -147,6 +214,26 @@ KINDS: dict[str, tuple[Any, tuple[str, int]]] = {
     "a loss that fails": ((lambda: nn.Linear(8, 6), (8,), lambda o, b: b["labels"]), ("cosine", -1)),
     "probabilities": ((lambda: nn.Sequential(nn.Linear(8, 6), nn.Softmax(-1)), (8,), lambda o, b: o.sum()), ("kl", -1)),
 }
+
+
+def signs(batch: Any) -> Tensor:
+    found: Tensor = 2 * (batch[1] > 1).float() - 1
+    return found
+
+
+def pinball(error: Tensor) -> Tensor:
+    return torch.maximum(0.1 * error, -0.9 * error).mean()
+
+
+def unit(vectors: Tensor) -> Tensor:
+    found: Tensor = vectors / vectors.norm(dim=1, keepdim=True)
+    return found
+
+
+def correlations(vectors: Tensor, wanted: Tensor) -> Tensor:
+    centred, other = vectors - vectors.mean(1, keepdim=True), wanted - wanted.mean()
+    found: Tensor = (centred @ other) / (centred.norm(dim=1) * other.norm())
+    return found
 
 
 class Far(nn.Module):
@@ -283,3 +370,19 @@ def test_an_axis_and_a_measure_can_be_asked_for_and_are_checked(tmp_path: Path) 
     single = job_of(lambda: nn.Linear(3, 1), (3,), lambda o, b: o.sum())
     with pytest.raises(Mistake, match="use --fidelity r2, or binary"):
         measures_of(single, single.model(), single.data()[:1], measure="kl")
+
+
+def test_watching_leaves_outputs_that_a_loss_changes_in_place_as_they_are() -> None:
+    kept = made(0, 16, 3)
+
+    class Stored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.kept = kept
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.scale * x[:, :3], self.kept
+
+    kinds = kind(Stored, (8,), lambda o, b: ((o[0] - 1) * (o[0] - 1)).mean() + o[1][: len(o[0])].norm())
+    assert kinds["0"] == ("r2", -1) and torch.equal(kept, made(0, 16, 3))

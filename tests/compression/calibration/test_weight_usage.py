@@ -118,3 +118,27 @@ def test_weights_that_read_the_same_inputs_share_a_moment_and_others_have_their_
         assert found.inputs == len(x) and found.moment is not None
         assert torch.allclose(found.moment.dense(), x.T @ x, rtol=1e-4, atol=1e-3)
     assert (usage["one.weight"].moment is usage["two.weight"].moment) == (not alone)
+
+
+@pytest.mark.parametrize("size", [8, 5])
+def test_the_order_of_numbers_in_memory_does_not_matter(size: int) -> None:
+    """Convolutions in channels_last, and weights that are a transposed tensor, once got no second moments."""
+    torch.manual_seed(0)
+    weight, x = torch.randn(8, size), torch.randn(7, size)
+    for stored in (weight, weight.T.contiguous().T):
+        layer = nn.Linear(size, 8)
+        layer.weight = nn.Parameter(stored.detach())
+        assert torch.allclose(moment_of(layer, x), x.T @ x, atol=1e-5)
+    images = torch.randn(2, 4, size, size)
+    plain = nn.Conv2d(4, 6, 3, padding=1)
+    wanted = moment_of(plain, images)
+    found = moment_of(plain.to(memory_format=torch.channels_last), images)  # type: ignore[call-overload]
+    assert torch.allclose(found, wanted, atol=1e-4)
+
+
+def moment_of(layer: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad(), record_usage(layer, weights_of(layer), Scratch()) as usage:
+        layer(x)
+    moment = usage["weight"].moment
+    assert moment is not None and not usage["weight"].inputs_first
+    return moment.dense()
