@@ -80,17 +80,13 @@ def show_plan(call: Call, found: CompressSession) -> None:
 
 def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
     """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
-    from shoestring.compression.weight_source import is_weights, job_needed
+    from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import check_written
 
     for written in command.asked.use or ():
         check_written(written, "shoestring.compression")
-    if command.job.endswith(".onnx"):
-        raise Mistake(
-            f"{command.job} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
-            f"the weights that it was made from, with --to onnx-int8 for products of bytes"
-        )
+    refuse_onnx(command.job)
     if is_weights(command.job):
         if not command.job_of_run:
             raise job_needed(command.job, "--job FILE")

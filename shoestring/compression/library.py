@@ -24,7 +24,7 @@ from shoestring.compression.source import (
     prepare_model,
 )
 from shoestring.compression.technique import CompressTechnique
-from shoestring.compression.weight_source import is_weights, job_needed
+from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.options import speaking_of_arguments
@@ -128,6 +128,8 @@ def source_of(
     of_run: Named | None = None,
     newest: bool = False,
 ) -> ModelSource:
+    if not isinstance(job, Job):
+        refuse_onnx(str(job))
     if of_run is not None and (isinstance(job, Job) or not (is_run(str(job)) or is_weights(str(job)))):
         raise Mistake("job= makes the model of a run, or of weights: give those first, or one job alone")
     if not isinstance(job, Job) and is_weights(str(job)):

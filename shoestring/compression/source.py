@@ -102,7 +102,7 @@ def load_state(model: nn.Module, path: Path) -> None:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many types of exceptions
         raise Mistake(
-            f"{path} is not a state dict of tensors alone ({type(error).__name__}: {str(error).splitlines()[0][:200]}), and "
+            f"{path} is not a state dict of tensors alone ({type(error).__name__}: {first_sentence(error)}), and "
             f"nothing else is read from a pickle, because it can run code: save only model.state_dict()"
         ) from error
     if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
@@ -126,6 +126,11 @@ def load_state(model: nn.Module, path: Path) -> None:
                 f"give the job and the flags with which these weights were trained"
             )
     model.load_state_dict(dict(state))
+
+
+def first_sentence(error: Exception) -> str:
+    """Of torch's message, which goes on with advice, partly in bold, on how to run the file's code."""
+    return str(error).split("\n")[0].split(". ")[0][:200]
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:

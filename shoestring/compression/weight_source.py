@@ -30,6 +30,15 @@ def check_weights(path: str) -> None:
         raise Mistake(f"{path} has no safetensors file: name a state dict in it, such as {os.path.join(path, first)}")
 
 
+def refuse_onnx(path: str) -> None:
+    """Refuse an ONNX file, with the reason."""
+    if path.endswith(".onnx"):
+        raise Mistake(
+            f"{path} is an ONNX file, which has a graph and no module that could be calibrated or healed: give the run or "
+            f"the weights that it was made from, and write an ONNX file of them (onnx-int8 for products of bytes)"
+        )
+
+
 def job_needed(path: str, argument: str) -> Mistake:
     """The error for weights without a job. It shows the job file to write."""
     return Mistake(

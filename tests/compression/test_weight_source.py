@@ -210,3 +210,12 @@ def test_the_command_names_what_does_not_fit_and_takes_flags_of_the_job(
             assert said in error and "Traceback" not in error
         assert run(["compress", str(tmp_path / f"w{end}"), *words, "--width", "24"]) == 0
         assert capsys.readouterr().out
+
+
+def test_python_is_told_the_same_of_onnx_files_and_whole_modules_as_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="is an ONNX file, which has a graph and no module"):
+        shoestring.compress(tmp_path / "model.onnx", tmp_path / "small", use=["Half()"], job=job())
+    torch.save(job().model(), tmp_path / "model.pt")
+    with pytest.raises(Mistake, match=r"UnpicklingError: [\w ]+\), and nothing else is read from a pickle") as told:
+        shoestring.compress(tmp_path / "model.pt", tmp_path / "small", use=["Half()"], job=job())
+    assert "\x1b" not in str(told.value), "torch's advice has parts in bold"
