@@ -96,7 +96,7 @@ def test_a_budget_that_can_not_be_met_ends_with_3_and_tells_the_nearest_and_the_
     assert (
         "nothing fits" in told["error"]
         and told["nearest"]["size_bytes"] > 3000
-        and len(told["nearest"]["frontier"]) > 3
+        and len(told["nearest"]["details"]["frontier"]) > 3
     )
     assert not (tmp_path / "small").exists()
     told = answer(
