@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
+from shoestring.core.command import Command, ExportFormat
 from shoestring.core.rooms import RoomPlugin
 
 TYPE_CHECKING = False
@@ -41,6 +41,15 @@ class CompressionPlugin(RoomPlugin):
                 job_flags=True,
                 keeps_result=True,
             ),
+        )
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        of_numbers, of_whole_numbers = (
+            f"shoestring.compression.onnx.of_run:export_{kind}" for kind in ("floats", "int8")
+        )
+        return (
+            ExportFormat("onnx", "a file for onnxruntime", ".onnx", of_numbers),
+            ExportFormat("onnx-int8", "the same with products of whole numbers", "-int8.onnx", of_whole_numbers),
         )
 
     def part(self, request: Request, history: History, folder: Folder) -> CompressReport | None:

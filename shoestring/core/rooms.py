@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, ClassVar
 
-    from shoestring.core.command import Command
+    from shoestring.core.command import Command, ExportFormat
     from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
     from shoestring.runs.event import Event
@@ -56,6 +56,14 @@ class RoomPlugin:
 
     def commands(self) -> tuple[Command, ...]:
         """What it adds to the command line."""
+        return ()
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        """Formats that it writes weights of a run in, of whatever room."""
+        return ()
+
+    def cautions(self, request: Request) -> tuple[str, ...]:
+        """What is to be said wherever weights or figures of such a run go."""
         return ()
 
     def events(self) -> tuple[type[Event], ...]:

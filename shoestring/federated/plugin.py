@@ -39,6 +39,11 @@ class FederatedPlugin(RoomPlugin):
             ),
         )
 
+    def cautions(self, request: Request) -> tuple[str, ...]:
+        from shoestring.federated.techniques.private.release import NOT_PRIVATE
+
+        return (NOT_PRIVATE,) if request.asked.get("insecure_seed") is not None else ()
+
     def events(self) -> tuple[type[Event], ...]:
         from shoestring.federated.events import RoundFinished
 

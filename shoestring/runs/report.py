@@ -2,7 +2,7 @@
 
 It is the same value while the run goes on and when it is over: the live page is the report of what there is so far. Nobody who is handed
 one has to ask what is in it: events are checked line by line when they are read, plan.json and report.json by the codec. What of them
-does not fit is left out and told of as damage; no damaged run takes a page down (tests/show/test_watch_damage.py).
+does not fit is left out and told of as damage; no damaged run takes a page down (tests/show/watch/test_server.py).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
+from shoestring.core.command import Command, ExportFormat
 from shoestring.core.rooms import RoomPlugin
 
 TYPE_CHECKING = False
@@ -64,6 +64,10 @@ class TrainingPlugin(RoomPlugin):
                 "shoestring.training.commands.doctor:run",
             ),
         )
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        write = "shoestring.training.memory.adapter_folder:export_adapter"
+        return (ExportFormat("peft", "what LowRank trained, as an adapter", "-peft", write),)
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
         from shoestring.training.execution.tasks import TASKS
