@@ -38,7 +38,7 @@ from shoestring.runs.event import (
     Warned,
 )
 from shoestring.runs.events import NAME
-from shoestring.runs.folder import Folder, holder
+from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, best_of, largest_life, measured
 from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.runs.request import Request
@@ -63,27 +63,11 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Pushes:
-    """Gradients that moved the weights, where workers do not wait for each other."""
-
-    staleness: Mapping[int, int] = field(default_factory=dict)  # how many were computed on weights so many versions old
-    applied: Mapping[int, int] = field(default_factory=dict)  # how many each worker gave,
-    dropped: Mapping[int, int] = field(default_factory=dict)  # and how many of them came too late
-    corrected: bool | None = None  # whether stale ones counted less; None: they were dropped
-
-
-@dataclass(frozen=True)
-class TechniqueStates:
-    pushes: Pushes | None = None
-
-
-@dataclass(frozen=True)
 class RunResult:
     """What the report.json of a run that is finished says beside its plan and its events."""
 
     weights_sha256: str = ""
     shown: str = ""  # what the job has to show for it
-    state_of_techniques: TechniqueStates = TechniqueStates()
 
 
 @dataclass(frozen=True)
@@ -251,6 +235,9 @@ def part_of(room: RoomPlugin, request: Request | None, history: History, folder:
     """What only runs of its room have; where that can't be told, why is added to `damage`: no room takes a report down."""
     try:
         return None if request is None else room.part(request, history, folder)
+    except Unusable as error:
+        damage += [] if str(error) in damage else [str(error)]
+        return None
     except (Exception, SystemExit) as error:
         damage.append(f"what the room {room.name} tells of it can't be made: {type(error).__name__}: {error}")
         return None

@@ -117,8 +117,15 @@ def federated_run(
     folder.write(
         "plan.json",
         {
-            "predicted": {"up_bytes": 1000, "down_bytes": 4000, "round_seconds": 0.5, "total_seconds": 20.0},
-            "techniques": [],
+            "shoestring": 3,
+            "chosen": {
+                "techniques": [],
+                "exactness": "to rounding",
+                "up_bytes": 1000,
+                "down_bytes": 4000,
+                "round_seconds": 0.5,
+                "total_seconds": 20.0,
+            },
             "plain": {"up_bytes": 4000, "down_bytes": 4000, "round_seconds": 0.4, "total_seconds": 16.0},
         },
     )

@@ -23,7 +23,6 @@ from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.room_page import page_of, pages
-from shoestring.show.page.stale import staleness
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
@@ -38,7 +37,6 @@ SECTIONS: tuple[Section, ...] = (
     process,
     blocks,
     parts,
-    staleness,
     plan,
     runners_up,
     checkpoints,
