@@ -152,11 +152,11 @@ class TightenOptions:
 """
 PLUGIN = """
 from shoestring.core.command import Command, ExportFormat
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.rooms import RoomPlugin, Verb
 
 
 class Shortening(RoomPlugin):
-    name, counts = "shorten", "letter"
+    name, counts, verb = "shorten", "letter", Verb("shorten", "shortening", "shortened")
 
     def commands(self):
         return (
@@ -495,7 +495,9 @@ def test_its_run_is_killed_and_goes_on_and_is_reported(package: Path) -> None:
         "as its chooser planned it"
     )
     drawn = (package / "run" / "report.html").read_text()
-    assert "Letters that went" in drawn and "letter-spacing" in drawn and "Trained 4 letters, the last one  ." in drawn
+    assert (
+        "Letters that went" in drawn and "letter-spacing" in drawn and "Shortened 4 letters, the last one  ." in drawn
+    )
 
 
 @pytest.mark.slow

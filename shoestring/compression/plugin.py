@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoestring.core.command import Command, ExportFormat
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ JOBS = "The job's own arguments are flags too: name the job before --help to see
 
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
+    verb: ClassVar[Verb] = Verb("compress", "compressing", "compressed")
 
     def commands(self) -> tuple[Command, ...]:
         return (

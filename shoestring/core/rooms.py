@@ -40,6 +40,7 @@ GROUP = "shoestring.rooms"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 OWN = os.path.basename(PACKAGE)
 
+Verb = namedtuple("Verb", ["base", "going", "done"])  # train, training, trained
 Entry = namedtuple("Entry", ["name", "value"])  # value: "module:name" of its RoomPlugin
 
 
@@ -51,7 +52,8 @@ class RoomPlugin:
 
     name: ClassVar[str]  # in requests, tasks and its entry point
 
-    counts: ClassVar[str] = "step"  # what the steps of its runs are called
+    verb: ClassVar[Verb] = Verb("run", "running", "ran")  # what its runs do,
+    counts: ClassVar[str] = "step"  # and what their steps are called
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
 
     def commands(self) -> tuple[Command, ...]:

@@ -76,7 +76,7 @@ class Report:
     request: Request | None = None  # None: it can't be read
     plan: PlanSummary = NO_PLAN
     result: RunResult | None = None  # None: it is not finished
-    state: str = ""  # planning, training, stopped, finished, data ended, failed or died; empty: not known yet
+    state: str = ""  # planning, running, stopped, finished, data ended, failed or died; empty: not known yet
     pid: int | None = None  # who trains there now
     text: str = ""  # why it failed, stopped or died, and where it stands
     step: int = 0  # where it is,
@@ -147,12 +147,15 @@ def report_of(path: Path, history: History | None = None) -> Report:
     """The report of the run in a folder; `history` if its events were read already. What is damaged is left out and told of."""
     folder, damage = Folder(path), list[str]()
     request = usable(folder.request, damage)
-    room = usable(lambda: RoomPlugin() if request is None else room_named(request.room), damage) or RoomPlugin()
+    room = (
+        usable(lambda: room_named(request.room) if request is not None and request.room else RoomPlugin(), damage)
+        or RoomPlugin()
+    )
     quantities = room.quantities() or MEASURABLE
     history = history or History().read(path)
     steps, doing, pid = history.steps, history.doing, holder(path)
     plan, result = usable_files(folder, quantities, isinstance(doing, Finished), damage)
-    alive = "training" if isinstance(doing, Begun) else "planning"
+    alive = "running" if isinstance(doing, Begun) else "planning"
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
@@ -265,7 +268,7 @@ def text_of(state: str, history: History, pid: int | None, unit: str = "step") -
             if history.saved
             else "; no checkpoint was saved yet."
         )
-    if state == "training" and steps and history.last is not None:
+    if state == "running" and steps and history.last is not None:
         return silence(time.time() - history.last, list(steps.seconds[-20:]), pid, unit)
     text = doing.text if isinstance(doing, (Stopped, Failed)) else ""
     return text[:1].upper() + text[1:]

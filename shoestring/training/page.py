@@ -11,12 +11,12 @@ from shoestring.runs.folder import Folder
 from shoestring.runs.report import Report
 from shoestring.show.page import wide
 from shoestring.show.page.room_page import RoomPage
-from shoestring.training.staleness_section import PushCounts, staleness
+from shoestring.training.staleness_section import StalenessReport, staleness
 
 
 @dataclass(frozen=True)
 class TechniqueStates:
-    pushes: PushCounts | None = None
+    pushes: StalenessReport | None = None
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class TrainingReport:
 
 
 class TrainingPage(RoomPage[TrainingReport | None]):
+    plain: ClassVar[str] = "Plain training"
+    note: ClassVar[str] = (
+        "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
+        "predicted; plain is what training without any technique would need."
+    )
     templates: ClassVar[str] = "shoestring.training"
 
     def sections(self, own: TrainingReport | None, report: Report) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoestring.core.command import Command, ExportFormat
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ OPTIONS = "shoestring.training.options"
 
 class TrainingPlugin(RoomPlugin):
     name: ClassVar[str] = "training"
+    verb: ClassVar[Verb] = Verb("train", "training", "trained")
     preloaded: ClassVar[tuple[str, ...]] = (
         "torch._dynamo",  # an optimizer's first step imports the compiler, which takes as long as all the rest
         "shoestring.training.links.process_link",

@@ -21,7 +21,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class PushCounts:
+class StalenessReport:
     """Gradients that moved the weights, where workers do not wait for each other (data_parallel/pushes.py)."""
 
     staleness: Mapping[int, int] = field(default_factory=dict)  # how many were computed on weights so many versions old
@@ -46,7 +46,7 @@ class StaleWorker:
     dropped: int
 
 
-def staleness(told: PushCounts) -> Markup:
+def staleness(told: StalenessReport) -> Markup:
     """Gradients by staleness as bars, and by worker."""
     found = sorted(told.staleness.items())
     total = sum(count for _, count in found)
@@ -68,6 +68,6 @@ def staleness(told: PushCounts) -> Markup:
     return render("staleness.html", note=note, rows=rows, workers=workers(told))
 
 
-def workers(told: PushCounts) -> list[StaleWorker]:
+def workers(told: StalenessReport) -> list[StaleWorker]:
     ranks = sorted({*told.applied, *told.dropped})[:MOST]
     return [StaleWorker(rank, told.applied.get(rank, 0), told.dropped.get(rank, 0)) for rank in ranks]

@@ -129,7 +129,7 @@ def test_of_two_in_one_folder_one_is_refused_and_the_other_is_watched(
     words = ["compress", "net.py", "--samples", "32", "--out", "small"]
     assert run([*words, "--size", SIZE]) == 2
     assert f"small is in use by process {pid}" in capsys.readouterr().err
-    assert state(tmp_path, "small") in ("planning", "training")
+    assert state(tmp_path, "small") in ("planning", "running")
     os.kill(pid, signal.SIGCONT)
     report, _ = told(first)
     assert run([*words, "--size", SIZE, "--json"]) == 0

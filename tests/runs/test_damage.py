@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from shoestring.commands.main import run as command
-from shoestring.core.command import Call
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
 from shoestring.planning.plan import Outcome
@@ -34,12 +33,12 @@ from shoestring.runs.resume import opened
 from shoestring.runs.session import kept_plan, kept_report
 from shoestring.show.page import page
 from shoestring.show.watch.follow import FollowedRun
-from shoestring.training.commands.run_plan import settled_plan
+from shoestring.training.commands.run_plan import following_plan
 from shoestring.training.execution import training
 from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.options import TrainCommand
+from shoestring.training.options import PlanOptions
 from shoestring.training.plan import load_plan, plan_in, training_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
@@ -414,7 +413,7 @@ def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained)
     held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
-            settled_plan(TrainCommand("job.py", replan=True), Call("train"), None, held)  # type: ignore[arg-type]
+            following_plan(PlanOptions(), None, held.folder, None, None)  # type: ignore[arg-type]
     finally:
         held.lock.release()
         following.unlink()
