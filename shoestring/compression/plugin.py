@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from typing import ClassVar
 
     from shoestring.compression.compress_report import CompressReport
+    from shoestring.compression.page import CompressionPage
     from shoestring.runs.folder import Folder
     from shoestring.runs.history import History
     from shoestring.runs.request import Request
@@ -52,6 +53,11 @@ class CompressionPlugin(RoomPlugin):
             ExportFormat("onnx", "a file for onnxruntime", ".onnx", of_numbers),
             ExportFormat("onnx-int8", "the same with products of whole numbers", "-int8.onnx", of_whole_numbers),
         )
+
+    def page(self) -> CompressionPage:
+        from shoestring.compression.page import CompressionPage
+
+        return CompressionPage(self)
 
     def part(self, request: Request, history: History, folder: Folder) -> CompressReport | None:
         from shoestring.compression.compress_report import CompressReport

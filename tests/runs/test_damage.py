@@ -19,6 +19,7 @@ import pytest
 from shoestring.commands.main import run as command
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.technique import described
 from shoestring.planning.plan import Outcome
 from shoestring.processes.named_job import claim_of_run
 from shoestring.runs.checkpoints import RunCheckpoint, newest_good, saved
@@ -77,7 +78,7 @@ class Trained:
         held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         chosen = training_plan(techniques)
         held.folder.write("plan.json", Outcome(chosen).as_json())
-        task = train_task(self.job, 6, chosen.as_json()["techniques"], self.path, {"steps": 2}, {"width": 5})
+        task = train_task(self.job, 6, map(described, techniques), self.path, {"steps": 2}, {"width": 5})
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             result = training.train(task, lambda event: None)

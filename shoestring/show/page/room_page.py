@@ -13,6 +13,8 @@ from shoestring.planning.quantities import MEASURABLE
 from shoestring.show.page.render import NONE
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from shoestring.runs.report import Report
     from shoestring.show.page.charts import Line
     from shoestring.show.page.tiles import Tile
@@ -61,6 +63,10 @@ class RoomPage(Generic[P]):
     def flags(self, own: P) -> Mapping[str, object]:
         """What was asked for beside the arguments of the job, by name."""
         return {}
+
+    def whole(self, own: P) -> Markup | None:
+        """What stands inside <main>, where nothing of it is as other rooms have it; None: what is common, and its sections."""
+        return None
 
     def sections(self, own: P, report: Report) -> Iterable[str]:
         """Sections as markup, which stand below the first charts; empty ones are left out."""
