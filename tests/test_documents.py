@@ -1,4 +1,5 @@
-"""The job of every chapter of docs/coming_from.md is made as it is written there, and it trains. Links lead to files that are there."""
+"""The job of every chapter of docs/coming_from.md is made as it is written there, and it trains. Links lead to files that are there, and
+contracts name tests that are there."""
 
 from __future__ import annotations
 
@@ -50,3 +51,9 @@ def test_every_link_leads_to_a_file(page: str) -> None:
     )
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
     assert not [link for link in links if link and not ((ROOT / page).parent / link).exists()]
+
+
+def test_every_contract_names_a_test_that_is_there() -> None:
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "shoestring").rglob("*.py")]
+    named = {(one.name, test) for one in documents for test in re.findall(r"tests/[\w/]+\.py", one.read_text("utf-8"))}
+    assert len(named) > 50 and [pair for pair in sorted(named) if not (ROOT / pair[1]).is_file()] == []

@@ -37,7 +37,7 @@ from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Plan
 from shoestring.planning.room import Room
 
-SIZE, LOST = Quantity("size_bytes", "size", counted=True), Quantity("lost", "letters lost", "letters")
+SIZE, LOST = Quantity("size_bytes", "size", counted=True), Quantity("letters_lost", "letters lost", "letters")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Length:
     lost: float = 0.0
 
     def numbers(self):
-        return {"size_bytes": self.size, "lost": self.lost}
+        return {"size_bytes": self.size, "letters_lost": self.lost}
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def shorten(asked, call):
     plain = room.confirm(asked_for((), cost))
     plan = best_or_asked(Chooser(room, cost), Budget.parsed(size=asked.size), plain, use).chosen
     made = applied(plan.techniques, words)
-    found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "lost": len(words) - len(made)})
+    found = figures((SIZE, LOST), plan.numbers()).measured({"size_bytes": len(made), "letters_lost": len(words) - len(made)})
     if asked.report:
         from shoestring.runs.report import Report
         from shoestring.show.page import page
@@ -151,12 +151,12 @@ class TightenOptions:
     run: str = argument("DIR", "folder of the run", required=True)
 """
 PLUGIN = """
-from shoestring.core.command import Command
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.command import Command, ExportFormat
+from shoestring.core.rooms import RoomPlugin, Verb
 
 
 class Shortening(RoomPlugin):
-    name, counts = "shorten", "letter"
+    name, counts, verb = "shorten", "letter", Verb("shorten", "shortening", "shortened")
 
     def commands(self):
         return (
@@ -167,6 +167,15 @@ class Shortening(RoomPlugin):
             ),
             Command("doctor", "one of ours by name, which can't be replaced", "texts:Nothing", "texts:nothing"),
         )
+
+    def exports(self):
+        return (
+            ExportFormat("txt", "the text", ".txt", "texts_run:export_text"),
+            ExportFormat("safetensors", "one of ours by name, which can't be replaced", ".txt", "texts_run:export_text"),
+        )
+
+    def cautions(self, request):
+        return (f"{request.asked['letters']} letters are gone for good",)
 
     def tasks(self):
         from texts_run import Tighten
@@ -250,7 +259,7 @@ class Dropped(RoomEvent):
 
     @classmethod
     def measured(cls, told, seconds, step_seconds):
-        return {"size_bytes": told[-1].left, "lost": len(told)}
+        return {"size_bytes": told[-1].left, "letters_lost": len(told)}
 
 
 @dataclass(frozen=True)
@@ -345,6 +354,14 @@ class Tightening(Execution):
         return {"left": ended.left, "by": str(plan)}
 
 
+def export_text(asked):
+    from shoestring.runs.export import Exported, named_weights
+
+    (letters,) = named_weights(asked.checkpoint)["text"].pieces()
+    asked.target.write_bytes(bytes(letters))
+    return Exported(asked.target, ("without its end",), {"bytes": len(letters)})
+
+
 def tighten(asked, call):
     file = Path(asked.file).resolve()
     source = file.read_bytes()
@@ -398,7 +415,7 @@ def test_its_budget_is_met_by_the_same_chooser_and_its_figures_are_shown(package
     told = json.loads(done.stdout)
     assert [one["name"] for one in told["plan"]["techniques"]] == ["Strip"] and told["measured"] == {
         "size_bytes": 91,
-        "lost": 9,
+        "letters_lost": 9,
     }
     assert told["plan"]["size_bytes"] == 91.0, "confirmed by the real thing; by arithmetic it would be 90"
     shown = shoestring(package, "shorten", "long.txt", "--size", "50B", "--report", "page.html").stdout
@@ -473,10 +490,14 @@ def test_its_run_is_killed_and_goes_on_and_is_reported(package: Path) -> None:
     assert done.returncode == 0 and done.stdout.strip() == TEXT[:-4], done.stderr
     story = told(package)
     assert story["state"] == "finished" and story["shorten"]["letters"] == ["x", "o", "f", " "]
-    assert story["measured"]["lost"] == 4 and story["measured"]["size_bytes"] == len(TEXT) - 4
-    assert story["predicted"].keys() == {"size_bytes", "lost"} and story["techniques"], "as its chooser planned it"
+    assert story["measured"]["letters_lost"] == 4 and story["measured"]["size_bytes"] == len(TEXT) - 4
+    assert story["predicted"].keys() == {"size_bytes", "letters_lost"} and story["techniques"], (
+        "as its chooser planned it"
+    )
     drawn = (package / "run" / "report.html").read_text()
-    assert "Letters that went" in drawn and "letter-spacing" in drawn and "Trained 4 letters, the last one  ." in drawn
+    assert (
+        "Letters that went" in drawn and "letter-spacing" in drawn and "Shortened 4 letters, the last one  ." in drawn
+    )
 
 
 @pytest.mark.slow
@@ -513,6 +534,11 @@ def test_its_run_is_watched_and_exported(package: Path) -> None:
     done = shoestring(package, "export", "run", "--to", "safetensors", "--out", "text.safetensors")
     assert done.returncode == 0, done.stderr
     assert bytes(load_file(package / "text.safetensors")["text"]).decode() == TEXT[:-4]
+    assert "4 letters are gone for good" in done.stderr
+    done = shoestring(package, "export", "run", "--to", "txt", "--json")
+    written = json.loads(done.stdout)
+    assert (package / written["path"]).read_text() == TEXT[:-4] and "without its end" in done.stderr
+    assert (written["path"], written["bytes"], written["notes"]) == ("run/export.txt", 15, ["without its end"])
 
 
 @pytest.mark.slow

@@ -28,8 +28,6 @@ CALLS = r"zlib\.\w+|\.decompress\("  # of the library of that name
 
 # Where a shared file may name a room, as the lines that may, and why.
 ALLOWED = {
-    # An ONNX file of any run is written by the room that has the exporter.
-    "commands/export.py": r"shoestring\.compression",
     # One Job says what the user wants, for every room: the same file is trained, federated and compressed.
     "core/job.py": r"Where records lie on many devices",
     "core/local.py": r"device does with its own records",

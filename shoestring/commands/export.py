@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from shoestring.core.arguments import argument, dataclass
+from shoestring.core.command import ExportFormat, named_object
 from shoestring.core.errors import Mistake
 from shoestring.core.exit_codes import DONE
+from shoestring.core.rooms import declared, installed_rooms, room_named
 from shoestring.core.suggest import did_you_mean
 from shoestring.show.output import warn
 
@@ -14,8 +16,24 @@ if TYPE_CHECKING:
 
     from shoestring.core.command import Call
     from shoestring.core.job import Job
-    from shoestring.runs.checkpoints import RunCheckpoint
     from shoestring.runs.folder import Folder
+
+COURSE = ("csv", "json")  # what happened, and no weights
+EVERY_RUN = (
+    ExportFormat("safetensors", "the weights", ".safetensors", "shoestring.runs.export:export_safetensors"),
+    ExportFormat("hf", "a folder for from_pretrained", "-hf", "shoestring.runs.export:export_hugging_face"),
+)
+
+
+def known_formats() -> dict[str, ExportFormat]:
+    """The formats of weights by name; ours, which come first, can't be replaced."""
+    found: dict[str, ExportFormat] = {}
+    for one in (*EVERY_RUN, *(one for room in installed_rooms() for one in room.exports())):
+        found.setdefault(one.name, one)
+    return found
+
+
+FORMATS = known_formats()
 
 
 @dataclass(frozen=True)
@@ -23,14 +41,13 @@ class ExportCommand:
     run: str = argument("run", "folder of a run", positional=True)
     job: str | None = argument(
         "FILE",
-        "for hf, peft and onnx: the job that the run was trained with, a file or a built-in one, and its flags; no file that a run "
-        "names is ever run",
+        "where the format needs the model: the job that the run was trained with, a file or a built-in one, and its flags; no file "
+        "that a run names is ever run",
     )
     to: str = argument(
         "",
-        "safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank trained, as an adapter; onnx: a file for "
-        "onnxruntime (onnx-int8: with products of whole numbers); csv: steps; json: all that happened",
-        choices=("safetensors", "hf", "peft", "onnx", "onnx-int8", "csv", "json"),
+        "; ".join(f"{one.name}: {one.help}" for one in FORMATS.values()) + "; csv: steps; json: all that happened",
+        choices=(*FORMATS, *COURSE),
         required=True,
     )
     out: str | None = argument("PATH", "where to (default: RUN/export.KIND)")
@@ -42,10 +59,8 @@ class ExportCommand:
 def run(asked: ExportCommand, call: Call) -> int:
     from shoestring.show.watch.places import is_run
 
-    if asked.best and (asked.step is not None or asked.to in ("csv", "json")):
-        raise Mistake(
-            "--best names the weights to export: give it without --step, and with --to safetensors, hf or onnx"
-        )
+    if asked.best and (asked.step is not None or asked.to in COURSE):
+        raise Mistake(f"--best names the weights to export: give it without --step, and with --to {', '.join(FORMATS)}")
     if call.words and not asked.job:
         meant = did_you_mean(call.words[0].partition("=")[0], call.own_flags)
         raise Mistake(
@@ -60,11 +75,10 @@ def run(asked: ExportCommand, call: Call) -> int:
     from shoestring.runs.folder import Folder
 
     folder = Folder(Path(asked.run))
-    warn(privacy_notes(folder))
-    ends = {"hf": "-hf", "peft": "-peft", "onnx-int8": "-int8.onnx"}  # of a folder, or a file
-    usual = f"export{ends.get(asked.to, f'.{asked.to}')}"
-    target = Path(asked.out) if asked.out else folder.path / usual
-    if asked.to not in ("csv", "json"):
+    warn(cautions(folder))
+    ending = FORMATS[asked.to].ending if asked.to in FORMATS else f".{asked.to}"
+    target = Path(asked.out) if asked.out else folder.path / f"export{ending}"
+    if asked.to in FORMATS:
         return weights(asked, call, folder, target)
     made, damage = export_steps(folder, asked.to, target)
     warn(damage)
@@ -72,43 +86,32 @@ def run(asked: ExportCommand, call: Call) -> int:
     return DONE
 
 
-def privacy_notes(folder: Folder) -> list[str]:
-    """That noise of a run follows from a seed, wherever its weights or figures go."""
-    from shoestring.federated.techniques.private.release import NOT_PRIVATE
-
+def cautions(folder: Folder) -> tuple[str, ...]:
+    """What the run's room has to say wherever its weights or figures go."""
     request = folder.request()
-    return [NOT_PRIVATE] * (request is not None and request.asked.get("insecure_seed") is not None)
+    return room_named(request.room).cautions(request) if request is not None and request.room in declared() else ()
 
 
 def weights(asked: ExportCommand, call: Call, folder: Folder, target: Path) -> int:
     import json
+    from functools import partial
 
-    from shoestring.runs.export import (
-        best_weights,
-        checkpoint_of,
-        export_hugging_face,
-        export_peft,
-        export_weights,
-        newer_weights,
-        not_in_file,
-    )
+    from shoestring.runs.export import Exported, WeightsExport, best_weights, checkpoint_of, newer_weights
 
     checkpoint = best_weights(folder) if asked.best else checkpoint_of(folder, asked.step)
-    unnamed = ""
-    if asked.to == "safetensors":
-        names, unnamed = names_of_model(asked, call, folder, checkpoint)
-        made = export_weights(checkpoint, target, names, asked.trained)
-    else:
-        job = job_of(asked, call, folder)
-        if asked.to.startswith("onnx"):
-            return onnx_file(asked, call, folder, checkpoint, job, target)
-        made = (export_hugging_face if asked.to == "hf" else export_peft)(checkpoint, job, target, asked.trained)
+    job = partial(job_of, asked, call, folder)
+    made: Exported = named_object(FORMATS[asked.to].write)(WeightsExport(checkpoint, job, target, asked.trained))
     newer = "" if asked.step is not None or asked.best else newer_weights(folder, checkpoint)
-    more = "; ".join(filter(None, (newer, not_in_file(checkpoint), unnamed)))
-    warn([more] if more else [])
-    told = {"path": str(made), "step": checkpoint.step} | ({"warning": more} if more else {})
+    notes = [*filter(None, [newer]), *made.notes]
+    warn(notes)
+    told = {"path": str(made.path), "step": checkpoint.step, **made.about, "notes": notes}
+    size = f", {made.about['bytes']:,} bytes" if "bytes" in made.about else ""
     which = ", the best in validation" if asked.best else ""
-    print(json.dumps(told) if call.json else f"written: {made}, the weights after step {checkpoint.step}{which}")
+    print(
+        json.dumps(told)
+        if call.json
+        else f"written: {made.path}{size}, the weights after step {checkpoint.step}{which}"
+    )
     return DONE
 
 
@@ -121,62 +124,3 @@ def job_of(asked: ExportCommand, call: Call, folder: Folder) -> Job:
     job, notes = named_job(claim_of_run(folder), asked.job, flags)
     warn(notes)
     return job
-
-
-def onnx_file(
-    asked: ExportCommand, call: Call, folder: Folder, checkpoint: RunCheckpoint, job: Job, target: Path
-) -> int:
-    """The job's model with the weights of a checkpoint, as an ONNX file that was run and compared."""
-    import json
-
-    from shoestring.compression.onnx.export import export_onnx
-    from shoestring.compression.source import model_of_checkpoint, prepare_model, samples_of
-    from shoestring.core.extras import require
-    from shoestring.runs.export import new, newer_weights
-
-    require("onnx")
-    new(target)
-    fast = asked.to == "onnx-int8"
-    given = samples_of(job, 2)
-    made = export_onnx(
-        prepare_model(model_of_checkpoint(job, checkpoint, asked.trained)),
-        job.forward,
-        given.unseen[0],
-        target,
-        fast=fast,
-        calibration=given.calibration if fast else (),
-    )
-    newer = "" if asked.step is not None or asked.best else newer_weights(folder, checkpoint)
-    warn([*([newer] if newer else []), *made.notes])
-    told = {
-        "path": str(made.path),
-        "step": checkpoint.step,
-        "bytes": made.bytes,
-        "tolerance": made.tolerance,
-        "largest_difference": made.largest_difference,
-        "notes": list(made.notes),
-    }
-    print(
-        json.dumps(told)
-        if call.json
-        else f"written: {made.path}, {made.bytes:,} bytes, the weights after step {checkpoint.step}"
-    )
-    return DONE
-
-
-def names_of_model(
-    asked: ExportCommand, call: Call, folder: Folder, checkpoint: RunCheckpoint
-) -> tuple[frozenset[str] | None, str]:
-    """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
-    the model can't be made."""
-    from shoestring.runs.export import tells_names, weights_of_model
-
-    if tells_names(checkpoint):
-        return None, ""
-    try:
-        return weights_of_model(job_of(asked, call, folder).model), ""
-    except Exception as error:  # whatever the job's own code raises
-        return None, (
-            f"the checkpoint is of an earlier version and the job's model could not be made ({error}): buffers that are not in "
-            f"its state_dict may be in the file; load it with strict=False"
-        )

@@ -3,11 +3,7 @@ that stands on end on a phone."""
 
 from __future__ import annotations
 
-from shoestring.show.page.style import STYLE
-
-COMPRESSED = (
-    STYLE
-    + """.frontier svg .word{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
+STYLE_OF_COMPRESSION = """.frontier svg .word{font-weight:600;paint-order:stroke;stroke:var(--paper);stroke-width:4px}
 .frontier svg .predicted{fill:var(--blue-ink)}
 .frontier svg .measured{fill:var(--orange)}
 .frontier svg text.measured{fill:var(--ink)}
@@ -18,11 +14,11 @@ COMPRESSED = (
 .frontier .legend svg{width:1.1rem;height:1.1rem;flex:none;margin-top:.15rem}
 @media(min-width:54rem){.frontier>svg text{font-size:10.5px}}
 table+.scroll{margin-top:1.5rem}
-.metrics th,.compared tbody th{white-space:normal}
-.metrics thead th,.compared tbody th{overflow-wrap:normal}
+.metrics th,.against tbody th{white-space:normal}
+.metrics thead th,.against tbody th{overflow-wrap:normal}
 .metrics tbody th{min-width:5rem}
-@media(min-width:40rem){.compared,.metrics{table-layout:fixed}.compared th:first-child,.metrics th:first-child{width:28%}}
-@media(max-width:30rem){:is(.compared,.metrics) :is(td,th:not(:first-child)){padding-left:.375rem}.compared td:nth-child(4){width:5.5rem}}
+@media(min-width:40rem){.against,.metrics{table-layout:fixed}.against th:first-child,.metrics th:first-child{width:28%}}
+@media(max-width:30rem){:is(.against,.metrics) :is(td,th:not(:first-child)){padding-left:.375rem}.against td:nth-child(4){width:5.5rem}}
 .metrics b{font-weight:650}
 .layers th:first-child{white-space:normal}
 .layers tbody th{font-size:.875rem}
@@ -39,4 +35,3 @@ padding:.625rem 0;border-bottom:1px solid var(--line)}
 .layers .how::after{content:", " attr(data-bits) " bits"}
 .layers .bits{display:none}}
 """
-)

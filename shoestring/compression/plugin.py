@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.command import Command, ExportFormat
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
     from shoestring.compression.compress_report import CompressReport
+    from shoestring.compression.page import CompressionPage
     from shoestring.runs.folder import Folder
     from shoestring.runs.history import History
     from shoestring.runs.request import Request
@@ -19,6 +20,7 @@ JOBS = "The job's own arguments are flags too: name the job before --help to see
 
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
+    verb: ClassVar[Verb] = Verb("compress", "compressing", "compressed")
 
     def commands(self) -> tuple[Command, ...]:
         return (
@@ -42,6 +44,20 @@ class CompressionPlugin(RoomPlugin):
                 keeps_result=True,
             ),
         )
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        of_numbers, of_whole_numbers = (
+            f"shoestring.compression.onnx.of_run:export_{kind}" for kind in ("floats", "int8")
+        )
+        return (
+            ExportFormat("onnx", "a file for onnxruntime", ".onnx", of_numbers),
+            ExportFormat("onnx-int8", "the same with products of whole numbers", "-int8.onnx", of_whole_numbers),
+        )
+
+    def page(self) -> CompressionPage:
+        from shoestring.compression.page import CompressionPage
+
+        return CompressionPage(self)
 
     def part(self, request: Request, history: History, folder: Folder) -> CompressReport | None:
         from shoestring.compression.compress_report import CompressReport

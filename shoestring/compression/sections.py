@@ -21,12 +21,13 @@ from shoestring.compression.amounts import (
 )
 from shoestring.compression.compress_report import Amount, CompressReport, LayerReport, MetricReport
 from shoestring.compression.frontier_section import frontier
-from shoestring.compression.page_style import COMPRESSED
+from shoestring.compression.page_style import STYLE_OF_COMPRESSION
 from shoestring.core.figures import Figure, Quantity
 from shoestring.core.units import seconds_text
 from shoestring.show.page.document import document
 from shoestring.show.page.drawing import FRAME
 from shoestring.show.page.render import NONE, renderer, said
+from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import plan_rows
 from shoestring.show.page.tiles import Tile
 from shoestring.show.page.words import counted, loss_text
@@ -44,10 +45,15 @@ def compression_page(report: CompressReport) -> str:
     >>> compression_page(CompressReport(size_bytes=Amount(measured=15.8e6))).splitlines()[0]
     '<!doctype html>'
     """
-    name = name_of(report)
-    content = render(
+    title = Markup(" · ").join((said(headline(report), 120), name_of(report), "shoestring"))
+    return document(title, compression_content(report), script="", style=STYLE + STYLE_OF_COMPRESSION)
+
+
+def compression_content(report: CompressReport) -> Markup:
+    """What stands inside <main>."""
+    return render(
         "compression.html",
-        name=name,
+        name=name_of(report),
         state=state_of(report),
         asked=list(asked_texts(report)),
         headline=headline(report),
@@ -68,8 +74,6 @@ def compression_page(report: CompressReport) -> str:
         notes_more=len(report.notes) - MOST_NOTES,
         facts=list(facts(report)),
     )
-    title = Markup(" · ").join((said(headline(report), 120), name, "shoestring"))
-    return document(title, content, script="", style=COMPRESSED)
 
 
 # The top

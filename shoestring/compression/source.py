@@ -177,7 +177,7 @@ def model_of_checkpoint(job: Job, checkpoint: RunCheckpoint, trained: bool = Fal
     averages."""
     model = fresh_model(job)
     own = model.state_dict()
-    weights = named_weights(checkpoint, frozenset(own), trained)
+    weights = named_weights(checkpoint, trained)
     missing = [name for name in own if name not in weights]
     if missing:
         raise Mistake(

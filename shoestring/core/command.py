@@ -30,6 +30,10 @@ Call = namedtuple(
     defaults=[[], [], frozenset(), False, False],
 )
 
+# Whose format `shoestring export` writes, beside those that all runs have. name: as --to takes it; help: what it is; ending: what follows
+# "export" in the name of the file or folder; write: "module:function", called with a runs.export.WeightsExport, gives an Exported
+ExportFormat = namedtuple("ExportFormat", ["name", "help", "ending", "write"])
+
 
 def named_object(place: str) -> Any:
     """What stands at "module:name"."""

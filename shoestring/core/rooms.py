@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any, ClassVar
 
-    from shoestring.core.command import Command
+    from shoestring.core.command import Command, ExportFormat
     from shoestring.core.figures import Quantity
     from shoestring.processes.task import Task
     from shoestring.runs.event import Event
@@ -40,6 +40,7 @@ GROUP = "shoestring.rooms"
 PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 OWN = os.path.basename(PACKAGE)
 
+Verb = namedtuple("Verb", ["base", "going", "done"])  # train, training, trained
 Entry = namedtuple("Entry", ["name", "value"])  # value: "module:name" of its RoomPlugin
 
 
@@ -51,11 +52,20 @@ class RoomPlugin:
 
     name: ClassVar[str]  # in requests, tasks and its entry point
 
-    counts: ClassVar[str] = "step"  # what the steps of its runs are called
+    verb: ClassVar[Verb] = Verb("run", "running", "ran")  # what its runs do,
+    counts: ClassVar[str] = "step"  # and what their steps are called
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
 
     def commands(self) -> tuple[Command, ...]:
         """What it adds to the command line."""
+        return ()
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        """Formats that it writes weights of a run in, of whatever room."""
+        return ()
+
+    def cautions(self, request: Request) -> tuple[str, ...]:
+        """What is to be said wherever weights or figures of such a run go."""
         return ()
 
     def events(self) -> tuple[type[Event], ...]:

@@ -57,11 +57,11 @@ def run(command: FederateCommand, call: Call) -> int:
     from shoestring.runs.resume import new_folder, opened
     from shoestring.show.run_end import session_of
 
-    request = request_for(given.path, given.flags, None, command.use, False, None)
+    request = request_for(given.path, given.flags, None, command.use, False, None, room="federated")
     loader = JobLoader(call, given, command.run.run, ROOM)
     held = opened(
         Path(command.run.run) if command.run.run else new_folder(given.path.stem),
-        replace(request, room="federated", asked=to_json(asked)),
+        replace(request, asked=to_json(asked)),
         given.path.read_bytes(),
         command.run.fresh,
         command.run.adopt,

@@ -24,6 +24,7 @@ class FederatedPage(RoomPage[FederationReport]):
         "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain "
         "is the round without any technique."
     )
+    plain: ClassVar[str] = "The plain round"
     at_the_end: ClassVar[tuple[str, ...]] = ("total_seconds", "epsilon")
     plans_memory: ClassVar[bool] = False
     fewer_is_early: ClassVar[bool] = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoestring.core.command import Command
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ TECHNIQUES = "shoestring.federated"  # the group of entry points by which packag
 
 class FederatedPlugin(RoomPlugin):
     name: ClassVar[str] = "federated"
+    verb: ClassVar[Verb] = Verb("train", "training", "trained")
     counts: ClassVar[str] = "round"
 
     def commands(self) -> tuple[Command, ...]:
@@ -38,6 +39,11 @@ class FederatedPlugin(RoomPlugin):
                 runs=True,
             ),
         )
+
+    def cautions(self, request: Request) -> tuple[str, ...]:
+        from shoestring.federated.techniques.private.release import NOT_PRIVATE
+
+        return (NOT_PRIVATE,) if request.asked.get("insecure_seed") is not None else ()
 
     def events(self) -> tuple[type[Event], ...]:
         from shoestring.federated.events import RoundFinished

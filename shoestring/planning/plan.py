@@ -31,6 +31,8 @@ from shoestring.core.technique import Technique, described, in_order, text
 
 VERSION = 3  # of plan files
 LARGEST = 1 << 62  # no figure is as large
+# What stands beside figures in a plan's JSON, so that no figure may be called so
+WORDS = frozenset({"techniques", "exactness", "basis", "warnings", "details", "lost", "text"})
 
 T = TypeVar("T", bound=Technique[Any, Any])  # the room's techniques
 D = TypeVar("D")  # what the room adds to a plan
@@ -54,6 +56,10 @@ class Plan(Generic[T, D]):
     basis: str = ""  # how the figures are known, for people
     warnings: tuple[str, ...] = field(default=(), compare=False)  # what the user should know before it is used
     made_for: object = field(default=None, compare=False, repr=False)  # the job, in this process; None: not known
+
+    def __post_init__(self) -> None:
+        if taken := sorted(WORDS & self.predicted.keys()):
+            raise ValueError(f"a figure is called {taken[0]!r}, which is something else in a plan's file: rename it")
 
     def __str__(self) -> str:
         return named(self.techniques)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, write_whole
@@ -23,8 +23,6 @@ from shoestring.runs.low_rank import merge_updates
 from shoestring.runs.report import report_of
 from shoestring.runs.report_json import report_json
 from shoestring.runs.tensors import write_tensors
-
-PEFT = "base_model.model."  # what PEFT has before every name of the model
 
 # What transformers calls the files of a tokenizer
 TOKENIZER = (
@@ -93,31 +91,46 @@ def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
     return f"these are the weights after step {checkpoint.step}: the run {is_at} step {done.number[-1]}, which is not saved"
 
 
-def export_weights(
-    checkpoint: RunCheckpoint, target: Path, names: Collection[str] | None = None, trained: bool = False
-) -> Path:
+@dataclass(frozen=True)
+class WeightsExport:
+    """Weights that are to be written in a format."""
+
+    checkpoint: RunCheckpoint
+    job: Callable[[], Job]  # that the user names for the run
+    target: Path
+    trained: bool = False  # the weights themselves, not their averages
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    notes: tuple[str, ...] = ()  # what the user should know
+    about: Mapping[str, Any] = field(default_factory=dict)  # for --json
+
+
+def export_safetensors(asked: WeightsExport) -> Exported:
+    notes = filter(None, [not_in_file(asked.checkpoint)])
+    return Exported(export_weights(asked.checkpoint, asked.target, asked.trained), tuple(notes))
+
+
+def export_weights(checkpoint: RunCheckpoint, target: Path, trained: bool = False) -> Path:
     """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
-    `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
-    `trained`: not their averages."""
+    `load_state_dict(load_file(path), strict=True)` works. `trained`: not their averages."""
     new(target)
     with believed(checkpoint), draft_file(target) as draft:
-        write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
+        write_tensors(draft, named_weights(checkpoint, trained), {"format": "pt"})
     return target
 
 
-def named_weights(
-    checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False
-) -> dict[str, StoredTensor]:
+def named_weights(checkpoint: RunCheckpoint, trained: bool = False) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, with what was trained beside them added."""
     with believed(checkpoint):
-        left_out = checkpoint.outline().get("left_out")
+        left_out = checkpoint.outline().get("left_out", ())
         found = checkpoint.all_weights(trained)
         for alias, of in checkpoint.aliases().items():
             found[alias] = found[of]
         if (beside := low_rank(checkpoint)) is not None:
             found = merge_updates(found, beside)
-        if left_out is None:  # by an earlier version
-            return {name: one for name, one in found.items() if names is None or name in names}
         return {name: one for name, one in found.items() if name not in left_out}
 
 
@@ -125,67 +138,6 @@ def low_rank(checkpoint: RunCheckpoint) -> dict[str, Any] | None:
     """What LowRank trained beside the weights; None of a run without it."""
     with believed(checkpoint):
         return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
-
-
-def export_peft(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
-    """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
-    base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
-    with believed(checkpoint):
-        return adapter_folder(checkpoint, base, target, trained)
-
-
-def adapter_folder(checkpoint: RunCheckpoint, base: str | None, target: Path, trained: bool) -> Path:
-    state = low_rank(checkpoint)
-    if state is None:
-        raise Mistake(
-            "the run trained the model's weights themselves, and a PEFT adapter has low-rank updates of them, which "
-            "--use 'LowRank(rank=8)' trains: --to safetensors gives the weights"
-        )
-    kinds = set(state["transposed"].values())
-    if len(kinds) > 1:
-        raise Mistake(
-            "the run has updates of linear layers and of transformers' Conv1D, whose weights lie in another order, and a PEFT "
-            "adapter is for one of the two: --to safetensors gives the weights with their updates"
-        )
-    whole, weights = whole_modules(state), checkpoint.all_weights(trained)
-    if state["tied"]:
-        raise Mistake(
-            f"{state['tied'][0]} was trained as it is and is a weight of several modules, which a PEFT adapter would take apart: "
-            f"--to safetensors gives the weights with their updates"
-        )
-    if unclear := [name for name in state["A"] if any(name.endswith(one) for one in whole)]:
-        raise Mistake(
-            f"the run trained an update of {unclear[0]} and the whole of {', '.join(one or 'the model' for one in whole)}, which "
-            f"PEFT can't tell apart by their names: --to safetensors gives the weights with their updates"
-        )
-    new(target)
-    tensors: dict[str, Tensor | StoredTensor] = {}
-    for kind in "AB":
-        tensors |= {f"{PEFT}{name}.lora_{kind}.weight": one for name, one in state[kind].items()}
-    tensors |= {PEFT + name: one for name, one in weights.items() if name.rpartition(".")[0] in whole}
-    config = {
-        "peft_type": "LORA",
-        "r": state["rank"],
-        "lora_alpha": state["alpha"],
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "inference_mode": True,
-        "target_modules": "|".join(f"(?:{re.escape(name)})" for name in state["A"]),
-        "fan_in_fan_out": kinds == {True},
-        "modules_to_save": whole or None,
-        "base_model_name_or_path": base,
-        "task_type": None,
-        "init_lora_weights": True,
-    }
-    with draft_file(target, folder=True) as draft:
-        (draft / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        write_tensors(draft / "adapter_model.safetensors", tensors, {"format": "pt"})
-    return target
-
-
-def whole_modules(state: Mapping[str, Any]) -> list[str]:
-    """The modules that an adapter must have whole: those with a weight that was trained as it is, or with statistics."""
-    return sorted({name.rpartition(".")[0] for name in (*state["also"], *state["statistics"])})
 
 
 def not_in_file(checkpoint: RunCheckpoint) -> str:
@@ -202,11 +154,6 @@ def not_in_file(checkpoint: RunCheckpoint) -> str:
     )
 
 
-def tells_names(checkpoint: RunCheckpoint) -> bool:
-    """Whether it says which of its tensors are in the model's state_dict; those of earlier versions do not."""
-    return "left_out" in checkpoint.outline()
-
-
 def model_of(factory: Callable[[], nn.Module]) -> Any:
     """The job's model without its values, if it can be made so, else as it is made. Factories that call `from_pretrained` refuse torch's
     meta device; on fake tensors they work."""
@@ -220,17 +167,12 @@ def model_of(factory: Callable[[], nn.Module]) -> Any:
             return factory()
 
 
-def weights_of_model(factory: Callable[[], nn.Module]) -> frozenset[str]:
-    """The names of its state_dict."""
-    return frozenset(model_of(factory).state_dict())
-
-
-def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
+def export_hugging_face(asked: WeightsExport) -> Exported:
     """A folder that `from_pretrained` reads: config.json, model.safetensors, and the files of a tokenizer that came with the model."""
-    model = model_of(job.model)
+    checkpoint, target, model = asked.checkpoint, asked.target, model_of(asked.job().model)
     check_is_hugging_face(model)
     new(target)
-    found, shared = named_weights(checkpoint, set(model.state_dict()), trained), checkpoint.aliases()
+    found, shared = named_weights(checkpoint, asked.trained), checkpoint.aliases()
     weights = {name: one for name, one in found.items() if name not in shared}  # once: from_pretrained ties them again
     model.config.architectures = [type(model).__name__]
     dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
@@ -244,7 +186,7 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
         write_tensors(draft / "model.safetensors", weights, {"format": "pt"})
         for path in tokenizer_files(Path(str(getattr(model.config, "name_or_path", "") or "."))):
             shutil.copyfile(path, draft / path.name)
-    return target
+    return Exported(target)
 
 
 def check_is_hugging_face(model: Any) -> None:

@@ -2,7 +2,7 @@
 
 It is the same value while the run goes on and when it is over: the live page is the report of what there is so far. Nobody who is handed
 one has to ask what is in it: events are checked line by line when they are read, plan.json and report.json by the codec. What of them
-does not fit is left out and told of as damage; no damaged run takes a page down (tests/show/test_watch_damage.py).
+does not fit is left out and told of as damage; no damaged run takes a page down (tests/show/watch/test_server.py).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shoestring.runs.event import (
     Warned,
 )
 from shoestring.runs.events import NAME
-from shoestring.runs.folder import Folder, holder
+from shoestring.runs.folder import Folder, Unusable, holder
 from shoestring.runs.history import History, best_of, largest_life, measured
 from shoestring.runs.plan_summary import PlanSummary, read_summary
 from shoestring.runs.request import Request
@@ -63,27 +63,11 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Pushes:
-    """Gradients that moved the weights, where workers do not wait for each other."""
-
-    staleness: Mapping[int, int] = field(default_factory=dict)  # how many were computed on weights so many versions old
-    applied: Mapping[int, int] = field(default_factory=dict)  # how many each worker gave,
-    dropped: Mapping[int, int] = field(default_factory=dict)  # and how many of them came too late
-    corrected: bool | None = None  # whether stale ones counted less; None: they were dropped
-
-
-@dataclass(frozen=True)
-class TechniqueStates:
-    pushes: Pushes | None = None
-
-
-@dataclass(frozen=True)
 class RunResult:
     """What the report.json of a run that is finished says beside its plan and its events."""
 
     weights_sha256: str = ""
     shown: str = ""  # what the job has to show for it
-    state_of_techniques: TechniqueStates = TechniqueStates()
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,7 @@ class Report:
     request: Request | None = None  # None: it can't be read
     plan: PlanSummary = NO_PLAN
     result: RunResult | None = None  # None: it is not finished
-    state: str = ""  # planning, training, stopped, finished, data ended, failed or died; empty: not known yet
+    state: str = ""  # planning, running, stopped, finished, data ended, failed or died; empty: not known yet
     pid: int | None = None  # who trains there now
     text: str = ""  # why it failed, stopped or died, and where it stands
     step: int = 0  # where it is,
@@ -163,12 +147,15 @@ def report_of(path: Path, history: History | None = None) -> Report:
     """The report of the run in a folder; `history` if its events were read already. What is damaged is left out and told of."""
     folder, damage = Folder(path), list[str]()
     request = usable(folder.request, damage)
-    room = usable(lambda: RoomPlugin() if request is None else room_named(request.room), damage) or RoomPlugin()
+    room = (
+        usable(lambda: room_named(request.room) if request is not None and request.room else RoomPlugin(), damage)
+        or RoomPlugin()
+    )
     quantities = room.quantities() or MEASURABLE
     history = history or History().read(path)
     steps, doing, pid = history.steps, history.doing, holder(path)
     plan, result = usable_files(folder, quantities, isinstance(doing, Finished), damage)
-    alive = "training" if isinstance(doing, Begun) else "planning"
+    alive = "running" if isinstance(doing, Begun) else "planning"
     state = doing.kind if isinstance(doing, ENDS) else alive if pid is not None else "died"
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
@@ -251,6 +238,9 @@ def part_of(room: RoomPlugin, request: Request | None, history: History, folder:
     """What only runs of its room have; where that can't be told, why is added to `damage`: no room takes a report down."""
     try:
         return None if request is None else room.part(request, history, folder)
+    except Unusable as error:
+        damage += [] if str(error) in damage else [str(error)]
+        return None
     except (Exception, SystemExit) as error:
         damage.append(f"what the room {room.name} tells of it can't be made: {type(error).__name__}: {error}")
         return None
@@ -278,7 +268,7 @@ def text_of(state: str, history: History, pid: int | None, unit: str = "step") -
             if history.saved
             else "; no checkpoint was saved yet."
         )
-    if state == "training" and steps and history.last is not None:
+    if state == "running" and steps and history.last is not None:
         return silence(time.time() - history.last, list(steps.seconds[-20:]), pid, unit)
     text = doing.text if isinstance(doing, (Stopped, Failed)) else ""
     return text[:1].upper() + text[1:]

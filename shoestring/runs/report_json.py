@@ -3,7 +3,7 @@
     name, run             of the folder
     job, flags, budget    what was asked for; budget has `memory`
     arguments             of the job: all of them, with their final values
-    state                 planning, training, stopped, finished, data ended (before the steps that it wanted), failed (it said why) or
+    state                 planning, running, stopped, finished, data ended (before the steps that it wanted), failed (it said why) or
                           died (it said nothing)
     pid                   who trains there now, or None
     text                  why it failed, stopped or died, and where it stands

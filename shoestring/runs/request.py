@@ -26,7 +26,7 @@ class Request:
     inexact: bool = False  # the weights may be changed by techniques,
     exact: str | None = None  # or must be so close to those of plain training
     plan: str | None = None  # SHA-256 of the plan that was given
-    room: str = "training"  # whose run it is,
+    room: str = ""  # whose run it is,
     asked: Mapping[str, Any] = field(default_factory=dict)  # and what is asked for there, by its flags; None: it is not
     weights: str = ""  # SHA-256 of the weights that are given, where a run begins with such and not with the job's own
     environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
@@ -45,6 +45,7 @@ def request_for(
     inexact: bool,
     plan: str | None,
     exact: str | None = None,
+    room: str = "",
 ) -> Request:
     """What a user asks for here and now."""
     return Request(
@@ -55,6 +56,7 @@ def request_for(
         use=None if use is None else tuple(use),
         inexact=inexact,
         exact=exact,
+        room=room,
         plan=hashlib.sha256(read_regular(plan)).hexdigest() if plan else plan,
         environment=environment_now(),
     )

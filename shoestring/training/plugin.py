@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shoestring.core.command import Command
-from shoestring.core.rooms import RoomPlugin
+from shoestring.core.command import Command, ExportFormat
+from shoestring.core.rooms import RoomPlugin, Verb
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
     from shoestring.processes.task import Task
+    from shoestring.runs.folder import Folder
+    from shoestring.runs.history import History
+    from shoestring.runs.request import Request
+    from shoestring.training.page import TrainingPage, TrainingReport
 
 JOBS = (
     "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs: gpt (a byte-level "
@@ -21,6 +25,7 @@ OPTIONS = "shoestring.training.options"
 
 class TrainingPlugin(RoomPlugin):
     name: ClassVar[str] = "training"
+    verb: ClassVar[Verb] = Verb("train", "training", "trained")
     preloaded: ClassVar[tuple[str, ...]] = (
         "torch._dynamo",  # an optimizer's first step imports the compiler, which takes as long as all the rest
         "shoestring.training.links.process_link",
@@ -64,6 +69,21 @@ class TrainingPlugin(RoomPlugin):
                 "shoestring.training.commands.doctor:run",
             ),
         )
+
+    def exports(self) -> tuple[ExportFormat, ...]:
+        write = "shoestring.training.memory.adapter_folder:export_adapter"
+        return (ExportFormat("peft", "what LowRank trained, as an adapter", "-peft", write),)
+
+    def part(self, request: Request, history: History, folder: Folder) -> TrainingReport | None:
+        from shoestring.runs.event import Finished
+        from shoestring.training.page import training_report
+
+        return training_report(folder) if isinstance(history.doing, Finished) else None
+
+    def page(self) -> TrainingPage:
+        from shoestring.training.page import TrainingPage
+
+        return TrainingPage(self)
 
     def tasks(self) -> Mapping[str, type[Task[Any]]]:
         from shoestring.training.execution.tasks import TASKS

@@ -236,7 +236,7 @@ def test_words_in_drawings_never_overlap(browser: Any, width: int, script: bool)
             opened.set_content(
                 report(
                     {
-                        "state": "training",
+                        "state": "running",
                         "step": count,
                         "steps": 2 * count,
                         "losses": values,

@@ -60,9 +60,12 @@ def test_any_run_is_exported_to_onnx(job: Path, tmp_path: Path, capsys: pytest.C
     folder = tmp_path / "run"
     for _ in shoestring.train(str(job), (), run=folder):
         pass
-    assert run(["export", str(folder), "--to", "onnx", "--json"]) == 0
+    assert run(["export", str(folder), "--job", str(job), "--to", "onnx", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     runner = onnxruntime.InferenceSession(told["path"], providers=["CPUExecutionProvider"])
     assert [one.name for one in runner.get_inputs()] == ["features"] and told["step"] == 2
     assert runner.run(None, {"features": torch.randn(3, 32).numpy()})[0].shape == (3, 5)
-    assert run(["export", str(folder), "--to", "onnx"]) == 2 and "is there already" in capsys.readouterr().err
+    assert (
+        run(["export", str(folder), "--job", str(job), "--to", "onnx"]) == 2
+        and "is there already" in capsys.readouterr().err
+    )

@@ -129,9 +129,13 @@ def test_of_two_in_one_folder_one_is_refused_and_the_other_is_watched(
     words = ["compress", "net.py", "--samples", "32", "--out", "small"]
     assert run([*words, "--size", SIZE]) == 2
     assert f"small is in use by process {pid}" in capsys.readouterr().err
-    assert state(tmp_path, "small") in ("planning", "training")
+    assert state(tmp_path, "small") in ("planning", "running")
     os.kill(pid, signal.SIGCONT)
     report, _ = told(first)
+    followed = Watch([tmp_path]).runs["small"]
+    followed.look(0.0)
+    assert "Layer by layer" in followed.view.content and "The frontier" in followed.view.content
+    assert {one.column for one in followed.summary.of_room} == {"Size", "Fidelity"}
     assert run([*words, "--size", SIZE, "--json"]) == 0
     again = capsys.readouterr()
     assert json.loads(again.out) == report and "is there" not in again.err, "what is finished is reported"

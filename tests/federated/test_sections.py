@@ -117,8 +117,15 @@ def federated_run(
     folder.write(
         "plan.json",
         {
-            "predicted": {"up_bytes": 1000, "down_bytes": 4000, "round_seconds": 0.5, "total_seconds": 20.0},
-            "techniques": [],
+            "shoestring": 3,
+            "chosen": {
+                "techniques": [],
+                "exactness": "to rounding",
+                "up_bytes": 1000,
+                "down_bytes": 4000,
+                "round_seconds": 0.5,
+                "total_seconds": 20.0,
+            },
             "plain": {"up_bytes": 4000, "down_bytes": 4000, "round_seconds": 0.4, "total_seconds": 16.0},
         },
     )
@@ -220,13 +227,13 @@ def test_every_section_has_the_numbers_of_the_rounds(tmp_path: Path) -> None:
         assert said in words, said
 
 
-@pytest.mark.parametrize("state", ["planning", "training", "died", "finished", "failed"])
+@pytest.mark.parametrize("state", ["planning", "running", "died", "finished", "failed"])
 def test_a_federated_run_counts_rounds_and_never_steps(tmp_path: Path, state: str) -> None:
     done = 0 if state == "planning" else 20
     path = federated_run(tmp_path / "run", done=done, end={} if state == "finished" else None)
     if state == "failed":
         append(path, [{"event": "failed", "time": moments_ago(0), "text": "the disk is full"}])
-    lock = Lock(path) if state in ("training", "planning") else None
+    lock = Lock(path) if state in ("running", "planning") else None
     told = replace(told_of(path), text="")  # the report's own words
     if lock:
         lock.release()
@@ -390,7 +397,7 @@ def test_a_page_stays_small_however_many_rounds_and_rows() -> None:
     own = FederationReport(
         FederateOptions(ledger=text, statistics=text), tuple(rounds), (ABTable(text, (row,) * 50),) * 20
     )
-    told = {"room": "federated", "state": "training", "step": many, "steps": many, "losses": [1.0] * many}
+    told = {"room": "federated", "state": "running", "step": many, "steps": many, "losses": [1.0] * many}
     found = page(made_report(told, own))
     assert len(found.encode()) < 200_000
     assert found.count('<td data-name="First">') == 60

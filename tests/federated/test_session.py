@@ -312,7 +312,8 @@ def test_a_resealed_plan_that_could_not_be_of_what_is_asked_for_is_refused(
     plan = folder.read("plan.json")
     chosen = plan["chosen"]
     chosen["techniques"] = [chosen["techniques"][place] for place in techniques]
-    folder.write("plan.json", plan | {"how": plan["how"] | how})
+    chosen["details"]["how"] |= how
+    folder.write("plan.json", plan)
     with pytest.raises(Mistake, match=rf"plan.json is damaged .*{said}.*adopt"):
         run(file, tmp_path / "run", **asked)
 

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from shoestring.commands.main import run as command
-from shoestring.core.command import Call
 from shoestring.core.errors import Mistake
 from shoestring.core.seal import Damaged, sealed, unsealed
+from shoestring.core.technique import described
 from shoestring.planning.plan import Outcome
 from shoestring.processes.named_job import claim_of_run
 from shoestring.runs.checkpoints import RunCheckpoint, newest_good, saved
@@ -34,12 +34,12 @@ from shoestring.runs.resume import opened
 from shoestring.runs.session import kept_plan, kept_report
 from shoestring.show.page import page
 from shoestring.show.watch.follow import FollowedRun
-from shoestring.training.commands.run_plan import settled_plan
+from shoestring.training.commands.run_plan import following_plan
 from shoestring.training.execution import training
 from shoestring.training.execution.snapshot import PARTS
 from shoestring.training.memory.accumulate import Accumulate
 from shoestring.training.memory.offload_model import OffloadModel
-from shoestring.training.options import TrainCommand
+from shoestring.training.options import PlanOptions
 from shoestring.training.plan import load_plan, plan_in, training_plan
 from tests.records import records
 from tests.show.made_runs import append, made_run, step_fields
@@ -78,7 +78,7 @@ class Trained:
         held = opened(self.path, self.asked, self.job.read_bytes(), False, False)
         chosen = training_plan(techniques)
         held.folder.write("plan.json", Outcome(chosen).as_json())
-        task = train_task(self.job, 6, chosen.as_json()["techniques"], self.path, {"steps": 2}, {"width": 5})
+        task = train_task(self.job, 6, map(described, techniques), self.path, {"steps": 2}, {"width": 5})
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             result = training.train(task, lambda event: None)
@@ -414,7 +414,7 @@ def test_a_damaged_plan_to_go_on_with_leaves_the_plan_that_was(trained: Trained)
     held = opened(trained.path, trained.asked, trained.job.read_bytes(), False, False)
     try:
         with pytest.raises(Mistake, match=r"plan-next.json is damaged .*: leave --replan out"):
-            settled_plan(TrainCommand("job.py", replan=True), Call("train"), None, held)  # type: ignore[arg-type]
+            following_plan(PlanOptions(), None, held.folder, None, None)  # type: ignore[arg-type]
     finally:
         held.lock.release()
         following.unlink()

@@ -15,7 +15,7 @@ import transformers
 from safetensors.torch import load_file
 
 from shoestring.jobfile import loaded_job
-from shoestring.runs.export import checkpoint_of, export_weights, weights_of_model
+from shoestring.runs.export import checkpoint_of
 from shoestring.runs.folder import Folder
 from tests.waiting import HUNG
 
@@ -109,20 +109,6 @@ def test_exported_weights_are_loaded_strictly_where_weights_are_tied_and_buffers
     assert torch.equal(found["head.weight"], found["words.weight"])
     checkpoint = checkpoint_of(Folder(tmp_path / "a"), None)
     assert "places" in checkpoint.all_weights(), "a run that goes on needs it"
-
-
-def test_a_checkpoint_that_does_not_say_what_is_no_weight_is_exported_by_the_names_of_its_model(tmp_path: Path) -> None:
-    """As earlier versions wrote them."""
-    trained(tmp_path, TIED)
-    checkpoint = checkpoint_of(Folder(tmp_path / "a"), None)
-    model = loaded_job(tmp_path / "small.py", {}).model()
-    export_weights(checkpoint, tmp_path / "by-model", names=weights_of_model(lambda: model))
-    export_weights(checkpoint, tmp_path / "by-checkpoint")
-    assert (
-        load_file(tmp_path / "by-model").keys()
-        == load_file(tmp_path / "by-checkpoint").keys()
-        == model.state_dict().keys()
-    )
 
 
 @pytest.fixture(scope="module")

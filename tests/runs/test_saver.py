@@ -219,9 +219,9 @@ def test_a_run_whose_last_weights_could_not_be_saved_is_not_finished_and_the_sam
     assert (
         old.returncode == 0
         and told["step"] == 8
-        and "the run went on to step 12, which is not saved" in told["warning"]
+        and "the run went on to step 12, which is not saved" in told["notes"][0]
     )
-    assert told["warning"] in old.stderr
+    assert told["notes"][0] in old.stderr
 
     (tmp_path / "full").unlink()
     second = shoestring(*words)

@@ -207,7 +207,7 @@ def test_a_session_is_watched_while_it_is_held(tmp_path: Path) -> None:
         begin(one.folder.path)
         followed = Watch([tmp_path]).runs["run"]
         followed.look(0.0)
-        assert followed.state == "training"
+        assert followed.state == "running"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from shoestring.runs.events import event_of
 from shoestring.runs.plan_summary import read_summary
 from shoestring.runs.report import Curves, Report, RunResult
 from shoestring.runs.request import Request
+from shoestring.training.page import TrainingReport
 
 
 def made_report(told: Mapping[str, Any], of_room: Any = None) -> Report:
@@ -45,7 +46,7 @@ def made_report(told: Mapping[str, Any], of_room: Any = None) -> Report:
         begun=told.get("begun"),
         last=told.get("last"),
         now=told.get("now", 0.0),
-        of_room=of_room,
+        of_room=from_json(TrainingReport, told, unknown="ignored") if told.get("room") is None else of_room,
     )
 
 

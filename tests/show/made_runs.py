@@ -93,7 +93,12 @@ def made_run(
     folder = Folder(path)
     folder.write(
         "run.json",
-        {"job": f"jobs/{job}.py", "flags": flags or {"width": 320, "layers": 8, "batch": 16}, "memory": 600 * MIB},
+        {
+            "job": f"jobs/{job}.py",
+            "flags": flags or {"width": 320, "layers": 8, "batch": 16},
+            "memory": 600 * MIB,
+            "room": "training",
+        },
     )
     begun = moments_ago(0.9 * done + 6)
     events: list[dict[str, Any]] = [{"event": "planning", "time": begun, "memory": 600 * MIB}]

@@ -209,7 +209,7 @@ def model_with_checkpoint(job: Job, checkpoint: RunCheckpoint) -> nn.Module:
     model = valued(make(), replace(job, weights=""))
     state = {
         name: torch.cat([piece.reshape(-1) for piece in one.pieces()]).view(one.shape)
-        for name, one in named_weights(checkpoint, list(model.state_dict())).items()
+        for name, one in named_weights(checkpoint).items()
         if not name.startswith(PROJECTION)
     }
     try:

@@ -22,8 +22,7 @@ from shoestring.show.page.cut import stages
 from shoestring.show.page.document import document
 from shoestring.show.page.figures import blocks, comparison, parts
 from shoestring.show.page.render import compile_all, render, said
-from shoestring.show.page.room_page import page_of, pages
-from shoestring.show.page.stale import staleness
+from shoestring.show.page.room_page import page_of, pages, said_by_room
 from shoestring.show.page.style import STYLE
 from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
 from shoestring.show.page.top import title, top
@@ -38,7 +37,6 @@ SECTIONS: tuple[Section, ...] = (
     process,
     blocks,
     parts,
-    staleness,
     plan,
     runners_up,
     checkpoints,
@@ -56,6 +54,9 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
     """What stands inside <main>."""
+    for own in said_by_room(report, lambda room: [room.whole(report.of_room)]):
+        if own is not None:
+            return own
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
     first: list[str] = [body for body in (losses(report), *metrics(report)) if body]
     if len(first) % 2:

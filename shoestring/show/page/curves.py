@@ -15,7 +15,7 @@ from shoestring.show.page.charts import FEW, Chart, Line
 from shoestring.show.page.drawing import groups
 from shoestring.show.page.render import NONE, render
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import counted, loss_text, number, numbers, rate_unit, step_seconds, step_word
+from shoestring.show.page.words import counted, loss_text, number, numbers, rate_unit, step_seconds, step_word, verb_of
 
 TONES = ("update", "optimizer", "inputs", "buffers", "temporaries")  # of metrics
 MOST_METRICS, MOST_CHARTS, MOST_ROWS, MOST_NAME = 12, 3, 6, 30  # what keeps the page small
@@ -166,5 +166,13 @@ def process(report: Report) -> Markup:
         f" Planning took {about(clock.planning)} before that." if clock is not None and clock.planning >= 0.5 else ""
     )
     return Chart(
-        "memory", "Memory while training", note, (line,), "time", "bytes", "process", zero=True, budget=report.memory
+        "memory",
+        f"Memory while {verb_of(report).going}",
+        note,
+        (line,),
+        "time",
+        "bytes",
+        "process",
+        zero=True,
+        budget=report.memory,
     ).drawn()

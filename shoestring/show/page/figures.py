@@ -55,7 +55,7 @@ def comparison(report: Report) -> Markup:
 
 @dataclass(frozen=True)
 class MemoryGauge:
-    """Memory of this run or of plain training, on one scale with the budget."""
+    """Memory of this run or of the plain one, on one scale with the budget."""
 
     name: str
     size: float
@@ -63,11 +63,11 @@ class MemoryGauge:
 
 
 def gauge(report: Report) -> list[MemoryGauge]:
-    """This run and plain training on one scale, with the budget across."""
+    """This run and the plain one on one scale, with the budget across."""
     budget, used = report.memory, report.measured.get("process_bytes")
     found = [
         ("This run", used, "alert" if used and budget and used > budget else "update"),
-        ("Plain training", report.plan.plain.get("process_bytes"), "other"),
+        (page_of(report).plain, report.plan.plain.get("process_bytes"), "other"),
     ]
     rows = [(name, size, tone) for name, size, tone in found if size]
     most = max([size for _, size, _ in rows] + [1.02 * (budget or 0)])

@@ -20,7 +20,7 @@ from shoestring.show.page.charts import MOST, Chart, Line
 from shoestring.show.page.curves import HELD_OUT, MOST_NAME, metric_line, metric_names, process_line, step_line
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
-from shoestring.show.page.room_page import Cell, RoomCell, page_of, said_by_room
+from shoestring.show.page.room_page import Cell, RoomCell, page_of, pages, said_by_room
 from shoestring.show.page.standing import NO_BETTER, counted_steps, headline, standing, taken_steps, why_ended
 from shoestring.show.page.times import clock_of
 from shoestring.show.page.words import (
@@ -43,7 +43,7 @@ MOST_RUNS, MOST_FLAGS, MOST_METRICS, DRAWN = (
     5,
     8,
 )  # rows and columns that keep the page small; runs that are drawn at first
-GOING_ON = ("planning", "training")
+GOING_ON = ("planning", "running")
 SHORT, MOST_TECHNIQUES = 140, 80  # characters of why a run failed, and of its techniques
 
 
@@ -143,7 +143,7 @@ def bar(report: Report, tone: str) -> Strip | None:
     share, state = share_done(report), state_of(report)
     if share is None or state in ("planning", "finished"):
         return None
-    colour = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}.get(tone, "other")
+    colour = {"running": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}.get(tone, "other")
     return strip(f"{100 * share:.0f} % done", [(0, share, colour)])
 
 
@@ -159,7 +159,8 @@ def overview(runs: Sequence[Summary]) -> Markup:
     """What stands inside <main>, given all runs."""
     shown = sorted(runs, key=lambda one: one.state not in GOING_ON)[:MOST_RUNS]
     words = [one.word.lower() for one in runs if one.word]
-    order = [*(word.lower() for word in STATES.values()), "ended early", "diverged"]
+    going = (page.verb.going for page in pages().values())
+    order = dict.fromkeys(["planning", *going, *(word.lower() for word in STATES.values()), "ended early", "diverged"])
     unread = len(runs) - len(words)
     counts = ", ".join(
         [f"{words.count(word)} {word}" for word in order if word in words] + [f"{unread} not read yet"] * bool(unread)

@@ -13,6 +13,8 @@ from shoestring.planning.quantities import MEASURABLE
 from shoestring.show.page.render import NONE
 
 if TYPE_CHECKING:
+    from markupsafe import Markup
+
     from shoestring.runs.report import Report
     from shoestring.show.page.charts import Line
     from shoestring.show.page.tiles import Tile
@@ -45,8 +47,9 @@ class RoomPage(Generic[P]):
 
     note: ClassVar[str] = (  # below the table of predicted beside measured
         "Highest memory at any moment, and the time of one step. The difference is that of what was measured from what was "
-        "predicted; plain is what training without any technique would need."
+        "predicted; plain is what is needed without any technique."
     )
+    plain: ClassVar[str] = "Without techniques"  # what a run without any technique is called
     at_the_end: ClassVar[tuple[str, ...]] = ()  # its rows that are of the whole run: measured when it is over
     plans_memory: ClassVar[bool] = True  # its plans predict the memory of the process
     fewer_is_early: ClassVar[bool] = False  # a run that finished after fewer steps than it wanted ended early
@@ -54,12 +57,16 @@ class RoomPage(Generic[P]):
     templates: ClassVar[str] = ""  # the package whose templates its sections use
 
     def __init__(self, room: RoomPlugin) -> None:
-        self.counts = room.counts  # what the steps are called
+        self.counts, self.verb = room.counts, room.verb
         self.quantities = room.quantities() or MEASURABLE  # the rows of the table of predicted beside measured
 
     def flags(self, own: P) -> Mapping[str, object]:
         """What was asked for beside the arguments of the job, by name."""
         return {}
+
+    def whole(self, own: P) -> Markup | None:
+        """What stands inside <main>, where nothing of it is as other rooms have it; None: what is common, and its sections."""
+        return None
 
     def sections(self, own: P, report: Report) -> Iterable[str]:
         """Sections as markup, which stand below the first charts; empty ones are left out."""
@@ -104,8 +111,7 @@ def pages() -> Mapping[str, RoomPage[Any]]:
     found: dict[str, RoomPage[Any]] = {}
     for room in installed_rooms():
         with suppress(Exception):
-            if (page := room.page()) is not None:
-                found[room.name] = page
+            found[room.name] = RoomPage(room) if (page := room.page()) is None else page
     return found
 
 

@@ -27,6 +27,7 @@ from shoestring.show.page.words import (
     shortened,
     state_of,
     step_word,
+    verb_of,
 )
 
 NO_BETTER = "no better"  # how `why_ended` begins where validation was no better for long
@@ -60,7 +61,8 @@ def standing(report: Report) -> RunStatus:
         state == "finished" and page_of(report).fewer_is_early and taken_steps(report) < report.steps
     ):  # `ended` says why
         return RunStatus("early", "Ended early", text)
-    return RunStatus(state, STATES.get(state, ""), text)
+    word = verb_of(report).going.capitalize() if state == "running" else STATES.get(state, "")
+    return RunStatus(state, word, text)
 
 
 def diverged(report: Report) -> str:
@@ -84,7 +86,7 @@ def diverged(report: Report) -> str:
     first, last = known[:count], known[-count:]
     before, now = median(first), median(last)
     if min(last) > max(first) and now - before > abs(before):
-        ends = "stands" if state_of(report) == "training" else "ended"
+        ends = "stands" if state_of(report) == "running" else "ended"
         return f"The loss {ends} at {loss_text(now)}, far above the {loss_text(before)} it began with."
     return ""
 
@@ -112,20 +114,22 @@ def headline(report: Report) -> str:
     """Where it stands, in one sentence.
 
     >>> from shoestring.runs.report import Curves
-    >>> headline(Report(state="training", step=3, steps=10, curves=Curves(seconds=[2.0] * 3)))
+    >>> headline(Report(state="running", step=3, steps=10, curves=Curves(seconds=[2.0] * 3)))
     'Step 3 of 10, about 14 s left.'
     >>> headline(Report(state="died", step=3, steps=10))
     'Died at step 3 of 10.'
     """
     state, step, steps = state_of(report), report.step, report.steps
-    budget, left = report.memory, seconds_left(report)
+    budget, left, verb = report.memory, seconds_left(report), verb_of(report)
     if state == "planning":
-        return f"Planning how to train inside {bytes_text(budget)}." if budget else "Planning how to train."
+        return (
+            f"Planning how to {verb.base} inside {bytes_text(budget)}." if budget else f"Planning how to {verb.base}."
+        )
     word = step_word(report)
     place = f"{word} {step:,} of {steps:,}" if steps else f"{word} {step:,}"
-    if state == "training" and not step:
+    if state == "running" and not step:
         return f"The first {word} runs."
-    if state == "training":
+    if state == "running":
         return place.capitalize() + (f", about {about(left)} left." if left else ".")
     if state in ENDED_EARLY:
         return f"{STATES[state]} at {place}." if step else f"{STATES[state]} before the first {word}."
@@ -136,10 +140,10 @@ def verdict(report: Report) -> str:
     """One sentence on how it went.
 
     >>> from shoestring.runs.request import Request
-    >>> asked = Request(job="gpt", memory=600 << 20)
+    >>> asked = Request(job="gpt", memory=600 << 20, room="training")
     >>> verdict(Report(step=40, steps=40, request=asked, measured={"process_bytes": 500 << 20}))
     'Trained 40 steps inside 600 MiB.'
-    >>> verdict(Report(step=300, steps=900, why_ended="no better for 3 validations"))
+    >>> verdict(Report(step=300, steps=900, request=asked, why_ended="no better for 3 validations"))
     'Trained 300 of 900 steps: no better for 3 validations.'
     """
     used, budget = number(report.measured.get("process_bytes")), report.memory
@@ -147,7 +151,7 @@ def verdict(report: Report) -> str:
     steps, ended = taken_steps(report), why_ended(report)
     if not steps and used is None:
         return "Nothing was measured in this run."
-    sentence = f"Trained {counted_steps(report)}" if steps else "Trained"
+    sentence: str = verb_of(report).done.capitalize() + (f" {counted_steps(report)}" if steps else "")
     if diverged(report):
         return f"{sentence}, but the loss diverged."
     if ended == DATA_ENDED:
@@ -166,5 +170,5 @@ def verdict(report: Report) -> str:
     elif used is not None or budget is not None:
         sentence += f" in {bytes_text(used)}" if used is not None else f" with a budget of {bytes_text(budget or 0)}"
     if plain is not None and used is not None and plain > used and report.plan.techniques:  # else nothing to boast of
-        sentence += f"; plain training would have needed {bytes_text(plain)}"
+        sentence += f"; {page_of(report).plain.lower()} would have needed {bytes_text(plain)}"
     return sentence + "."

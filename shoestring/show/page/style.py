@@ -45,13 +45,13 @@ h2{font-size:1.0625rem;font-weight:650;line-height:1.3;margin-bottom:.25rem}
 h1 .pill,.pill{display:inline-flex;align-items:center;gap:.45em;font-size:.8125rem;font-weight:600;line-height:1;
 padding:.4em .75em .4em .65em;border-radius:1em;background:var(--line);color:var(--soft);white-space:nowrap}
 .pill::before{content:"";width:.5em;height:.5em;border-radius:50%;background:currentColor}
-h1 .training,.training.pill,h1 .planning,.planning.pill{color:var(--blue-ink);background:var(--blue-well)}
+h1 .running,.running.pill,h1 .planning,.planning.pill{color:var(--blue-ink);background:var(--blue-well)}
 h1 .finished,.finished.pill{color:var(--green-ink);background:var(--green-well)}
 h1 .early,.early.pill{color:var(--green-ink);background:var(--green-well)}
 h1 .data-ended,.data-ended.pill{color:var(--amber);background:var(--amber-well)}
 h1 .failed,h1 .died,h1 .diverged,.failed.pill,.died.pill,.diverged.pill{color:var(--alert);background:var(--alert-well)}
 h1 .warned,.warned.pill{color:var(--amber);background:var(--amber-well)}
-@media(prefers-reduced-motion:no-preference){.training.pill::before,.planning.pill::before{animation:breathe 2.4s ease-in-out infinite}}
+@media(prefers-reduced-motion:no-preference){.running.pill::before,.planning.pill::before{animation:breathe 2.4s ease-in-out infinite}}
 @keyframes breathe{50%{opacity:.25}}
 .verdict,h1.verdict{font-size:clamp(1.25rem,1.1rem + .6vw,1.5rem);font-weight:650;line-height:1.2;letter-spacing:-.018em;
 margin:.75rem 0 1.25rem;max-width:44em;text-wrap:balance;overflow-wrap:break-word;font-variant-numeric:tabular-nums}

@@ -29,8 +29,9 @@ from shoestring.runs.event import (
 from shoestring.runs.plan_summary import LostPlan, UsedTechnique
 from shoestring.runs.report import Report
 from shoestring.show.page.render import NONE, render, said
+from shoestring.show.page.room_page import page_of
 from shoestring.show.page.times import clock_of
-from shoestring.show.page.words import clock, counted, number, share_text, step_word, warnings_in
+from shoestring.show.page.words import clock, counted, number, share_text, step_word, verb_of, warnings_in
 
 MOST_ROWS, MOST_EVENTS, MOST_CHECKPOINTS, MOST_TEXT = 10, 24, 5, 6000  # what keeps the page small
 BAD = {Warned: "Warning", Failed: "Failed"}  # the word that stands out before an event that is bad news
@@ -62,7 +63,7 @@ def plan(report: Report) -> Markup:
         "plan.html",
         note=f"{level.word.capitalize()}: {level.meaning}." if level is not None else "",
         rows=plan_rows(report.plan.techniques[:MOST_ROWS]),
-        plain="The plain round" if step_word(report) == "round" else "Plain training",
+        plain=page_of(report).plain,
     )
 
 
@@ -99,7 +100,8 @@ def checkpoints(report: Report) -> Markup:
     )
     verb = "is" if len(newest) == 1 else "are"
     there = "none is" if not newest else "it is" if len(found) == 1 else f"{len(newest):,} of them {verb}"
-    note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; training stood still for {seconds_text(stood)} in all{share}."
+    note = f"{counted(len(found), 'checkpoint')} saved, {there} on disk now; "
+    note += f"{verb_of(report).going} stood still for {seconds_text(stood)} in all{share}."
     note += f" The newest {MOST_CHECKPOINTS}:" if len(newest) > MOST_CHECKPOINTS else ""
     rows = [(one, clock(one.time, report.now)) for one in newest[:MOST_CHECKPOINTS]]
     return render("checkpoints.html", note=note, word=step_word(report), rows=rows)
@@ -115,7 +117,7 @@ def events(report: Report) -> Markup:
             clock(group[-1].time, report.now),
             TONES.get(type(group[-1]), ""),
             BAD.get(type(group[-1]), ""),
-            event_line(group, word),
+            event_line(group, word, verb_of(report).going),
         )
         for group in newest
     ]
@@ -125,7 +127,7 @@ def events(report: Report) -> Markup:
     return render("events.html", note=note, rows=rows, earlier=earlier) if rows else Markup()
 
 
-def event_line(group: list[Event], word: str) -> Markup:
+def event_line(group: list[Event], word: str, going: str) -> Markup:
     """A line about an event, or about checkpoints and validations that followed each other."""
     event = group[-1]
     if len(group) > 1 and isinstance(event, Saved | Validated):
@@ -134,16 +136,18 @@ def event_line(group: list[Event], word: str) -> Markup:
         done = [f"validated {counted(tried, 'time')}"] * bool(tried)
         done += [f"saved {counted(saved, 'checkpoint')}"] * bool(saved)
         return said(f"{' and '.join(done).capitalize()}, the last at {word} {event.step:,}")
-    return Markup(". ").join(sentence[:1].upper() + sentence[1:] for sentence in sentences(event, word) if sentence)
+    return Markup(". ").join(
+        sentence[:1].upper() + sentence[1:] for sentence in sentences(event, word, going) if sentence
+    )
 
 
-def sentences(event: Event, word: str) -> Iterator[Markup | str]:
+def sentences(event: Event, word: str, going: str) -> Iterator[Markup | str]:
     match event:
         case Planning():
             yield "Planning" + (f" for {bytes_text(event.memory)}" if event.memory else "")
         case Begun():
-            goes_on = f"Training goes on from {word} {event.step:,}"
-            yield goes_on if event.step else f"Training begins, {counted(event.steps, word)} to do"
+            goes_on = f"{going} goes on from {word} {event.step:,}"
+            yield goes_on if event.step else f"{going} begins, {counted(event.steps, word)} to do"
             yield said(event.how)
         case Saved():
             size, seconds = bytes_text(event.bytes), seconds_text(event.seconds)

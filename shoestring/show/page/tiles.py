@@ -20,6 +20,7 @@ from shoestring.show.page.words import (
     state_of,
     step_seconds,
     step_word,
+    verb_of,
 )
 
 
@@ -39,10 +40,10 @@ def tiles(report: Report) -> Iterator[Tile]:
     losses, one, left = numbers(report.curves.losses), step_seconds(report), seconds_left(report)
     used, budget, word = number(report.measured.get("process_bytes")), report.memory, step_word(report)
     if losses:
-        yield Tile("Training loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
+        yield Tile(f"{verb_of(report).going.capitalize()} loss", loss_text(losses[-1]), f"from {loss_text(losses[0])}")
     yield from best_tiles(report)
     if epochs := report.epochs:
-        going = state_of(report) == "training"
+        going = state_of(report) == "running"
         yield Tile(
             "Epoch" if going else "Epochs", f"{epochs + going:,}", f"{epochs:,} over" if going else "rounds of the data"
         )
@@ -59,11 +60,11 @@ def tiles(report: Report) -> Iterator[Tile]:
         )
     found = clock_of(report)
     trained = found.trained if found else None
-    if state_of(report) == "training" and left is not None:
+    if state_of(report) == "running" and left is not None:
         yield Tile("Time left, about", about(left), f"{about(trained)} so far" if trained is not None else "")
     elif trained:
         yield Tile(
-            "Training time",
+            f"{verb_of(report).going.capitalize()} time",
             about(trained),
             f"and {about(found.planning)} of planning" if found and found.planning >= 0.5 else "",
         )

@@ -47,11 +47,11 @@ def title(report: Report) -> Markup:
     """What the browser's tab says.
 
     >>> from shoestring.runs.request import Request
-    >>> str(title(Report(request=Request(job="gpt"), state="training", step=3, steps=10)))
+    >>> str(title(Report(request=Request(job="gpt", room="training"), state="running", step=3, steps=10)))
     'Training 30 % · gpt · shoestring'
     """
     word, share = standing(report).word, share_done(report)
-    stands = f"{word} {100 * share:.0f} %" if state_of(report) == "training" and share else word
+    stands = f"{word} {100 * share:.0f} %" if state_of(report) == "running" and share else word
     return Markup(" · ").join(word for word in (stands, job_text(report), "shoestring") if word)
 
 
@@ -59,7 +59,7 @@ def progress(report: Report) -> ProgressBar | None:
     share, state = share_done(report), state_of(report)
     if share is None or state in ("planning", "finished", ""):
         return None
-    tones = {"training": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}
+    tones = {"running": "forward", "diverged": "alert", "failed": "alert", "died": "alert"}
     saved = min(report.step, max((one.step for one in report.checkpoints), default=0))
     safe, tone = saved / report.steps, tones.get(standing(report).tone, "other")
     note = saved_text(report.step, saved, step_word(report))

@@ -9,6 +9,7 @@ from math import isfinite
 
 from markupsafe import Markup
 
+from shoestring.core.rooms import Verb
 from shoestring.runs import time_left
 from shoestring.runs.event import Validated, Warned
 from shoestring.runs.report import Report
@@ -17,7 +18,7 @@ from shoestring.show.page.room_page import page_of, said_by_room
 
 STATES = {
     "planning": "Planning",
-    "training": "Training",
+    "running": "Running",
     "finished": "Finished",
     "stopped": "Stopped",
     "failed": "Failed",
@@ -53,6 +54,11 @@ def state_of(report: Report) -> str:
 def step_word(report: Report) -> str:
     """What a run counts: steps, or what its room calls them."""
     return page_of(report).counts
+
+
+def verb_of(report: Report) -> Verb:
+    """What its run does."""
+    return page_of(report).verb
 
 
 def flags_of(report: Report) -> Mapping[str, object]:

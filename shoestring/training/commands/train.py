@@ -52,6 +52,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         asked.plan.inexact,
         asked.plan.plan,
         asked.plan.exact,
+        room="training",
     )
     if workers.nodes is not None and workers.nodes.rank:
         return followed(asked, call, given.path, wanted, workers)

@@ -83,7 +83,7 @@ class ScriptRunByGroup(ScriptRun):
         own = self.own.state_dict() if self.own is not None else {}
         if not own:
             return
-        found = named_weights(checkpoint_of(self.session.folder, None), own, trained=True)
+        found = named_weights(checkpoint_of(self.session.folder, None), trained=True)
         with torch.no_grad():
             for name, tensor in own.items():
                 if name in found:

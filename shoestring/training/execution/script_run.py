@@ -56,11 +56,12 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
     """What a script asks for, and the source of its job."""
     if job.origin is not None:
         path = Path(job.origin.file)
-        asked = request_for(path, dict(job.origin.flags), None, None, False, None)
+        asked = request_for(path, dict(job.origin.flags), None, None, False, None, room="training")
         return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
     text = described(job, model).encode()
     name = f"{type(model).__name__}.py"  # named as a file of it would be
-    return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
+    digest = hashlib.sha256(text).hexdigest()
+    return Request(job=name, source=digest, room="training", environment=environment_now()), text
 
 
 class ScriptRun(RoomRun[TrainingPlan, TrainResult]):

@@ -50,7 +50,7 @@ def test_a_loss_that_went_astray_is_told_apart_from_noise(losses: list[float], w
     )
 
 
-@pytest.mark.parametrize("state", ["finished", "training", "stopped"])
+@pytest.mark.parametrize("state", ["finished", "running", "stopped"])
 def test_a_diverged_run_is_red_whatever_it_does(state: str) -> None:
     text = plain_text(content(made_report(told(state, losses=[2.0] * 60 + [9.0] * 60))))
     assert '<span class="pill diverged">Diverged</span>' in text and '<p class="banner diverged">The loss' in text
@@ -197,7 +197,7 @@ def test_a_value_that_is_not_a_number_never_breaks_the_json() -> None:
         "seconds": [0.1, nan, 0.2],
         "samples_process": [(1, 5), (2, 7), (3, 8)],
     }
-    report = made_report({"state": "training", **odd})
+    report = made_report({"state": "running", **odd})
     text = page(report)
     for key in ("loss", "norm", "rate", "memory"):
         assert chart_of(text, key)["lines"]
@@ -239,6 +239,6 @@ def test_a_hundred_runs_of_ten_thousand_steps_make_a_small_page() -> None:
 def test_the_style_of_every_state_is_there() -> None:
     from shoestring.show.page.style import STYLE
 
-    for state in ("finished", "training", "failed", "died"):
+    for state in ("finished", "running", "failed", "died"):
         assert f".{standing(made_report({'state': state})).tone}.pill" in STYLE
     assert ".diverged.pill" in STYLE and ".data-ended.pill" in STYLE and ".early.pill" in STYLE

@@ -276,7 +276,7 @@ def test_a_run_that_is_resumed_or_begun_afresh_is_followed(tmp_path: Path) -> No
     lock = Lock(path)
     add(path, "begun", pid=1, steps=400, step=100, how="")
     followed.look(10)
-    assert followed.state == "training" and "Step 100 of 400" in followed.view.content
+    assert followed.state == "running" and "Step 100 of 400" in followed.view.content
     path.rename(tmp_path / "aside")
     made_run(path, done=5)
     followed.look(20)

@@ -10,19 +10,13 @@ from typing import Any
 
 import pytest
 
-import shoestring.show.terminal
-import shoestring.training.commands.run_plan
 from shoestring.core.budget import Budget
-from shoestring.core.command import Call
 from shoestring.core.exactness import Exactness
 from shoestring.core.hardware import Hardware
 from shoestring.core.ledger import Ledger
 from shoestring.measure import probe
 from shoestring.measure.timeline import peak
 from shoestring.planning.choose import LENIENT, NOISE, asked_for, best_first
-from shoestring.runs.folder import Folder, Lock
-from shoestring.runs.request import Request
-from shoestring.runs.resume import OpenedRun
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.evidence.earlier import chosen_earlier, place_of, remember_choice
 from shoestring.training.evidence.rehearse import rehearse
@@ -32,13 +26,11 @@ from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
 from shoestring.training.memory.offload_model import OffloadModel
 from shoestring.training.memory.step_in_backward import StepInBackward
-from shoestring.training.options import TrainCommand
 from shoestring.training.plan import training_plan
 from shoestring.training.planner import Planner
 from shoestring.training.predict import Combination
 from shoestring.training.room import combinations
 from tests.models import job
-from tests.records import records
 
 MACHINE = Hardware(cores=2, fault=2.5e-10, huge_fault=1e-10)
 
@@ -191,24 +183,3 @@ def test_a_choice_is_remembered_for_the_same_question_alone(tmp_path: Path, monk
     for damaged in ("", "[]", '{"techniques": [{"name": "Nothing", "knobs": {}}]}', '{"techniques": 3}'):
         place.write_text(damaged)
         assert chosen_earlier(place) is None
-
-
-def test_a_plan_is_kept_before_anything_else_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is killed while the plan is printed goes on with that plan."""
-
-    def killed(*_: Any) -> str:
-        raise KeyboardInterrupt
-
-    outcome = Planner(logs()[0], Hardware()).outcome(8 << 30, forced=())
-    monkeypatch.setattr(
-        shoestring.training.commands.run_plan, "planned", lambda *_, **more: (outcome.chosen, outcome.as_json())
-    )
-    monkeypatch.setattr(shoestring.training.outcome_text, "training_outcome_text", killed)
-    held = OpenedRun(Folder(tmp_path), Lock(tmp_path), Request(job="job.py"), True)
-    with pytest.raises(KeyboardInterrupt):
-        shoestring.training.commands.run_plan.settled_plan(TrainCommand("job.py"), Call("train"), logs()[0], held)
-    assert (
-        Folder(tmp_path).read("plan.json")["chosen"]["techniques"] == []
-        and records(tmp_path)[-1]["event"] == "planning"
-    )
-    held.lock.release()

@@ -32,7 +32,7 @@ from shoestring.data.feed import Feed
 from shoestring.measure.timeline import peak
 from shoestring.runs.checkpoints import draft, publish
 from shoestring.runs.digest import weights_sha256
-from shoestring.runs.export import checkpoint_of, export_peft
+from shoestring.runs.export import WeightsExport, checkpoint_of
 from shoestring.runs.folder import Folder
 from shoestring.training.catalogue import CATALOGUE
 from shoestring.training.conflicts import conflict
@@ -42,6 +42,7 @@ from shoestring.training.evidence.rehearse import prepared, rehearse, tracked
 from shoestring.training.execution.snapshot import restore, snapshot_of
 from shoestring.training.loop import steps
 from shoestring.training.memory.accumulate import Accumulate
+from shoestring.training.memory.adapter_folder import export_adapter
 from shoestring.training.memory.adapters import Adapters
 from shoestring.training.memory.checkpoint import Checkpoint
 from shoestring.training.memory.fused import FusedOptimizer
@@ -485,9 +486,9 @@ def test_a_run_is_exported_with_its_updates_and_for_peft_and_is_refused_under_an
         other.stderr
     )
 
-    finished = checkpoint_of(Folder(Path(__file__).parents[2] / "golden" / "version-2" / "finished"), None)
+    finished = checkpoint_of(Folder(Path(__file__).parents[2] / "golden" / "version-3" / "finished"), None)
     with pytest.raises(Mistake, match="the run trained the model's weights themselves"):
-        export_peft(finished, calm("llama"), tmp_path / "none")
+        export_adapter(WeightsExport(finished, lambda: calm("llama"), tmp_path / "none"))
 
 
 def test_a_tied_weight_that_is_trained_as_it_is_may_be_given_by_any_of_its_names() -> None:

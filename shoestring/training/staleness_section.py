@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from shoestring.runs.report import Pushes, Report
 from shoestring.show.page.drawing import Strip, strip
-from shoestring.show.page.render import render
+from shoestring.show.page.render import renderer
 from shoestring.show.page.words import counted
 
+render = renderer("shoestring.training")
 MOST = 12  # rows
 NOTES = {
     True: "The correction was on: the rate of a step was divided by its staleness.",
     False: "The correction was off: a stale gradient counted as much as a fresh one.",
     None: "Only gradients of the newest weights were used; those that came too late were dropped.",
 }
+
+
+@dataclass(frozen=True)
+class StalenessReport:
+    """Gradients that moved the weights, where workers do not wait for each other (data_parallel/pushes.py)."""
+
+    staleness: Mapping[int, int] = field(default_factory=dict)  # how many were computed on weights so many versions old
+    applied: Mapping[int, int] = field(default_factory=dict)  # how many each worker gave,
+    dropped: Mapping[int, int] = field(default_factory=dict)  # and how many of them came too late
+    corrected: bool | None = None  # whether stale ones counted less; None: they were dropped
 
 
 @dataclass(frozen=True)
@@ -35,12 +46,11 @@ class StaleWorker:
     dropped: int
 
 
-def staleness(report: Report) -> Markup:
+def staleness(told: StalenessReport) -> Markup:
     """Gradients by staleness as bars, and by worker."""
-    told = report.result.state_of_techniques.pushes if report.result is not None else None
-    found = sorted(told.staleness.items()) if told is not None else []
+    found = sorted(told.staleness.items())
     total = sum(count for _, count in found)
-    if told is None or total <= 0:
+    if total <= 0:
         return Markup()
     mean = sum(age * count for age, count in found) / total
     note = (
@@ -58,6 +68,6 @@ def staleness(report: Report) -> Markup:
     return render("staleness.html", note=note, rows=rows, workers=workers(told))
 
 
-def workers(told: Pushes) -> list[StaleWorker]:
+def workers(told: StalenessReport) -> list[StaleWorker]:
     ranks = sorted({*told.applied, *told.dropped})[:MOST]
     return [StaleWorker(rank, told.applied.get(rank, 0), told.dropped.get(rank, 0)) for rank in ranks]
