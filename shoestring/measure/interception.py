@@ -123,5 +123,5 @@ def extent(tensor: Tensor) -> tuple[int, int]:
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     base = storage_address(tensor) or storage_id_of(tensor) << 64
     width = tensor.element_size()
-    first = base + tensor.storage_offset() * width
-    return first, first + (reach + 1) * width * bool(tensor.numel())
+    first = base + int(tensor.storage_offset()) * width
+    return first, first + int(reach + 1) * width * bool(tensor.numel())
