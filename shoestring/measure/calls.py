@@ -86,8 +86,16 @@ def set_attributes(given: Mapping[nn.Module, Mapping[str, Any]]) -> None:
 
 
 def without_caches(value: Any) -> Any:
-    """The value without key-value caches: these are for generation, and filling one twice would be wrong."""
+    """The value without key-value caches of transformers: these are for generation, and filling one twice would be
+    wrong. Blocks of transformers take None instead; what others call a cache may be anything, and is left."""
     if isinstance(value, tuple):
         items = [without_caches(item) for item in value]
         return type(value)(*items) if hasattr(type(value), "_fields") else tuple(items)
-    return None if type(value).__name__.endswith("Cache") else value
+    return None if any(map(is_cache, type(value).__mro__)) else value
+
+
+def is_cache(kind: type) -> bool:
+    return kind.__name__.endswith("Cache") and kind.__module__.partition(".")[0] in (
+        "transformers",
+        "transformers_modules",
+    )

@@ -12,8 +12,8 @@ holds for real tensors (a buffer) once something fake was written to them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -194,7 +194,7 @@ class Stage(DispatchMode):
     def model(self, factory: Callable[[], nn.Module]) -> nn.Module:
         """The factory's model with fake weights; its small buffers are real."""
         self.building = True
-        with self:
+        with self, converting_in_place():
             model = factory()
         self.building = False
         swapped: dict[int, nn.Parameter] = {}
@@ -216,6 +216,27 @@ class Stage(DispatchMode):
         if isinstance(parameter.data, FakeTensor):
             return parameter
         return nn.Parameter(self.fake.from_tensor(parameter.data), parameter.requires_grad)
+
+
+@contextmanager
+def converting_in_place() -> Iterator[None]:
+    """While inside, `module.to(dtype)` converts a fake parameter in place, as it does a real one.
+
+    torch swaps the old and the new one, which fails where the fake mode refers to one of them, and leaves hooks behind.
+    """
+    swap = torch.utils.swap_tensors
+
+    def convert(old: Tensor, new: Tensor) -> None:
+        if isinstance(old, FakeTensor) and isinstance(new, FakeTensor) and old.device == new.device:
+            old.data = new.data
+        else:
+            swap(old, new)
+
+    torch.utils.swap_tensors = convert
+    try:
+        yield
+    finally:
+        torch.utils.swap_tensors = swap
 
 
 def has_fake(args: Any) -> bool:

@@ -3,6 +3,7 @@ weights."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.private import DispatchMode, tree_leaves
+from shoestring.core.private import DispatchMode, storage_address, storage_id_of, tree_leaves
 
 
 @contextmanager
@@ -62,8 +63,65 @@ class Guard(DispatchMode):
         if func.namespace == "aten" and func is not torch.ops.aten.detach.default:
             for leaf in tree_leaves((args, kwargs or {})):
                 if isinstance(leaf, Tensor) and leaf.layout is torch.strided and (name := self.absent(leaf)):
-                    raise Mistake(
-                        f"the model uses the weight {name} outside of the module that it belongs to, where it is "
-                        f"not loaded: {self.advice}"
-                    )
+                    raise Mistake(self.refusal(name))
         return func(*args, **(kwargs or {}))
+
+    def refusal(self, name: str) -> str:
+        return (
+            f"the model uses the weight {name} outside of the module that it belongs to, where it is "
+            f"not loaded: {self.advice}"
+        )
+
+
+class UpdatedGuard(Guard):
+    """Refuses operations of a backward on weights that were updated during it.
+
+    A weight is updated when its gradient is complete. Only uses that autograd does not know of (`weight.detach()`,
+    `weight.data`, a NumPy array of it) can come later, and would silently be given the new numbers.
+    """
+
+    def __init__(self, updated: MemoryRanges, technique: str) -> None:
+        super().__init__(updated.name_at, technique)
+
+    def refusal(self, name: str) -> str:
+        return (
+            f"the model uses the numbers of the weight {name} without a gradient (weight.detach() or weight.data) in a place whose "
+            f"backward comes after {self.advice} has updated the weight: use a copy there (weight.detach().clone()), or plan without "
+            f"{self.advice}"
+        )
+
+
+class MemoryRanges:
+    """Where the numbers of some weights lie, so that tensors which share memory with one are recognised."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int, str]] = []  # (first byte, end, name), in order; weights do not overlap
+
+    def add(self, tensor: Tensor, name: str) -> None:
+        insort(self.found, (*extent(tensor), name))
+
+    def drop_sharing(self, whole: Tensor) -> None:
+        """Forget all that lie in a tensor."""
+        first, end = extent(whole)
+        self.found = [one for one in self.found if not first <= one[0] < end]
+
+    def clear(self) -> None:
+        self.found.clear()
+
+    def name_at(self, tensor: Tensor) -> str:
+        """The name of the weight that a tensor shares numbers with; empty if there is none."""
+        if not self.found:
+            return ""
+        first, end = extent(tensor)
+        place = bisect_left(self.found, (end,)) - 1
+        return self.found[place][2] if place >= 0 and first < self.found[place][1] else ""
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in this process, and the end. Two storages may be the same memory (NumPy's arrays); a
+    fake one has only its identity, which stands far above all addresses."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    base = storage_address(tensor) or storage_id_of(tensor) << 64
+    width = tensor.element_size()
+    first = base + int(tensor.storage_offset()) * width
+    return first, first + int(reach + 1) * width * bool(tensor.numel())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shoestring.core.private import tree_leaves
+from shoestring.core.private import has_gradient_hooks, tree_leaves
 from shoestring.measure.fake import Stage
 from shoestring.measure.tracker import StorageEvent, Tracker
 
@@ -214,3 +214,17 @@ def test_a_fake_backward_makes_the_gradients_that_a_real_one_makes(name: str) ->
             stage = Stage()
             fake = events_of_backward(stage.copy(make()), stage.fake.from_tensor(torch.rand(shape)), wanted, stage)
             assert fake == events_of_backward(make(), torch.rand(shape), wanted, None), wanted
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_factory_may_convert_its_model_and_keeps_hooks_and_shared_weights(dtype: torch.dtype) -> None:
+    def factory() -> nn.Module:
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        first.weight.register_hook(lambda slope: slope * 2)
+        return nn.Sequential(first, second, nn.BatchNorm1d(4)).to(dtype)
+
+    model = Stage().model(factory)
+    assert {value.dtype for value in model.parameters()} == {dtype}
+    assert model[0].weight is model[1].weight and has_gradient_hooks(model[0].weight)  # type: ignore[index]
+    assert torch.utils.swap_tensors.__module__ == "torch.utils"

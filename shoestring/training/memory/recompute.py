@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shoestring.core import random_state
-from shoestring.core.errors import NotRepeatable
+from shoestring.core.errors import Mistake, NotRepeatable
 from shoestring.core.private import storage_id_of, tree_flatten, tree_leaves, tree_unflatten
 from shoestring.core.seams import repeats_user
 from shoestring.measure.calls import without_caches
@@ -70,6 +70,12 @@ CHANGED = (
 OVERWRITES = (
     "the block {} changes its input in place, so it can't be recomputed from its original input; write it without that "
     "(inplace=False), or use a plan without Checkpoint and OffloadModel"
+)
+
+
+DIFFERENTIATED = (
+    "the job differentiates a backward (create_graph=True, for a gradient penalty, say), which needs the weights of blocks after "
+    "they have left memory: use a plan without OffloadModel"
 )
 
 
@@ -238,6 +244,14 @@ def unpack(slot: TensorSlot) -> Tensor:
     return value
 
 
+def unpack_leaving(slot: TensorSlot) -> Tensor:
+    """The same, where a block's weights leave memory after its backward. A backward that is differentiated itself would
+    keep them in its graph, where the numbers of another block would take their place."""
+    if torch.is_grad_enabled():
+        raise Mistake(DIFFERENTIATED)
+    return unpack(slot)
+
+
 def reference_arguments(given: tuple[Any, Any], segment: Segment) -> tuple[Any, list[Any], list[Tensor]]:
     """The tree structure of (args, kwargs), its leaves with tensors replaced by references, and the tensors to hold."""
     leaves, structure = tree_flatten(given)
@@ -284,7 +298,8 @@ def autocast_as(state: tuple[str, bool, torch.dtype, bool]) -> torch.autocast:
 class BlockRecorder:
     """Wraps the blocks of a model during one forward, so that they follow a schedule."""
 
-    def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule) -> None:
+    def __init__(self, blocks: Mapping[str, nn.Module], schedule: Schedule, leaving: bool = False) -> None:
+        self.unpack = unpack_leaving if leaving else unpack  # leaving: whether weights leave memory after their use
         self.names = list(blocks)
         self.blocks = list(blocks.values())
         self.segment_of = {number: item for item in schedule if not isinstance(item, int) for number in flat(item)}
@@ -336,7 +351,7 @@ class BlockRecorder:
             assert segment is not None, "a block with a schedule is in a segment"
             given = [(leaf, version(leaf)) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             call = self.call(forward, number, (args, kwargs), segment, state)
-            with saved_tensors_hooks(self.packing(number, block, segment), unpack):
+            with saved_tensors_hooks(self.packing(number, block, segment), self.unpack):
                 output = forward(*args, **kwargs)
             if any(version(leaf) != before for leaf, before in given):
                 raise NotRepeatable(OVERWRITES.format(self.names[number]))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from shoestring.core.errors import Mistake
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore
 from shoestring.training.memory.offloaded_optimizer import CHUNK, BufferRing, OffloadedOptimizer
 from shoestring.training.memory.recompute import autocast_as, autocast_state
@@ -49,6 +50,7 @@ class RowSplit:
         self.summed = False  # whether gradients of earlier uses wait on disk
         self.complete = True  # whether this is the batch's last micro-batch
         self.steps = True  # whether its gradient is applied at once
+        self.running = False  # whether the backward of a step is running
         self.device = weight.device
         for region, size in self.sizes.items():
             store.reserve(region, size, slots=2 if weight.requires_grad else 1)
@@ -129,6 +131,12 @@ class RowSplit:
 
     def begin_backward(self) -> bool:
         """The backward of one use begins; returns whether it is the last use."""
+        if not self.running:
+            raise Mistake(
+                f"the job runs a backward of its own (torch.autograd.grad in the model, the forward or the loss) through the weight "
+                f"{self.name}, which is computed in parts from disk, and its gradient would count as the step's: use a plan without "
+                f"OffloadModel"
+            )
         self.uses -= 1
         return self.uses == 0
 
@@ -145,7 +153,7 @@ class RowSplit:
             for number in range(len(self.spans)):
                 self.take_gradient(number, torch.zeros(()), last=True)
             self.end_backward(last=True)
-        self.uses = 0
+        self.uses, self.running = 0, False
 
     def forward_of(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         """The function that replaces a module's forward."""

@@ -3,14 +3,15 @@
     gradients  sum_i g_i  ->  max_i g_i          no full set of gradients ever exists
 
 Bit-equal where the optimizer updates every weight independently (core/stepping.py tries that). It can't be combined
-with what needs all gradients first: clipping by their global norm, gradient accumulation, loss scaling.
+with what needs all gradients first: clipping by their global norm, gradient accumulation, loss scaling. A backward that
+reads a weight after its update is refused; the first one is watched for that.
 Lv et al.: Full Parameter Fine-tuning for Large Language Models with Limited Resources (LOMO), 2023, arXiv 2306.09782.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,8 +21,10 @@ from torch import Tensor
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
+from shoestring.core.private import writes_unseen
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision, only
+from shoestring.measure.interception import MemoryRanges, UpdatedGuard
 from shoestring.training.technique import TrainingTechnique
 
 CLIPS = "the job clips gradients by their global norm, which is known only when all of them are there"
@@ -69,17 +72,31 @@ class StepInBackward(TrainingTechnique):
             raise Mistake(f"StepInBackward: {CLIPS}")
         group_of = {parameter: group for group in run.optimizer.param_groups for parameter in group["params"]}
 
+        names: dict[Tensor, str] = {parameter: name for name, parameter in run.model.named_parameters()}
+        updated, checked = MemoryRanges(), False
+
         def step(parameter: Tensor) -> None:
-            with torch.no_grad(), only(run.optimizer, parameter, group_of[parameter]):
+            # autograd refuses late reads of detach() too, and blames the model's code; in the first backward we do
+            unseen = nullcontext() if checked else writes_unseen((parameter,))
+            with torch.no_grad(), only(run.optimizer, parameter, group_of[parameter]), unseen:
                 run.optimizer.step()
             parameter.grad = None
+            if not checked:
+                updated.add(parameter, names.get(parameter, "?"))
 
         def gradients(now: Run, batch: Batch) -> Tensor:
+            def backward(part: Run, value: Tensor) -> None:
+                nonlocal checked
+                with nullcontext() if checked else UpdatedGuard(updated, "StepInBackward"):
+                    now.backward(part, value)
+                checked = True
+                updated.clear()
+
             hooks = [
                 parameter.register_post_accumulate_grad_hook(step) for parameter in group_of if parameter.requires_grad
             ]
             try:
-                return run.gradients(now, batch)
+                return run.gradients(replace(now, backward=backward), batch)
             finally:
                 for hook in hooks:
                     hook.remove()

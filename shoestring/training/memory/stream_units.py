@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from shoestring.core.private import own_parameters
+from shoestring.core.private import has_gradient_hooks, own_parameters
 from shoestring.core.run import Run
 from shoestring.training.memory import offloaded_optimizer
 from shoestring.training.memory.disk_store import AlignedBuffer, pages
@@ -91,6 +91,7 @@ def laid_out(run: Run, names: Mapping[nn.Parameter, str]) -> tuple[list[StreamUn
             isinstance(weight, nn.Parameter)
             and names[weight] in large
             and all(map(can_be_split, owners[weight]))
+            and not has_gradient_hooks(weight)  # the gradients of row ranges pass by autograd
             and (len(owners[weight]) > 1 or weight.numel() * weight.element_size() > largest)
         ):
             split[module] = weight

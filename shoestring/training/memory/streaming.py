@@ -25,7 +25,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.private import storage_id_of
 from shoestring.core.run import Run
 from shoestring.core.run_state import KeepsWeights
-from shoestring.measure.interception import Guard, instead, patched
+from shoestring.measure.interception import Guard, MemoryRanges, UpdatedGuard, instead, patched
 from shoestring.training.memory.disk_store import AlignedBuffer, DiskStore, OnDisk
 from shoestring.training.memory.offloaded_optimizer import SMALL, AccessOrder, BufferRing, OffloadedOptimizer, in_parts
 from shoestring.training.memory.recompute import BlockRecorder
@@ -35,6 +35,7 @@ from shoestring.training.memory.waiting_gradients import WaitingGradients, clipp
 
 UNIT_BUFFERS = 3  # at most so many units in memory at once: one at work, one read ahead, one written behind
 NAME = "stream.bin"
+LAST = "in the backward that steps"  # of a batch's last micro-batch
 
 
 class Streaming(OnDisk, KeepsWeights):
@@ -90,12 +91,13 @@ class Streaming(OnDisk, KeepsWeights):
             one.connect(self.rings[0], self.rings[1], self.offloaded, self.waiting)
         self.accesses = AccessOrder([unit.name for unit in units] + [unit.name for unit in reversed(units[:-1])])
         self.recorder = BlockRecorder(
-            {unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units)))
+            {unit.name: unit.module for unit in units}, tuple((number,) for number in range(len(units))), leaving=True
         )
         self.backward = False  # whether a backward is running
         self.last = True  # whether this is the batch's last micro-batch
         self.stepping = False  # whether waiting gradients are being applied; frozen weights are not needed for that
         self.checked = set[str]()  # passes in which the model was found to use no missing weight
+        self.updated = MemoryRanges()  # weights in memory that the running backward has updated
         self.absent = {parameter: missing(parameter) for parameter in (*self.unit_of, *self.row_splits)}
         self.move_to_disk(write=not run.settings.resumed)
         optimizer = cast(torch.optim.Optimizer, self.offloaded)
@@ -148,6 +150,8 @@ class Streaming(OnDisk, KeepsWeights):
         for parameter in unit.members.values():
             parameter.data = self.absent[parameter]
         unit.evicted |= unit.replayed
+        if unit.buffer is not None:
+            self.updated.drop_sharing(unit.buffer.bytes)
         unit.buffer, unit.loaded, unit.partial = None, False, False
 
     def drop(self, unit: StreamUnit) -> None:
@@ -249,7 +253,10 @@ class Streaming(OnDisk, KeepsWeights):
             yield
             return
         absent = {storage_id_of(value): self.names[parameter] for parameter, value in self.absent.items()}
-        with Guard(lambda leaf: absent.get(storage_id_of(leaf), ""), "plan without OffloadModel"):
+        with (
+            Guard(lambda leaf: absent.get(storage_id_of(leaf), ""), "plan without OffloadModel"),
+            UpdatedGuard(self.updated, "OffloadModel"),
+        ):
             yield
         self.checked.add(where)
 
@@ -269,10 +276,13 @@ class Streaming(OnDisk, KeepsWeights):
 
         def backward(part: Run, value: Tensor) -> None:
             self.begin_piece(part.last)
-            with self.guard("in a backward"):  # a custom autograd function may call parts of a block there
+            with self.guard(
+                LAST if self.last else "in a backward"
+            ):  # a custom autograd function may call parts of a block there
                 now.backward(part, value)
             for split in self.row_splits.values():
                 split.flush()
+            self.updated.clear()
             self.backward = False
 
         try:
@@ -292,7 +302,7 @@ class Streaming(OnDisk, KeepsWeights):
             unit.awaited = {parameter for parameter in unit.members.values() if parameter.requires_grad}
             unit.replayed = unit.evicted = False
         for split in self.row_splits.values():
-            split.complete, split.steps = last, last and not self.clips
+            split.complete, split.steps, split.running = last, last and not self.clips, True
 
     def ready(self, parameter: Tensor) -> None:
         """A gradient is there: apply it, or let it wait."""
@@ -325,6 +335,8 @@ class Streaming(OnDisk, KeepsWeights):
         unit = self.unit_of[parameter]
         self.offloaded.step_one(parameter)
         parameter.grad = None
+        if self.backward and LAST not in self.checked:
+            self.updated.add(parameter, self.names[parameter])
         if self.device.type != "cpu":
             unit.in_buffer(self.names[parameter]).copy_(parameter.data)
         unit.dirty = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -83,6 +84,38 @@ class Making(Remembering):
         if not hasattr(self, "last"):
             self.last = torch.zeros_like(x)
         return super().forward(x)
+
+
+class TableCache:
+    """Something that a model hands to its blocks, and calls so."""
+
+    def __init__(self) -> None:
+        self.table = torch.linspace(0.5, 2.0, 8)
+
+
+class TakesCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, cache: TableCache | None) -> Tensor:
+        return x + torch.tanh(self.into(x if cache is None else x * cache.table))
+
+
+class HandsCache(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.cache = nn.ModuleList(TakesCache() for _ in range(3)), TableCache()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, cache=self.cache)
+        return x
+
+
+def test_a_cache_of_the_model_s_own_reaches_its_blocks() -> None:
+    """Those of transformers are for generation, and left out."""
+    assert verify(replace(moving_job(), model=HandsCache), (Checkpoint(every=1),), 3)[0]
 
 
 def moving_job(block: type[nn.Module] = Moving) -> Job:
