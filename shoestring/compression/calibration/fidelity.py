@@ -179,6 +179,19 @@ class OutputComparison:
         )
 
 
+def vectors_in(tensor: Tensor, how: OutputMeasure) -> int:
+    """How many vectors an output has, or how many numbers if each is compared by itself.
+
+    >>> vectors_in(torch.zeros(2, 64, 8000), OutputMeasure("logits", "r2", -1))
+    128
+    """
+    return (
+        tensor.numel()
+        if how.measure == BINARY or not tensor.dim()
+        else tensor.numel() // max(tensor.shape[how.axis], 1)
+    )
+
+
 def damage_per_vector(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
     """Damage, 1 - fidelity, of every vector; in double precision, because it is a difference of nearly equal numbers.
 
@@ -194,16 +207,23 @@ def damage_per_vector(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tens
             f"other outputs with --output"
         )
     if how.measure == R2:
-        return relative_errors(found.double(), wanted.double(), how)
+        return relative_errors(found, wanted, how)
     if how.measure == BINARY:
-        a, b = found.double(), wanted.double()
-        return -torch.expm1(-bernoulli_divergence(*(logits(one) if how.probabilities else one for one in (a, b))))
+        numbers = zip(*(one.reshape(-1).split(AT_ONCE) for one in (found, wanted)), strict=True)
+        return torch.cat([number_damages(one.double(), other.double(), how) for one, other in numbers]).view(
+            found.shape or 1
+        )
     a, b = found.movedim(how.axis, -1), wanted.movedim(how.axis, -1)
     if not a.numel():
         return vector_damages(a.double(), b.double(), how)
     some = max(1, AT_ONCE // a.shape[-1])  # vectors
     rows = zip(*(one.reshape(-1, one.shape[-1]).split(some) for one in (a, b)), strict=True)
     return torch.cat([vector_damages(one.double(), other.double(), how) for one, other in rows]).reshape(a.shape[:-1])
+
+
+def number_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
+    """Damage of numbers, by binary."""
+    return -torch.expm1(-bernoulli_divergence(*(logits(one) if how.probabilities else one for one in (a, b))))
 
 
 def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
@@ -219,16 +239,33 @@ def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
 
 def relative_errors(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
     """Mean squared error of every sample, relative to the variance."""
-    error = (a - b).square()
     if not a.dim():
-        error = error.reshape(1)
-    if len(how.variance) > 1:
-        shape = [1] * error.dim()
-        shape[how.axis] = len(how.variance)
-        error = error / error.new_tensor(how.variance).reshape(shape)
-    else:
-        error = error / how.variance[0]
-    return error.reshape(len(error), -1).mean(1) if error.numel() else error.reshape(-1)
+        a, b = a.reshape(1), b.reshape(1)
+    if not a.numel():
+        return a.double().reshape(-1)
+    variance, axis = torch.tensor(how.variance, dtype=torch.float64), how.axis % a.dim()
+    own = len(variance) if axis else 1  # numbers that have a variance each
+    a, b = ((one.movedim(axis, -1) if own > 1 else one).reshape(len(one), -1, own) for one in (a, b))
+    errors = torch.cat(
+        [
+            squared_errors(one, other)
+            for one, other in zip(*(one.split(samples_at_once(a)) for one in (a, b)), strict=True)
+        ]
+    )  # (samples, own), summed over the sample's other numbers
+    return errors.div_(variance if own > 1 or len(variance) == 1 else variance[:, None]).sum(1) / a[0].numel()
+
+
+def samples_at_once(a: Tensor) -> int:
+    """Samples (samples, positions, own) that are compared at once."""
+    return max(1, AT_ONCE // a[0].numel())
+
+
+def squared_errors(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of squared errors over positions: (samples, own) of (samples, positions, own)."""
+    total = torch.zeros(len(a), a.shape[2], dtype=torch.float64)
+    for one, other in zip(*(one.split(max(1, AT_ONCE // (len(a) * a.shape[2])), 1) for one in (a, b)), strict=True):
+        total += (one.double() - other.double()).square_().sum(1)
+    return total
 
 
 def logits(probabilities: Tensor) -> Tensor:
