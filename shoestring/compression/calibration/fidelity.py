@@ -30,6 +30,7 @@ TOUCHING = 1e-7  # probabilities are clamped to this distance from 0 and 1
 OWN = 16  # outputs with up to this many numbers per sample have a variance for each; larger ones have one variance
 AT_ONCE = 1 << 18  # numbers compared at once in double precision
 ROUNDING = 2.0  # numbers that vary by less than this many units in the last place of their size are constant
+SURELY = 3.09  # standard deviations: 1 in 1000 normal numbers lies above
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class OutputFidelity:
     worst: float
     count: int  # vectors or numbers compared
     samples: int  # number of samples they came from
-    standard_error: float | None  # of the mean, from the variance between samples
+    standard_error: (
+        float | None
+    )  # of the mean, from the variance between samples, or between batches where these are alike inside
 
     @property
     def damage(self) -> float:
@@ -165,9 +168,8 @@ class OutputComparison:
         each, weight = torch.cat(self.sums), torch.cat(self.counts)
         whole, samples = max(float(weight.sum()), 1.0), len(each)
         mean = float(each.sum()) / whole
-        spread = (
-            float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
-        )
+        by_batch = [sums - mean * counts for sums, counts in zip(self.sums, self.counts, strict=True)]
+        variance = variance_of_mean(torch.cat(by_batch) / whole, torch.stack([one.sum() for one in by_batch]) / whole)
         return OutputFidelity(
             self.how.name,
             self.how.measure,
@@ -175,8 +177,31 @@ class OutputComparison:
             1 - self.worst,
             int(whole),
             samples,
-            None if spread is None else math.sqrt(spread),
+            None if variance is None else math.sqrt(variance),
         )
+
+
+def variance_of_mean(samples: Tensor, batches: Tensor) -> float | None:
+    """Variance of a mean, given what every sample and every batch adds to it beyond the mean.
+
+        n / (n - 1)  sum of squares          of n samples, as if they were independent; of n batches, where they are not
+
+    In contrastive models every sample is compared with all of its batch, so the samples of a batch go wrong together. Batches count if
+    their variance exceeds the samples' by more than chance explains: (k - 1) times the ratio is about chi-squared of k - 1 degrees for k
+    independent batches, whose 99.9th percentile is Wilson and Hilferty's (1931, doi 10.1073/pnas.17.12.684).
+
+    >>> independent, alike = torch.tensor([1.0, -1.0] * 50), torch.tensor([1.0] * 50 + [-1.0] * 50)
+    >>> [round(variance_of_mean(one, one.view(10, 10).sum(1)), 1) for one in (independent, alike)]
+    [101.0, 1111.1]
+    """
+    of_samples, of_batches = (
+        float(one.square().sum()) * len(one) / (len(one) - 1) if len(one) > 1 else None for one in (samples, batches)
+    )
+    if of_samples is None or of_batches is None:
+        return of_samples
+    step = 2 / (9 * (len(batches) - 1))
+    by_chance = (1 - step + SURELY * math.sqrt(step)) ** 3
+    return of_batches if of_batches > by_chance * of_samples else of_samples
 
 
 def vectors_in(tensor: Tensor, how: OutputMeasure) -> int:
