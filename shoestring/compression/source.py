@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.compression.formats.manifest import MANIFEST
+from shoestring.compression.pickled_state import load_state
 from shoestring.compression.weight_source import check_weights, is_weights
 from shoestring.core.batch import Batch, mapped, samples, split
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
-from shoestring.core.regular import regular
 from shoestring.core.weights import PICKLES, as_weights
 from shoestring.data.feed import looking
 from shoestring.jobfile import BUILT_IN, job_path, loaded_job
@@ -72,14 +72,12 @@ def from_weights(path: str, named: Named, flags: Mapping[str, Any], model: nn.Mo
     job = job if job.origin is not None else copy_every_model(job)
     if pickled:
         job = replace(job, weights="")
-        load_state(made := fresh_model(job), Path(path))
+        notes = load_state(made := fresh_model(job), Path(path))
     else:
         job, made = job_with_file(job, path)
-    about = manifest_entries(job)
-    said = None if pickled else weights_taken(made, job)
-    return ModelSource(
-        job, prepare_model(made), about, (said.note,) if said is not None and said.note else (), Path(path).stem
-    )
+        said = weights_taken(made, job)
+        notes = (said.note,) if said is not None and said.note else ()
+    return ModelSource(job, prepare_model(made), manifest_entries(job), notes, Path(path).stem)
 
 
 def job_with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
@@ -93,44 +91,6 @@ def job_with_file(job: Job, path: str) -> tuple[Job, nn.Module]:
             raise
     renamed = replace(job, weights=replace(rules, files=path))
     return renamed, fresh_model(renamed)
-
-
-def load_state(model: nn.Module, path: Path) -> None:
-    """Load a state dict written by torch.save. Only tensors are read (weights_only), so the file can't run code."""
-    try:
-        with open(path, "rb", opener=regular) as file:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types of exceptions
-        raise Mistake(
-            f"{path} is not a state dict of tensors alone ({type(error).__name__}: {first_sentence(error)}), and "
-            f"nothing else is read from a pickle, because it can run code: save only model.state_dict()"
-        ) from error
-    if not isinstance(state, Mapping) or not all(isinstance(one, Tensor) for one in state.values()):
-        inner = (
-            [str(key) for key, one in state.items() if isinstance(one, Mapping)] if isinstance(state, Mapping) else []
-        )
-        raise Mistake(
-            f"{path} holds no state dict, but a {type(state).__name__}{f' with {chr(44).join(inner[:3])} in it' * bool(inner)}"
-            f": save only the model's state_dict()"
-        )
-    own = model.state_dict()
-    for name in sorted({*own, *state}):
-        if name not in state or name not in own:
-            raise Mistake(
-                f"{path} {'has no' if name in own else 'has'} {name}, and the job's model {'has' if name in own else 'has not'}"
-                f": give the job that builds the model of these weights"
-            )
-        if own[name].shape != state[name].shape:
-            raise Mistake(
-                f"{name} has the shape {list(state[name].shape)} in {path} and {list(own[name].shape)} in the job's model: "
-                f"give the job and the flags with which these weights were trained"
-            )
-    model.load_state_dict(dict(state))
-
-
-def first_sentence(error: Exception) -> str:
-    """Of torch's message, which goes on with advice, partly in bold, on how to run the file's code."""
-    return str(error).split("\n")[0].split(". ")[0][:200]
 
 
 def from_job(path: str, flags: Mapping[str, Any]) -> ModelSource:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -44,13 +45,8 @@ def test_weights_that_do_not_fit_are_named_and_pickles_and_missing_jobs_refused(
     with pytest.raises(Mistake, match=r"0\.weight"):
         shoestring.compress(tmp_path / "other.safetensors", tmp_path / "small", use=["Half()"], job=job())
     torch.save(job().model(), tmp_path / "model.pt")
-    torch.save({"model": state, "step": 3}, tmp_path / "nested.pt")
     torch.save({name: one for name, one in state.items() if name != "2.bias"}, tmp_path / "short.pt")
-    for name, said in (
-        ("model.pt", "pickle, because it can run code"),
-        ("nested.pt", "with model in it"),
-        ("short.pt", r"has no 2\.bias"),
-    ):
+    for name, said in (("model.pt", "pickle, because it can run code"), ("short.pt", r"has no 2\.bias")):
         with pytest.raises(Mistake, match=said):
             shoestring.compress(tmp_path / name, tmp_path / "small", use=["Half()"], job=job())
     with pytest.raises(Mistake, match="give job="):
@@ -219,3 +215,68 @@ def test_python_is_told_the_same_of_onnx_files_and_whole_modules_as_the_command_
     with pytest.raises(Mistake, match=r"UnpicklingError: [\w ]+\), and nothing else is read from a pickle") as told:
         shoestring.compress(tmp_path / "model.pt", tmp_path / "small", use=["Half()"], job=job())
     assert "\x1b" not in str(told.value), "torch's advice has parts in bold"
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.body, self.head = nn.Embedding(9, 6), nn.Linear(6, 6), nn.Linear(6, 9, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.head(self.body(self.words(x)).relu()))
+
+
+def checkpoints(state: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """State dicts as people have them."""
+    wrapped = {f"module._orig_mod.{name}": one for name, one in state.items()}
+    return {
+        "alone": state,
+        "wrapped": wrapped,
+        "untied": {name: one for name, one in state.items() if name != "head.weight"},
+        "checkpoint": {
+            "model": wrapped,
+            "optimizer": {"state": {0: {"step": 3}}},
+            "scaler": {"scale": state["body.bias"]},
+        },
+        "lightning": {
+            "state_dict": {f"model.{name}": one for name, one in state.items()},
+            "epoch": 3,
+            "hyper_parameters": {"lr": 0.1},
+        },
+    }
+
+
+@pytest.mark.parametrize("kind", ["alone", "wrapped", "untied", "checkpoint", "lightning"])
+def test_state_dicts_are_found_in_checkpoints_and_without_the_prefix_of_wrappers(tmp_path: Path, kind: str) -> None:
+    job = Job(
+        model=Tied, data=[torch.randint(0, 9, (16, 5)) for _ in range(12)], forward=lambda model, batch: model(batch)
+    )
+    trained = Tied()
+    torch.save(checkpoints(trained.state_dict())[kind], tmp_path / "a.pt")
+    small = shoestring.compress(tmp_path / "a.pt", tmp_path / "small", job=job, use=["Half()"])
+    said = small.model(torch.arange(9)[None])
+    assert torch.allclose(said, trained(torch.arange(9)[None]), atol=1e-2)
+    told = " ".join(small.report["notes"])
+    assert ("under" in told) == (kind in ("checkpoint", "lightning")) and ("begin with" in told) == (
+        kind not in ("alone", "untied")
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"model": Tied().state_dict(), "ema": Tied().state_dict()}, "with model, ema in it"),
+        ({"model": {"model.words.weight": torch.zeros(9, 6)}}, "has no body.bias"),
+        ({"module.words.weight": torch.zeros(9, 6), "extra.words.weight": torch.zeros(9, 6)}, "has no body.bias"),
+        ({}, "holds no state dict"),
+        ([torch.zeros(3)], "holds no state dict, but a list"),
+    ],
+)
+def test_state_dicts_that_are_not_clear_are_refused(tmp_path: Path, held: Any, said: str) -> None:
+    torch.save(held, tmp_path / "a.pt")
+    job = Job(
+        model=Tied, data=[torch.randint(0, 9, (16, 5)) for _ in range(12)], forward=lambda model, batch: model(batch)
+    )
+    with pytest.raises(Mistake, match=said):
+        shoestring.compress(tmp_path / "a.pt", tmp_path / "small", job=job, use=["Half()"])

@@ -27,6 +27,7 @@ from shoestring.compression.calibration.fidelity import (
     OutputMeasure,
     collect_outputs,
     fidelity,
+    vectors_in,
 )
 from shoestring.compression.calibration.latency import LatencyTimer, latency_timer
 from shoestring.compression.calibration.model_outputs import Outputs
@@ -147,10 +148,11 @@ class Calibration:
 
     @cached_property
     def probe(self) -> list[Batch]:
-        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Of a language
-        model every token is compared, so that few samples are enough."""
-        said = self.said([first_samples(self.others[0], 1)])
-        count = max(FEWEST, -(-PROBED // max(min(one.count for one in self.compared(said, said).outputs), 1)))
+        """The batches on which single weights are tried: some samples of each, so that there are short ones and long ones. Where every
+        token or pixel is compared, few samples are enough."""
+        said = self.said([first_samples(self.others[0], 1)])[0]
+        fewest = min(vectors_in(said[one.name], one) for one in self.measures)
+        count = max(FEWEST, -(-PROBED // max(fewest, 1)))
         return join_if_equivalent(
             [first_samples(batch, max(1, count // len(self.others))) for batch in self.others[:count]], self.said
         )

@@ -30,6 +30,7 @@ TOUCHING = 1e-7  # probabilities are clamped to this distance from 0 and 1
 OWN = 16  # outputs with up to this many numbers per sample have a variance for each; larger ones have one variance
 AT_ONCE = 1 << 18  # numbers compared at once in double precision
 ROUNDING = 2.0  # numbers that vary by less than this many units in the last place of their size are constant
+SURELY = 3.09  # standard deviations: 1 in 1000 normal numbers lies above
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class OutputFidelity:
     worst: float
     count: int  # vectors or numbers compared
     samples: int  # number of samples they came from
-    standard_error: float | None  # of the mean, from the variance between samples
+    standard_error: (
+        float | None
+    )  # of the mean, from the variance between samples, or between batches where these are alike inside
 
     @property
     def damage(self) -> float:
@@ -165,9 +168,8 @@ class OutputComparison:
         each, weight = torch.cat(self.sums), torch.cat(self.counts)
         whole, samples = max(float(weight.sum()), 1.0), len(each)
         mean = float(each.sum()) / whole
-        spread = (
-            float(((each - mean * weight) / whole).square().sum()) * samples / (samples - 1) if samples > 1 else None
-        )
+        by_batch = [sums - mean * counts for sums, counts in zip(self.sums, self.counts, strict=True)]
+        variance = variance_of_mean(torch.cat(by_batch) / whole, torch.stack([one.sum() for one in by_batch]) / whole)
         return OutputFidelity(
             self.how.name,
             self.how.measure,
@@ -175,8 +177,44 @@ class OutputComparison:
             1 - self.worst,
             int(whole),
             samples,
-            None if spread is None else math.sqrt(spread),
+            None if variance is None else math.sqrt(variance),
         )
+
+
+def variance_of_mean(samples: Tensor, batches: Tensor) -> float | None:
+    """Variance of a mean, given what every sample and every batch adds to it beyond the mean.
+
+        n / (n - 1)  sum of squares          of n samples, as if they were independent; of n batches, where they are not
+
+    In contrastive models every sample is compared with all of its batch, so the samples of a batch go wrong together. Batches count if
+    their variance exceeds the samples' by more than chance explains: (k - 1) times the ratio is about chi-squared of k - 1 degrees for k
+    independent batches, whose 99.9th percentile is Wilson and Hilferty's (1931, doi 10.1073/pnas.17.12.684).
+
+    >>> independent, alike = torch.tensor([1.0, -1.0] * 50), torch.tensor([1.0] * 50 + [-1.0] * 50)
+    >>> [round(variance_of_mean(one, one.view(10, 10).sum(1)), 1) for one in (independent, alike)]
+    [101.0, 1111.1]
+    """
+    of_samples, of_batches = (
+        float(one.square().sum()) * len(one) / (len(one) - 1) if len(one) > 1 else None for one in (samples, batches)
+    )
+    if of_samples is None or of_batches is None:
+        return of_samples
+    step = 2 / (9 * (len(batches) - 1))
+    by_chance = (1 - step + SURELY * math.sqrt(step)) ** 3
+    return of_batches if of_batches > by_chance * of_samples else of_samples
+
+
+def vectors_in(tensor: Tensor, how: OutputMeasure) -> int:
+    """How many vectors an output has, or how many numbers if each is compared by itself.
+
+    >>> vectors_in(torch.zeros(2, 64, 8000), OutputMeasure("logits", "r2", -1))
+    128
+    """
+    return (
+        tensor.numel()
+        if how.measure == BINARY or not tensor.dim()
+        else tensor.numel() // max(tensor.shape[how.axis], 1)
+    )
 
 
 def damage_per_vector(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tensor:
@@ -194,16 +232,23 @@ def damage_per_vector(found: Tensor, wanted: Tensor, how: OutputMeasure) -> Tens
             f"other outputs with --output"
         )
     if how.measure == R2:
-        return relative_errors(found.double(), wanted.double(), how)
+        return relative_errors(found, wanted, how)
     if how.measure == BINARY:
-        a, b = found.double(), wanted.double()
-        return -torch.expm1(-bernoulli_divergence(*(logits(one) if how.probabilities else one for one in (a, b))))
+        numbers = zip(*(one.reshape(-1).split(AT_ONCE) for one in (found, wanted)), strict=True)
+        return torch.cat([number_damages(one.double(), other.double(), how) for one, other in numbers]).view(
+            found.shape or 1
+        )
     a, b = found.movedim(how.axis, -1), wanted.movedim(how.axis, -1)
     if not a.numel():
         return vector_damages(a.double(), b.double(), how)
     some = max(1, AT_ONCE // a.shape[-1])  # vectors
     rows = zip(*(one.reshape(-1, one.shape[-1]).split(some) for one in (a, b)), strict=True)
     return torch.cat([vector_damages(one.double(), other.double(), how) for one, other in rows]).reshape(a.shape[:-1])
+
+
+def number_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
+    """Damage of numbers, by binary."""
+    return -torch.expm1(-bernoulli_divergence(*(logits(one) if how.probabilities else one for one in (a, b))))
 
 
 def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
@@ -219,16 +264,33 @@ def vector_damages(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
 
 def relative_errors(a: Tensor, b: Tensor, how: OutputMeasure) -> Tensor:
     """Mean squared error of every sample, relative to the variance."""
-    error = (a - b).square()
     if not a.dim():
-        error = error.reshape(1)
-    if len(how.variance) > 1:
-        shape = [1] * error.dim()
-        shape[how.axis] = len(how.variance)
-        error = error / error.new_tensor(how.variance).reshape(shape)
-    else:
-        error = error / how.variance[0]
-    return error.reshape(len(error), -1).mean(1) if error.numel() else error.reshape(-1)
+        a, b = a.reshape(1), b.reshape(1)
+    if not a.numel():
+        return a.double().reshape(-1)
+    variance, axis = torch.tensor(how.variance, dtype=torch.float64), how.axis % a.dim()
+    own = len(variance) if axis else 1  # numbers that have a variance each
+    a, b = ((one.movedim(axis, -1) if own > 1 else one).reshape(len(one), -1, own) for one in (a, b))
+    errors = torch.cat(
+        [
+            squared_errors(one, other)
+            for one, other in zip(*(one.split(samples_at_once(a)) for one in (a, b)), strict=True)
+        ]
+    )  # (samples, own), summed over the sample's other numbers
+    return errors.div_(variance if own > 1 or len(variance) == 1 else variance[:, None]).sum(1) / a[0].numel()
+
+
+def samples_at_once(a: Tensor) -> int:
+    """Samples (samples, positions, own) that are compared at once."""
+    return max(1, AT_ONCE // a[0].numel())
+
+
+def squared_errors(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of squared errors over positions: (samples, own) of (samples, positions, own)."""
+    total = torch.zeros(len(a), a.shape[2], dtype=torch.float64)
+    for one, other in zip(*(one.split(max(1, AT_ONCE // (len(a) * a.shape[2])), 1) for one in (a, b)), strict=True):
+        total += (one.double() - other.double()).square_().sum(1)
+    return total
 
 
 def logits(probabilities: Tensor) -> Tensor:

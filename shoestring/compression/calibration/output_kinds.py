@@ -219,18 +219,22 @@ def measures_of(
 
 
 def some_outputs(model: nn.Module, job: Job, batches: Sequence[Batch], names: Sequence[str]) -> list[Outputs]:
-    """The outputs of batches; if those of all would be large, of the first samples of each."""
+    """The outputs of batches; if those of all would be large, of the first samples of each, and only these are run."""
+    measures = [OutputMeasure(name, COSINE) for name in names]
     found: list[Outputs] = []
+    few: int | None = None  # samples of each batch
     for batch in batches:
-        whole = collect_outputs(model, job.forward, [batch], [OutputMeasure(name, COSINE) for name in names])[0]
-        share = LARGE / (max(sum(one.numel() for one in whole.values()), 1) * len(batches))
-        found.append(
-            {
-                name: one[: max(1, int(share * len(one)))].clone() if one.dim() and share < 1 else one
-                for name, one in whole.items()
-            }
-        )
+        some = batch if few is None else first_samples(batch, few)
+        found += collect_outputs(model, job.forward, [some], measures)
+        if len(found) == 1 and (share := LARGE / (numbers_in(found[0]) * len(batches))) < 1:
+            few = max(1, int(share * max((len(one) for one in found[0].values() if one.dim()), default=1)))
+        if few is not None:
+            found[-1] = {name: one[:few].clone() if one.dim() else one for name, one in found[-1].items()}
     return found
+
+
+def numbers_in(outputs: Outputs) -> int:
+    return max(sum(one.numel() for one in outputs.values()), 1)
 
 
 def add_value_statistics(how: OutputMeasure, said: Sequence[Tensor], watched: OutputMeasure | None) -> OutputMeasure:

@@ -240,13 +240,16 @@ def unfold_patches(
 ) -> Tensor:
     """Input patches that a convolution multiplies its weight with: (positions, in * kernel)."""
     image, kernel = x if x.dim() == weight.dim() else x[None], tuple(weight.shape[2:])
+    stride, padding, dilation = (  # one number is for every dimension: padding="valid" is [0]
+        tuple(one) * len(kernel) if len(one) == 1 else tuple(one) for one in (stride, padding, dilation)
+    )
     if weight.dim() == 3:  # a 1-d convolution: treat it as an image of height 1
         image, kernel = image[..., None, :], (1, *kernel)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     return sample_patches(
         image,
         lambda some: functional.unfold(
-            some, kernel, dilation=tuple(dilation), padding=tuple(padding), stride=tuple(stride)
+            some, kernel, dilation=dilation, padding=padding, stride=stride
         ),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import shoestring
 from shoestring import Job
+from shoestring.compression.calibration.calibration import Calibration
 from shoestring.compression.calibration.fidelity import (
     AT_ONCE,
+    OutputComparison,
     OutputMeasure,
     all_finite,
+    bernoulli_divergence,
     damage_per_vector,
     fidelity,
     measure_from_values,
@@ -85,6 +90,57 @@ def test_vectors_that_are_compared_in_parts_have_the_same_damages(measure: str, 
     how = OutputMeasure("y", measure, axis)
     whole = vector_damages(found.double().movedim(axis, -1), wanted.double().movedim(axis, -1), how)
     assert torch.allclose(damage_per_vector(found, wanted, how), whole, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("numbers", [1, 5])
+@pytest.mark.parametrize("samples", [3, AT_ONCE // 16])
+def test_numbers_that_are_compared_in_parts_have_the_same_damages(numbers: int, samples: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wanted = torch.randn(samples, 5, 2 * AT_ONCE // samples, generator=generator)
+    found = wanted + 0.1 * torch.randn(wanted.shape, generator=generator)
+    how = OutputMeasure("y", "r2", 1, variance=tuple(map(float, range(1, numbers + 1))))
+    whole = ((found.double() - wanted.double()).square() / torch.tensor(how.variance)[:, None]).mean((1, 2))
+    assert torch.allclose(damage_per_vector(found, wanted, how), whole, rtol=1e-12, atol=0)
+    whole = -torch.expm1(-bernoulli_divergence(found.double(), wanted.double()))
+    assert torch.allclose(damage_per_vector(found, wanted, replace(how, measure="binary")), whole, rtol=1e-9, atol=0)
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers of a tensor in double precision that any operator made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        if isinstance(found, Tensor) and found.dtype == torch.float64:
+            self.numbers = max(self.numbers, found.untyped_storage().nbytes() // 8)
+        return found
+
+
+@pytest.mark.parametrize("measure", ["cosine", "kl", "binary", "r2"])
+@pytest.mark.parametrize("samples", [1, 64])
+def test_no_measure_keeps_outputs_in_double_precision_as_a_whole(measure: str, samples: int) -> None:
+    """A language model's logits are larger than its weights, and took five times their memory where they were numbers."""
+    found, wanted = (
+        torch.ones(samples, 16 * AT_ONCE // samples // 8, 8),
+        torch.ones(1).expand(samples, 16 * AT_ONCE // samples // 8, 8),
+    )
+    with Largest() as largest:
+        OutputComparison(OutputMeasure("y", measure, -1, variance=(1.0,))).add(found, wanted)
+    vectors = 0 if measure == "r2" else found.numel() // (1 if measure == "binary" else 8)
+    assert largest.numbers <= max(2 * AT_ONCE, vectors)
+
+
+def test_the_probe_has_few_samples_where_many_tokens_or_pixels_are_compared_as_numbers() -> None:
+    batches = [torch.randn(16, 12, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    study = Calibration(
+        nn.Linear(4, 3),
+        lambda model, batch: model(batch),
+        batches,
+        batches,
+        (OutputMeasure("output", "r2", variance=(1.0,)),),
+    )
+    assert [len(one) for one in study.probe] == [4], "12 vectors of each sample are compared"
 
 
 def test_batches_of_different_lengths_are_one_comparison() -> None:

@@ -142,3 +142,21 @@ def moment_of(layer: nn.Module, x: Tensor) -> Tensor:
     moment = usage["weight"].moment
     assert moment is not None and not usage["weight"].inputs_first
     return moment.dense()
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("how", [{"padding": "valid"}, {"padding": "same"}, {"padding": [1], "stride": [2]}])
+def test_a_convolution_s_moment_is_that_of_its_inputs_however_its_padding_is_written(
+    dims: int, how: dict[str, Any]
+) -> None:
+    """One number stands for every dimension: torch passes padding="valid" on as [0]."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 2, *(7, 6)[:dims], generator=generator)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.randn(4, 2, *(3, 3)[:dims], generator=generator))
+    convolution = nn.functional.conv1d if dims == 1 else nn.functional.conv2d
+    with torch.no_grad(), record_usage(layer, weights_of(layer), Scratch()) as usage:
+        found = convolution(x, layer.weight, **how)
+    moment, flat = usage["weight"].moment, layer.weight.detach().flatten(1)
+    assert moment is not None and usage["weight"].inputs == found.numel() // 4
+    torch.testing.assert_close((flat @ moment.dense() @ flat.T).trace(), found.square().sum())
