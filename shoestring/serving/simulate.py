@@ -10,19 +10,20 @@ next batch; a batch takes what `ServiceTime` says. A percentile is read off the 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import ceil
 
 import numpy as np
 
-from shoestring.serving.batching.policy import Batching, Waiting, next_batch
+from shoestring.serving.batching.policy import SKIPPED, Batching, filled
 from shoestring.serving.service_time import ServiceTime
 
-REQUESTS = 4000  # simulated: a 99th percentile rests on 40 of them
+REQUESTS = 2000  # simulated: a 99th percentile rests on 20 of them
 WARM = 0.1  # fraction of them, at the beginning, that finds the queue emptier than it will be
-AHEAD = 128  # of the oldest waiting that a batch is chosen from
-HALVINGS = 12
+AHEAD = 2 * SKIPPED  # of the oldest waiting that a batch is chosen from
+HALVINGS = 8  # of the interval in which the highest rate is
 SEED = 20260101
 
 
@@ -38,16 +39,21 @@ class Servers:
 
 def waits(servers: Servers, lengths: Sequence[int], rate: float, requests: int = REQUESTS) -> np.ndarray:
     """Seconds from the arrival of each request to its answer."""
-    generator = np.random.default_rng(SEED)
-    arrivals = np.cumsum(generator.exponential(1 / rate, requests))
-    drawn = generator.choice(np.asarray(lengths), requests)
-    return answered(servers, arrivals.tolist(), drawn.tolist()) - arrivals + servers.overhead
+    arrivals, drawn = requests_at(lengths, rate, requests)
+    found: np.ndarray = answered(servers, arrivals, drawn) - arrivals + servers.overhead
+    return found
 
 
 def answered(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int]) -> np.ndarray:
     """When each request is answered."""
-    requests = [Waiting(length, arrived) for length, arrived in zip(lengths, arrivals, strict=True)]
-    done = np.zeros(len(requests))
+    done = np.zeros(len(arrivals))
+    for batch, end in batches(servers, arrivals, lengths):
+        done[batch] = end
+    return done
+
+
+def batches(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int]) -> Iterator[tuple[list[int], float]]:
+    """The batches in the order in which they begin, each with the time at which it ends."""
     free = [0.0] * servers.replicas  # when each replica is
     waiting: list[int] = []  # in order of arrival
     come = 0
@@ -56,13 +62,34 @@ def answered(servers: Servers, arrivals: Sequence[float], lengths: Sequence[int]
         while come < len(arrivals) and arrivals[come] <= now:
             waiting.append(come)
             come += 1
-        places = next_batch([requests[one] for one in waiting[:AHEAD]], servers.batching, now)
+        places = filled([lengths[one] for one in waiting[:AHEAD]], servers.batching)
         batch = [waiting[place] for place in places]
-        for place in sorted(places, reverse=True):
+        for place in reversed(places):
             del waiting[place]
-        done[batch] = end = now + servers.time.seconds([lengths[one] for one in batch])
+        end = now + servers.time.seconds([lengths[one] for one in batch])
         heapq.heappush(free, end)
-    return done
+        yield batch, end
+
+
+def keeps(servers: Servers, lengths: Sequence[int], rate: float, target: float, share: float) -> bool:
+    """Whether this share of the waits is within a target. It ends as soon as too many were not."""
+    arrivals, drawn = requests_at(lengths, rate, REQUESTS)
+    first = int(WARM * REQUESTS)
+    last = REQUESTS - first - 1
+    allowed = last - ceil(share * last)  # as `percentile` counts
+    late = 0
+    for batch, end in batches(servers, arrivals, drawn):
+        late += sum(one >= first and end - arrivals[one] + servers.overhead > target for one in batch)
+        if late > allowed:
+            return False
+    return True
+
+
+def requests_at(lengths: Sequence[int], rate: float, count: int) -> tuple[list[float], list[int]]:
+    """Arrivals and lengths: the same draws for every rate, so that two deployments face the same requests."""
+    generator = np.random.default_rng(SEED)
+    arrivals = np.cumsum(generator.exponential(1 / rate, count))
+    return arrivals.tolist(), generator.choice(np.asarray(lengths), count).tolist()
 
 
 def percentile(found: np.ndarray, share: float) -> float:
@@ -88,6 +115,6 @@ def most_rate(servers: Servers, lengths: tuple[int, ...], target: float, share: 
     low, high = 0.0, 1.0  # as shares of the capacity
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        kept = percentile(waits(servers, lengths, middle * top), share) <= target
+        kept = keeps(servers, lengths, middle * top, target, share)
         low, high = (middle, high) if kept else (low, middle)
     return low * top

@@ -18,7 +18,7 @@ def test_mean_wait_of_one_at_a_time_is_that_of_queueing_theory() -> None:
     """M/D/1: the mean time in the system is s + rho s / (2 (1 - rho)) (Pollaczek, Khinchine)."""
     servers, service = Servers(ServiceTime(0.01, 0, 0, 0, True), ALONE), 0.01
     for load in (0.3, 0.6, 0.8):
-        found = waits(servers, [1], load / service, 40_000)[4000:].mean()
+        found = waits(servers, [1], load / service, 20_000)[2000:].mean()
         assert found == pytest.approx(service + load * service / (2 * (1 - load)), rel=0.05)
 
 

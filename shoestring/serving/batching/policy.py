@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import inf
 
 SIMILAR = 0.75  # padding wastes at most a quarter of what is computed
+SKIPPED = 64  # requests that do not fit before the search for others that do is given up
 
 
 @dataclass(frozen=True)
@@ -48,16 +49,27 @@ def next_batch(waiting: Sequence[Waiting], how: Batching, now: float) -> list[in
         (place for place, one in enumerate(waiting) if one.deadline >= now),
         key=lambda place: (-waiting[place].urgency, waiting[place].arrived),
     )
-    if not order:
+    return [order[place] for place in filled([waiting[place].length for place in order], how)]
+
+
+def filled(lengths: Sequence[int], how: Batching) -> list[int]:
+    """Places of the requests in a batch, of those that wait, in the order in which they are considered.
+
+    >>> filled([10, 90, 12], Batching(tokens=40)), filled([90, 10], Batching(tokens=40)), filled([], Batching(tokens=40))
+    ([0, 2], [0], [])
+    """
+    if not lengths:
         return []
-    taken, total, longest, shortest = [order[0]], *[waiting[order[0]].length] * 3
-    for place in order[1:]:
-        if len(taken) == how.rows:
-            break
-        length = waiting[place].length
+    taken, total, longest, shortest, skipped = [0], *[lengths[0]] * 3, 0
+    for place in range(1, len(lengths)):
+        length = lengths[place]
         most, least = max(longest, length), min(shortest, length)
         size = total + length if how.packed else (len(taken) + 1) * most
         if size <= how.tokens and (how.packed or least >= SIMILAR * most):
             taken.append(place)
             total, longest, shortest = total + length, most, least
+        else:
+            skipped += 1
+        if len(taken) == how.rows or skipped == SKIPPED:
+            break
     return taken
