@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 
-
 class Unpackable(Exception):
     """These samples, or this model, can't be computed packed; the text says why."""
 
@@ -141,7 +140,9 @@ class PackedAttention:
         # In memory (1, total, heads, width), as the projection that follows wants it
         result = query.new_empty(1, self.rows.total, query.shape[1], value.shape[-1])
         for number, group in enumerate(self.rows.groups):
-            q, k, v = (one[0, :, group.positions].unflatten(1, group.shape).transpose(0, 1) for one in (query, key, value))
+            q, k, v = (
+                one[0, :, group.positions].unflatten(1, group.shape).transpose(0, 1) for one in (query, key, value)
+            )
             mask = combined([parts[number] for parts in masks])
             found = ATTENTION(q, k, v, attn_mask=mask, is_causal=is_causal, **named)
             result[0, group.positions].unflatten(0, group.shape).copy_(found.transpose(1, 2))

@@ -33,9 +33,7 @@ class References:
     def difference(self, answers: Callable[[Sequence[Sample]], Answers], numbers: Sequence[int]) -> float:
         """How far the answers to one batch are from the model alone."""
         found = answers([self.samples[number] for number in numbers])
-        return max(
-            difference(self.alone[number], one, self.alone) for number, one in zip(numbers, found, strict=True)
-        )
+        return max(difference(self.alone[number], one, self.alone) for number, one in zip(numbers, found, strict=True))
 
     def largest_difference(self, answers: Callable[[Sequence[Sample]], Answers]) -> float:
         return max(self.difference(answers, numbers) for numbers in self.batches)
@@ -43,7 +41,11 @@ class References:
 
 def references(compute: Compute, interface: ModelInterface) -> References:
     samples = compared_samples(compute, interface)
-    return References(tuple(samples), answers_alone(compute, interface.inputs, interface.outputs, samples), tuple(compared_batches(samples)))
+    return References(
+        tuple(samples),
+        answers_alone(compute, interface.inputs, interface.outputs, samples),
+        tuple(compared_batches(samples)),
+    )
 
 
 def compared_samples(compute: Compute, interface: ModelInterface) -> list[Sample]:
@@ -76,7 +78,13 @@ def compared_batches(samples: Sequence[Sample]) -> list[tuple[int, ...]]:
     equal = [number for number in small if [one.length for one in samples].count(samples[number].length) > 1]
     return [
         tuple(dict.fromkeys(one))
-        for one in (mixed, small, [number for number in equal if samples[number].length == samples[equal[0]].length], [0, last, min(1, last)], [last])
+        for one in (
+            mixed,
+            small,
+            [number for number in equal if samples[number].length == samples[equal[0]].length],
+            [0, last, min(1, last)],
+            [last],
+        )
         if one
     ]
 
@@ -90,7 +98,9 @@ def difference(wanted: Tensors, found: Tensors, all_wanted: Sequence[Tensors] = 
     """
     if wanted.keys() != found.keys():
         return math.inf
-    return max((apart(one, found[name], [each[name] for each in all_wanted]) for name, one in wanted.items()), default=0.0)
+    return max(
+        (apart(one, found[name], [each[name] for each in all_wanted]) for name, one in wanted.items()), default=0.0
+    )
 
 
 def apart(wanted: Tensor, found: Tensor, others: Sequence[Tensor]) -> float:
@@ -99,7 +109,9 @@ def apart(wanted: Tensor, found: Tensor, others: Sequence[Tensor]) -> float:
     if not wanted.is_floating_point():
         return 0.0 if torch.equal(wanted, found) else math.inf
     finite = wanted.isfinite()
-    if not torch.equal(finite, found.isfinite()) or not torch.equal(wanted[~finite].nan_to_num(), found[~finite].nan_to_num()):
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(
+        wanted[~finite].nan_to_num(), found[~finite].nan_to_num()
+    ):
         return math.inf
     if not finite.any():
         return 0.0
@@ -108,4 +120,6 @@ def apart(wanted: Tensor, found: Tensor, others: Sequence[Tensor]) -> float:
 
 def largest(tensors: Sequence[Tensor]) -> float:
     """The largest finite number; 1 if there is none but zeros."""
-    return max((float(kept.abs().max()) for one in tensors if (kept := one[one.isfinite()]).numel()), default=0.0) or 1.0
+    return (
+        max((float(kept.abs().max()) for one in tensors if (kept := one[one.isfinite()]).numel()), default=0.0) or 1.0
+    )

@@ -58,11 +58,7 @@ class BatchInputs:
         """A sample of what an `answer` yields: a mapping of tensors, a tuple of tensors or a tensor."""
         found = self.by_name(value)
         tensors = {form.name: without_batch_axis(found[form.name], form) for form in self.given}
-        sizes = {
-            form.name: tensors[form.name].shape[form.axis]
-            for form in self.given
-            if form.axis is not None
-        }
+        sizes = {form.name: tensors[form.name].shape[form.axis] for form in self.given if form.axis is not None}
         return Sample(tensors, max(sizes.values(), default=1))
 
     def by_name(self, value: Any) -> Mapping[str, Tensor]:
@@ -89,7 +85,9 @@ class BatchInputs:
     def cropped(self, sample: Sample, length: int) -> Sample:
         """The first positions of a sample."""
         kept = {
-            form.name: sample.inputs[form.name].narrow(form.axis, 0, min(length, sample.inputs[form.name].shape[form.axis]))
+            form.name: sample.inputs[form.name].narrow(
+                form.axis, 0, min(length, sample.inputs[form.name].shape[form.axis])
+            )
             if form.axis is not None
             else sample.inputs[form.name]
             for form in self.given

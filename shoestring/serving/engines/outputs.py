@@ -105,7 +105,9 @@ def output_form(
         for axis in varying
     )
     dtype = str(output.dtype).removeprefix("torch.")
-    return OutputForm(name, dtype, tuple(-1 if axis in varying else size for axis, size in enumerate(shape)), rows, axes)
+    return OutputForm(
+        name, dtype, tuple(-1 if axis in varying else size for axis, size in enumerate(shape)), rows, axes
+    )
 
 
 def sizes_at(
@@ -120,7 +122,9 @@ def sizes_at(
     return size
 
 
-def answers_alone(compute: Compute, inputs: BatchInputs, forms: Sequence[OutputForm], samples: Sequence[Sample]) -> Answers:
+def answers_alone(
+    compute: Compute, inputs: BatchInputs, forms: Sequence[OutputForm], samples: Sequence[Sample]
+) -> Answers:
     """Every sample in a batch of its own: what all other ways are compared with."""
     whole = [OutputForm(form.name, form.dtype, form.shape, form.rows) for form in forms]
     return [split(compute(inputs.batch([one])), whole, [one])[0] for one in samples]

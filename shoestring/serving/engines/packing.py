@@ -3,18 +3,19 @@
     ids (n, longest) -> embeddings -> (n, longest, width)           the user's own code
                                          | pack
                                       (1, total, width) -> block -> block -> ... -> block
-                                         | unpack                     attention sample by sample (attention.py)
+                                         | unpack             attention sample by sample (attention.py)
     pooler, head     <-               (n, longest, width)           the user's own code
 
 The model is called with the ordinary padded batch. Blocks apply linear layers, norms and activations to each position by
-itself, so only attention needs to know where a sample ends. Whether a model is of this kind is tried (packing_trial.py).
+itself, so only attention needs to know where a sample ends. What follows may stay packed as well: a language model's head
+is larger than its blocks. Whether a model is of this kind is tried (packing_trial.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -39,6 +40,14 @@ class Axes(Enum):
     OTHER = "not by position, or a mask"
 
 
+class Unpack(Enum):
+    """Where states are unpacked: the later, the less is computed on padding."""
+
+    NEVER = "what follows the blocks goes position by position too, and outputs are packed"
+    AFTER_LAST = "after the last block"
+    AFTER_EACH = "after each block, because something between them knows samples"
+
+
 Path = tuple[Any, ...]  # where a tensor is among the arguments: names and numbers
 
 
@@ -50,7 +59,7 @@ class Packing:
     calls: int  # of blocks, in a forward
     axes: Mapping[tuple[str, Path], Axes]  # of the blocks' tensor arguments
     rule: LengthRule  # positions in the blocks by the length of a sample
-    chained: bool = True  # whether states stay packed from block to block
+    unpack: Unpack = Unpack.NEVER
 
 
 class PackedPass:
@@ -72,11 +81,15 @@ class PackedPass:
             args, kwargs = changed((args, kwargs), lambda path, leaf: self.entering(name, path, leaf))
             with self.mode:
                 output = inner(*args, **kwargs)
-            if self.packing.chained and self.called < self.packing.calls:
+            if self.stays_packed():
                 return output
             return changed(output, lambda path, leaf: self.leaving(leaf))
 
         return forward
+
+    def stays_packed(self) -> bool:
+        unpack = self.packing.unpack
+        return unpack is Unpack.NEVER or (unpack is Unpack.AFTER_LAST and self.called < self.packing.calls)
 
     def entering(self, name: str, path: Path, leaf: Tensor) -> Tensor:
         axes = self.packing.axes.get((name, path))
@@ -92,7 +105,9 @@ class PackedPass:
         at = 1 if axes is Axes.ROWS else 0
         rows = () if axes is Axes.POSITIONS else (leaf.shape[1 - at],)
         if leaf.shape[at] != self.rows.longest or any(size not in (1, self.rows.count) for size in rows):
-            raise Unpackable(f"a block was given a tensor of the shape {tuple(leaf.shape)} for {self.rows.count} samples")
+            raise Unpackable(
+                f"a block was given a tensor of the shape {tuple(leaf.shape)} for {self.rows.count} samples"
+            )
         if axes is Axes.POSITIONS:
             return leaf.index_select(0, self.rows.positions)
         return self.rows.pack(leaf) if axes is Axes.ROWS else self.rows.pack(leaf.transpose(0, 1)).transpose(0, 1)
@@ -121,8 +136,10 @@ def changed(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) 
     if type(value) in (tuple, list):
         return type(value)(changed(one, change, (*path, at)) for at, one in enumerate(value))
     if isinstance(value, dict):
-        for key in value:  # in place: a model's own output, or keywords of this call
-            value[key] = changed(value[key], change, (*path, key))
+        copied = copy(value)  # perhaps a dataclass of outputs, as in transformers
+        for key in value:
+            copied[key] = changed(value[key], change, (*path, key))
+        return copied
     return value
 
 

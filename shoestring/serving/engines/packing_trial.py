@@ -5,11 +5,9 @@ answer is what the model says to the sample alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -20,7 +18,7 @@ from shoestring.serving.engines.attention import AttentionCalls, Unpackable
 from shoestring.serving.engines.comparison import References
 from shoestring.serving.engines.lengths import LengthRule, length_rule
 from shoestring.serving.engines.outputs import Compute
-from shoestring.serving.engines.packing import Axes, Packing, Path, changed, ordinary_layers, packed_answers
+from shoestring.serving.engines.packing import Axes, Packing, Path, Unpack, changed, ordinary_layers, packed_answers
 from shoestring.serving.engines.position_mixing import mixing_module
 from shoestring.serving.engines.signature import ModelInterface
 from shoestring.serving.sample import Sample
@@ -46,19 +44,18 @@ def try_packing(
         try:
             packing = observed(compute, interface, seen, region)
             why = ""
-            for chained in (True, False):
-                why = why_wrong(model, compute, interface, replace(packing, chained=chained), seen, tolerance)
+            for unpack in Unpack:
+                tried = replace(packing, unpack=unpack)
+                why = why_wrong(compute, interface, tried, seen, tolerance)
                 if not why:
-                    return Tried(replace(packing, chained=chained))
+                    return Tried(tried)
             whys.append(why)
         except Unpackable as error:
             whys.append(str(error))
     return Tried(None, whys[0] if whys else "attention is outside of repeated blocks")
 
 
-def why_wrong(
-    model: nn.Module, compute: Compute, interface: ModelInterface, packing: Packing, seen: References, tolerance: float
-) -> str:
+def why_wrong(compute: Compute, interface: ModelInterface, packing: Packing, seen: References, tolerance: float) -> str:
     """Why answers of a packing are wrong; empty if they are right."""
     for numbers in seen.batches:
         try:
@@ -68,15 +65,17 @@ def why_wrong(
         except Exception as error:  # of the model's own code, which does not expect such shapes
             return f"its blocks can't take packed states ({error_sentence(error)})"
         if not differs <= tolerance:
-            found = mixing_module(model, compute, interface, packing, [seen.samples[number] for number in numbers], tolerance)
-            return f"{found}outputs differ by {differs:.1e}"
+            found = mixing_module(compute, interface, packing, [seen.samples[number] for number in numbers], tolerance)
+            return f"{found}: outputs differ by {differs:.1e}"
     return ""
 
 
 # Where attention is
 
 
-def attention_stacks(model: nn.Module, compute: Compute, interface: ModelInterface, sample: Sample) -> list[tuple[str, ...]]:
+def attention_stacks(
+    model: nn.Module, compute: Compute, interface: ModelInterface, sample: Sample
+) -> list[tuple[str, ...]]:
     """For every call of attention, the modules around it by name, outermost first."""
     inside: list[str] = []
     found: list[tuple[str, ...]] = []
@@ -90,7 +89,10 @@ def attention_stacks(model: nn.Module, compute: Compute, interface: ModelInterfa
     handles = [
         handle
         for name, module in model.named_modules()
-        for handle in (module.register_forward_pre_hook(entered(name)), module.register_forward_hook(left, always_call=True))
+        for handle in (
+            module.register_forward_pre_hook(entered(name)),
+            module.register_forward_hook(left, always_call=True),
+        )
     ]
     original = F.scaled_dot_product_attention
 
@@ -123,9 +125,7 @@ def regions(model: nn.Module, stacks: Sequence[tuple[str, ...]]) -> Iterator[dic
 # What blocks are given
 
 
-def observed(
-    compute: Compute, interface: ModelInterface, seen: References, region: Mapping[str, nn.Module]
-) -> Packing:
+def observed(compute: Compute, interface: ModelInterface, seen: References, region: Mapping[str, nn.Module]) -> Packing:
     """What the blocks of a region are given, seen in padded batches of several sizes."""
     rule = positions_rule(compute, interface, seen, region)
     axes: dict[tuple[str, Path], set[Axes]] = {}
@@ -175,7 +175,7 @@ def arguments(
     def around(name: str, inner: Any) -> Any:
         def forward(*args: Any, **kwargs: Any) -> Any:
             leaves: dict[Path, Tensor] = {}
-            changed((args, kwargs), lambda path, leaf: leaves.setdefault(path, leaf))
+            changed((args, kwargs), leaves.setdefault)
             found.append((name, leaves))
             return inner(*args, **kwargs)
 

@@ -20,14 +20,9 @@ Calls = list[tuple[str, Tensor]]  # name of a module, its output
 
 
 def mixing_module(
-    model: nn.Module,
-    compute: Compute,
-    interface: ModelInterface,
-    packing: Packing,
-    samples: Sequence[Sample],
-    tolerance: float,
+    compute: Compute, interface: ModelInterface, packing: Packing, samples: Sequence[Sample], tolerance: float
 ) -> str:
-    """A sentence about the module; empty if none is found."""
+    """What mixes positions."""
     samples = sorted(samples, key=lambda one: one.length)
     lengths = [packing.rule(one.length) for one in samples]
     leaves = leaves_in(packing.blocks)
@@ -42,9 +37,11 @@ def mixing_module(
         own = [calls[at][1] for calls in alone if at < len(calls) and calls[at][0] == name]
         if len(own) == len(samples) and not agree(output, own, lengths, tolerance):
             kind = type(leaves[name])
-            where = "something before" if issubclass(kind, POSITIONWISE) else ""
-            return f"blocks mix positions otherwise ({where}{' ' * bool(where)}{name}, {kind.__name__}); "
-    return ""
+            if not at:
+                return "what comes before its blocks depends on padding"
+            before = "something before " if issubclass(kind, POSITIONWISE) else ""
+            return f"blocks mix positions otherwise ({before}{name}, {kind.__name__})"
+    return "what follows its blocks depends on padding"
 
 
 def leaves_in(blocks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
@@ -75,10 +72,10 @@ def noted(leaves: Mapping[str, nn.Module]) -> Iterator[Calls]:
 def agree(packed: Tensor, alone: Sequence[Tensor], lengths: Sequence[int], tolerance: float) -> bool:
     """Whether a packed output consists of the samples' own."""
     axis = next((axis for axis, size in enumerate(packed.shape) if size == sum(lengths)), None)
-    if axis is None or any(one.ndim != packed.ndim or one.shape[axis] != length for one, length in zip(alone, lengths, strict=True)):
+    if axis is None or any(
+        one.ndim != packed.ndim or one.shape[axis] != length for one, length in zip(alone, lengths, strict=True)
+    ):
         return False
     parts = packed.split(list(lengths), axis)
     wanted = [{"output": one} for one in alone]
-    return all(
-        difference(one, {"output": part}, wanted) <= tolerance for one, part in zip(wanted, parts, strict=True)
-    )
+    return all(difference(one, {"output": part}, wanted) <= tolerance for one, part in zip(wanted, parts, strict=True))

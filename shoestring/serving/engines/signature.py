@@ -6,7 +6,7 @@ varies if the samples differ there, or else if the model also takes less of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ from shoestring.compression.onnx.interface import (
     outputs_of,
     without_keys,
 )
-from shoestring.core.batch import Batch, mapped, samples as count_of
+from shoestring.core.batch import Batch, mapped
+from shoestring.core.batch import samples as count_of
 from shoestring.core.errors import Mistake
 from shoestring.serving.engines.inputs import BatchInputs, InputForm, emptied
 from shoestring.serving.engines.outputs import Compute, OutputForm, output_forms
@@ -87,11 +88,11 @@ def from_values(values: Sequence[Any]) -> tuple[BatchInputs, list[Sample]]:
     """Inputs from what an `answer` yields: without a first axis of size 1 that all its tensors have."""
     first = [dict(named_tensors(one)) for one in values]
     if not first[0] or any(one.keys() != first[0].keys() for one in first):
-        raise Mistake("the job's answer must yield a mapping of tensors, a tuple of tensors or a tensor, with the same names each time")
+        raise Mistake(
+            "the job's answer must yield a mapping of tensors, a tuple of tensors or a tensor, with the same names each time"
+        )
     batched = all(tensor.ndim and tensor.shape[0] == 1 for one in first for tensor in one.values())
-    samples = [
-        Sample({name: tensor[0] if batched else tensor for name, tensor in one.items()}, 1) for one in first
-    ]
+    samples = [Sample({name: tensor[0] if batched else tensor for name, tensor in one.items()}, 1) for one in first]
     template = values[0] if not isinstance(values[0], Mapping) else {name: values[0][name] for name in values[0]}
     return BatchInputs(forms_of(samples), emptied(template)), samples
 
@@ -105,7 +106,11 @@ def from_batches(model: nn.Module, forward: Forward, batches: Sequence[Batch]) -
         return without_leaves(without_keys(batch, interface.labels) if interface.labels else batch, unread)
 
     template = kept(batches[0])
-    names = [name for name, (place, _) in zip(interface.names, named_tensors(interface.part(batches[0])), strict=True) if place not in unread]
+    names = [
+        name
+        for name, (place, _) in zip(interface.names, named_tensors(interface.part(batches[0])), strict=True)
+        if place not in unread
+    ]
     rows = (row for batch in batches for row in rows_of_batch(kept(batch), names))
     samples = [Sample(row, 1) for row, _ in zip(rows, range(KEPT), strict=False)]
     return BatchInputs(forms_of(samples), emptied(template)), samples
@@ -169,7 +174,9 @@ def forms_of(samples: Sequence[Sample]) -> tuple[InputForm, ...]:
     for name, tensor in samples[0].inputs.items():
         shapes = {tuple(one.inputs[name].shape) for one in samples}
         if len({len(shape) for shape in shapes}) > 1:
-            raise Mistake(f"{name} has {sorted(map(len, shapes))} axes in different samples: it must always have as many")
+            raise Mistake(
+                f"{name} has {sorted(map(len, shapes))} axes in different samples: it must always have as many"
+            )
         sizes = tuple(size.pop() if len(size := set(one)) == 1 else -1 for one in zip(*shapes, strict=True))
         if sizes.count(-1) > 1:
             raise Mistake(

@@ -48,7 +48,9 @@ class Believed:
     why: str = ""
 
 
-def way_together(compute: Compute, interface: ModelInterface, seen: References, tolerance: float, model: nn.Module | None = None) -> Believed:
+def way_together(
+    compute: Compute, interface: ModelInterface, seen: References, tolerance: float, model: nn.Module | None = None
+) -> Believed:
     """The best way of computing samples together without packing. `model` knows which numbers are padding."""
     if not interface.varies:
         differs = differences(compute, interface, Together.EQUAL, seen)
