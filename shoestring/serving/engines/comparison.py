@@ -58,7 +58,27 @@ def compared_samples(compute: Compute, interface: ModelInterface) -> list[Sample
     most = max(least, min(SMALL, found[-1].length - 1)) if least < SMALL else found[-1].length
     lengths = [least, *(least + (most - least) * part // 8 for part in (1, 3, 3, 5)), most]
     longest_first = found[::-1]
-    return [crop(fitting(longest_first, number, length), length) for number, length in enumerate(lengths)] + [found[-1]]
+    small = [crop(fitting(longest_first, number, length), length) for number, length in enumerate(lengths)]
+    return [*small[:-1], other_end(small[-1], interface), found[-1]]
+
+
+def other_end(sample: Sample, interface: ModelInterface) -> Sample:
+    """A sample whose masks and kinds of tokens, which hold only 0 and 1, have the other one at the end of it: so padding in
+    a sample, which a tokenizer may make, is compared too."""
+    flipped = dict(sample.inputs)
+    for form in interface.inputs.given:
+        values = sample.inputs[form.name]
+        if form.axis is not None and holds_bits(values):
+            start = values.shape[form.axis] - values.shape[form.axis] // 3
+            changed = flipped[form.name] = values.clone()
+            end = changed.narrow(form.axis, start, values.shape[form.axis] - start)
+            end.copy_((end == 0).to(end.dtype))
+    return Sample(flipped, sample.length)
+
+
+def holds_bits(values: Tensor) -> bool:
+    """Whether these are whole numbers, and only 0 and 1."""
+    return not values.is_floating_point() and not values.is_complex() and bool(((values == 0) | (values == 1)).all())
 
 
 def fitting(samples: Sequence[Sample], number: int, length: int) -> Sample:

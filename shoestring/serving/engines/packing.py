@@ -13,14 +13,12 @@ is larger than its blocks. Whether a model is of this kind is tried (packing_tri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from shoestring.measure.interception import patched
@@ -143,32 +141,21 @@ def changed(value: Any, change: Callable[[Path, Tensor], Any], path: Path = ()) 
     return value
 
 
-@contextmanager
-def ordinary_layers() -> Iterator[None]:
-    """While inside, torch's transformer layers take no path of their own through nested tensors."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def packed_answers(compute: Compute, interface: ModelInterface, packing: Packing, samples: Sequence[Sample]) -> Answers:
     """Answers to samples of any lengths; raises Unpackable if they can't be had packed."""
     order = sorted(range(len(samples)), key=lambda number: samples[number].length)
     ordered = [samples[number] for number in order]
     lengths = [packing.rule(one.length) for one in ordered]
     batch = interface.inputs.batch(ordered)
-    with ordinary_layers():
-        if len(set(lengths)) == 1:
-            rows, outputs = None, compute(batch)
-        else:
-            rows = PackedRows(lengths)
-            passed = PackedPass(packing, rows)
-            with patched({block: passed.around(name, block) for name, block in packing.blocks.items()}):
-                outputs = compute(batch)
-            passed.ended()
+    rows = None
+    if len(set(lengths)) == 1:
+        outputs = compute(batch)
+    else:
+        rows = PackedRows(lengths)
+        passed = PackedPass(packing, rows)
+        with patched({block: passed.around(name, block) for name, block in packing.blocks.items()}):
+            outputs = compute(batch)
+        passed.ended()
     found: list[Tensors] = [{}] * len(samples)
     starts = starts_of(lengths)
     for row, number in enumerate(order):

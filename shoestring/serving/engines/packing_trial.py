@@ -18,7 +18,7 @@ from shoestring.serving.engines.attention import AttentionCalls, Unpackable
 from shoestring.serving.engines.comparison import References
 from shoestring.serving.engines.lengths import LengthRule, length_rule
 from shoestring.serving.engines.outputs import Compute
-from shoestring.serving.engines.packing import Axes, Packing, Path, Unpack, changed, ordinary_layers, packed_answers
+from shoestring.serving.engines.packing import Axes, Packing, Path, Unpack, changed, packed_answers
 from shoestring.serving.engines.position_mixing import mixing_module
 from shoestring.serving.engines.signature import ModelInterface
 from shoestring.serving.sample import Sample
@@ -101,7 +101,7 @@ def attention_stacks(
         return original(*args, **kwargs)
 
     try:
-        with ordinary_layers(), AttentionCalls(really):
+        with AttentionCalls(really):
             compute(interface.inputs.batch([sample]))
     finally:
         for handle in handles:
@@ -181,7 +181,7 @@ def arguments(
 
         return forward
 
-    with ordinary_layers(), patched({block: around(name, block.forward) for name, block in region.items()}):
+    with patched({block: around(name, block.forward) for name, block in region.items()}):
         compute(interface.inputs.batch(samples))
     return found
 

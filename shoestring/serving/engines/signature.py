@@ -7,6 +7,7 @@ varies if the samples differ there, or else if the model also takes less of it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,7 +73,24 @@ def find_interface(
 
 def torch_compute(model: nn.Module, forward: Forward) -> Compute:
     """The job's call of the model, as outputs by name."""
-    return lambda batch: outputs_of(forward(model, batch))
+
+    def compute(batch: Batch) -> Mapping[str, Tensor]:
+        with ordinary_layers():
+            return outputs_of(forward(model, batch))
+
+    return compute
+
+
+@contextmanager
+def ordinary_layers() -> Iterator[None]:
+    """While inside, torch's transformer layers take no fast path of their own: it goes through nested tensors, and gives
+    zeros where a mask hides a position instead of what the layers compute there."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def container_of(batch: Batch) -> type[Any]:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from shoestring.core.errors import error_sentence
-from shoestring.serving.engines.comparison import References
+from shoestring.serving.engines.comparison import References, holds_bits
 from shoestring.serving.engines.inputs import BatchInputs, InputForm
 from shoestring.serving.engines.outputs import Compute, answers_alone, split
 from shoestring.serving.engines.signature import ModelInterface
@@ -138,8 +138,7 @@ def filled_ways(inputs: BatchInputs, sample: Sample, model: nn.Module | None) ->
 def pads_for(form: InputForm, sample: Sample, model: nn.Module | None) -> list[float]:
     if form.axis is None or form.dtype.is_floating_point or form.dtype.is_complex:
         return [0]
-    values = sample.inputs[form.name]
-    if bool(((values == 0) | (values == 1)).all()):  # perhaps a mask: of what is there, or of padding
+    if holds_bits(sample.inputs[form.name]):  # perhaps a mask: of what is there, or of padding
         return [0, 1]
     return [0, *sorted(padding_numbers(model) - {0})] if model is not None else [0]
 
