@@ -178,7 +178,7 @@ def test_no_kill_of_any_process_loses_a_request_or_changes_an_answer(kills: int)
         for kill in range(kills):
             before, dead = served[0], told.count(ReplicaDied)
             handle = pool.generation.handle if pool.generation else None
-            if kill % 5 == 1 and handle and handle.process:
+            if kill % 5 == 1 and handle and handle.process and handle.is_open:
                 deaths = told.count(ModelProcessDied)
                 handle.process.kill()
                 await told.until(ModelProcessDied, deaths + 1)
