@@ -32,7 +32,7 @@ class ServingEvidence:
     missing: Mapping[str, str]  # engines that can't run the model, and why
     lengths: tuple[int, ...]  # of samples like those that will be asked for
     front_seconds: float  # CPU time of a request outside of the replicas: HTTP, the job's answer function
-    front_bytes: int  # of the process that listens, and the one that holds the model
+    front_bytes: int  # of the process that listens and the one that holds the model, without the model
     slowdown: Mapping[int, float]  # number of replicas that compute at once -> how much slower each is; 1 -> 1.0
     cores: int
     load: float = 0.0  # processes that ran beside while measuring; above 0.5 a core, times are too long

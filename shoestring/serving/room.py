@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from shoestring.core.budget import Budget
 from shoestring.core.figures import Quantity
 from shoestring.core.technique import applied, in_order, parsed
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
 from shoestring.serving.catalogue import CATALOGUE
+from shoestring.serving.service_time import ServiceTime
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
 
 RATE = Quantity("requests_per_second", "at most", "requests/s")
@@ -46,6 +46,7 @@ class ServingDetails:
     tokens: int
     packed: bool
     capacity: float  # requests per second
+    time: ServiceTime  # of a batch
     loads: tuple[LoadPoint, ...] = field(default=(), compare=False)
 
 
@@ -96,7 +97,7 @@ def details_of(cost: ServingCost) -> ServingDetails:
         for load in LOADS
         for share in PERCENTILES
     )
-    return ServingDetails(one.engine, one.replicas, one.batching.tokens, one.batching.packed, cost.capacity, loads)
+    return ServingDetails(one.engine, one.replicas, one.batching.tokens, one.batching.packed, cost.capacity, cost.servers.time, loads)
 
 
 def deployment_of(plan: ServingPlan) -> Deployment:
@@ -116,16 +117,3 @@ def plan_serving(
     if use is not None:
         techniques = in_order(parsed(one, catalogue) if isinstance(one, str) else one for one in use)
     return best_or_asked(Chooser(room, cost), cost.budget, plain, techniques)
-
-
-def budget_of(
-    latency: str | float | None,
-    share: float,
-    memory: str | int | None,
-    throughput: str | float | None,
-    size: str | int | None,
-    keep: str | float | None,
-) -> Budget:
-    return replace(
-        Budget.parsed(latency=latency, memory=memory, throughput=throughput, size=size, quality=keep), percentile=share
-    )

@@ -52,8 +52,12 @@ class ModelSpec:
         except (ImportError, AttributeError):
             found = None
         if found is not self.load or self.load.__module__ == "__main__":
-            raise Mistake(f"{name} loads a served model, and another process can't import it: define it at the top of a module")
+            raise Mistake(
+                f"{name} loads a served model, and another process can't import it: define it at the top of a module"
+            )
         try:
             return json.dumps({"load": name, "arguments": dict(self.arguments)}).encode()
         except (TypeError, ValueError) as error:
-            raise Mistake(f"the arguments of {name} are sent to another process as JSON, and can't be ({error})") from error
+            raise Mistake(
+                f"the arguments of {name} are sent to another process as JSON, and can't be ({error})"
+            ) from error

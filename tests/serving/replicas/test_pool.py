@@ -89,7 +89,9 @@ def test_every_sample_gets_its_own_answer_in_batches() -> None:
         answers = await pool.answers([sample(1.0), sample(2.0, 3.0), sample()])
         assert [one["y"].tolist() for one in answers] == [[2.0], [4.0, 6.0], []]
         batches = [one for one in told.all if isinstance(one, BatchComputed)]
-        assert len(batches) < 60 and all(one.tokens <= 64 for one in batches), "requests that came together went together"
+        assert len(batches) < 60 and all(one.tokens <= 64 for one in batches), (
+            "requests that came together went together"
+        )
         assert pool.queue.is_empty and pool.facts.memory > 0 and pool.facts.signature == tiny.SIGNATURE
 
     run(test, spec(replicas=2))
