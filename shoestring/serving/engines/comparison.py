@@ -17,7 +17,9 @@ from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.signature import ModelInterface, shortest
 from shoestring.serving.sample import Answers, Sample, Tensors
 
-SMALL = 48  # longest of the samples that are compared in most batches, unless all are longer
+SMALL = (
+    48  # longest of the samples that are compared in most batches, unless the model takes none that are much shorter
+)
 # Largest difference that is rounding, relative to the output's largest number: sums are taken in another order
 ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
@@ -55,7 +57,7 @@ def compared_samples(compute: Compute, interface: ModelInterface) -> list[Sample
         return (found * 4)[:4]
     crop = interface.inputs.cropped
     least = shortest(compute, interface.inputs, found[-1])
-    most = max(least, min(SMALL, found[-1].length - 1)) if least < SMALL else found[-1].length
+    most = max(least, min(max(SMALL, 8 * least), found[-1].length - 1))
     lengths = [least, *(least + (most - least) * part // 8 for part in (1, 3, 3, 5)), most]
     longest_first = found[::-1]
     small = [crop(fitting(longest_first, number, length), length) for number, length in enumerate(lengths)]

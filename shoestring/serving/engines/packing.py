@@ -30,12 +30,13 @@ from shoestring.serving.sample import Answers, Sample, Tensors
 
 
 class Axes(Enum):
-    """The first axes of a block's argument."""
+    """The axes of a block's argument. Where several fit in every batch that was tried, it is the first of them."""
 
+    SQUARE = "last two: positions, positions; a mask"
     ROWS = "samples (or 1), positions"
     TURNED = "positions, samples (or 1)"
     POSITIONS = "positions"
-    OTHER = "not by position, or a mask"
+    OTHER = "not by position, or a mask of another form"
 
 
 class Unpack(Enum):
@@ -93,7 +94,7 @@ class PackedPass:
         axes = self.packing.axes.get((name, path))
         if axes is None:
             raise Unpackable(f"{name} was given a tensor that it was not given when packing was tried")
-        if axes is Axes.OTHER or self.is_packed(leaf):
+        if axes in (Axes.SQUARE, Axes.OTHER) or self.is_packed(leaf):
             return leaf
         if id(leaf) not in self.packed:
             self.packed[id(leaf)] = leaf, self.packed_from(leaf, axes)

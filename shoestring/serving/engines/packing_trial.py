@@ -151,17 +151,17 @@ def observed(compute: Compute, interface: ModelInterface, seen: References, regi
 
 def possible_axes(shape: tuple[int, ...], count: int, longest: int) -> set[Axes]:
     """
-    >>> sorted(one.name for one in possible_axes((3, 7, 16), 3, 7)), possible_axes((3, 1, 7, 7), 3, 7) == {Axes.OTHER}
+    >>> sorted(one.name for one in possible_axes((3, 7, 16), 3, 7)), possible_axes((3, 1, 7, 7), 3, 7) == {Axes.OTHER, Axes.SQUARE}
     (['OTHER', 'ROWS'], True)
     """
     found = {Axes.OTHER}
-    if shape[-2:] == (longest, longest) or not shape:
-        return found
+    if shape[-2:] == (longest, longest):
+        found.add(Axes.SQUARE)
     if len(shape) > 1 and shape[0] in (1, count) and shape[1] == longest:
         found.add(Axes.ROWS)
     if len(shape) > 1 and shape[0] == longest and shape[1] in (1, count):
         found.add(Axes.TURNED)
-    if shape[0] == longest:
+    if shape[:1] == (longest,):
         found.add(Axes.POSITIONS)
     return found
 

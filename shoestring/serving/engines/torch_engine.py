@@ -15,6 +15,7 @@ from shoestring.serving.engines.engine import Engine
 from shoestring.serving.engines.outputs import Compute, answers_alone
 from shoestring.serving.engines.packing import packed_answers
 from shoestring.serving.engines.packing_trial import try_packing
+from shoestring.serving.engines.shared_weights import share_weights
 from shoestring.serving.engines.signature import ModelInterface, torch_compute
 from shoestring.serving.engines.together import Together, computed, way_together
 from shoestring.serving.sample import Answers, Sample
@@ -29,7 +30,7 @@ class TorchEngine(Engine):
 
     def __init__(self, model: nn.Module, forward: Forward, interface: ModelInterface, *, pack: bool = True) -> None:
         self.model = model.eval().requires_grad_(False)
-        self.model.share_memory()
+        share_weights(self.model)
         self.compute = torch_compute(self.model, forward)
         with torch.inference_mode():
             self.tolerance = tolerance_of(self.model, interface)
@@ -48,6 +49,8 @@ class TorchEngine(Engine):
 
     @torch.inference_mode()
     def answers(self, samples: Sequence[Sample]) -> Answers:
+        if not samples:
+            return []
         if self.packing is not None:
             try:
                 return packed_answers(self.compute, self.interface, self.packing, samples)
