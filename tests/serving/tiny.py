@@ -10,7 +10,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from shoestring.serving.batching.admission import ServiceTime
+from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.batching.policy import Batching
 from shoestring.serving.engines.engine import Engine
 from shoestring.serving.replicas.model_spec import ModelSpec
@@ -68,4 +68,4 @@ def sample(*numbers: float) -> Sample:
     return Sample({"x": torch.tensor(numbers)}, len(numbers))
 
 
-SLOW = ServiceTime(base=0.0, per_row=0.0, per_token=1.0)  # a second for each number
+SLOW = AffineTime(base=0.0, per_row=0.0, per_token=1.0)  # a second for each number

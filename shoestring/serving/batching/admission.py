@@ -24,10 +24,10 @@ SLOWEST, FASTEST = 32.0, 1 / 4  # a pace beyond these is of a batch that was int
 
 
 @dataclass(frozen=True)
-class ServiceTime:
+class AffineTime:
     """Seconds that a replica needs for a batch.
 
-    >>> ServiceTime(base=0.002, per_row=0.001, per_token=0.0001).seconds(rows=4, tokens=100)
+    >>> AffineTime(base=0.002, per_row=0.001, per_token=0.0001).seconds(rows=4, tokens=100)
     0.016
     """
 
@@ -38,8 +38,8 @@ class ServiceTime:
     def seconds(self, rows: int, tokens: int) -> float:
         return self.base + self.per_row * rows + self.per_token * tokens
 
-    def times(self, pace: float) -> ServiceTime:
-        return ServiceTime(self.base * pace, self.per_row * pace, self.per_token * pace)
+    def times(self, pace: float) -> AffineTime:
+        return AffineTime(self.base * pace, self.per_row * pace, self.per_token * pace)
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class Admission:
     """`time` None: nothing is known of the seconds, and only the number of those that wait is limited."""
 
     how: Batching
-    time: ServiceTime | None = None
+    time: AffineTime | None = None
     target: float = inf  # seconds in which requests are to be answered
     margin: float = 0.9  # of the target; the rest is for what the model of the time leaves out
     most_rows: int = 10_000  # that may wait
 
-    def answered_in(self, load: AdmissionLoad, rows: int, tokens: int, time: ServiceTime) -> float:
+    def answered_in(self, load: AdmissionLoad, rows: int, tokens: int, time: AffineTime) -> float:
         """Seconds until samples that come now have their answers.
 
         >>> admission = Admission(Batching(tokens=100, packed=True))
-        >>> second = ServiceTime(base=0.0, per_row=0.0, per_token=0.01)  # a second for a full batch
+        >>> second = AffineTime(base=0.0, per_row=0.0, per_token=0.01)  # a second for a full batch
         >>> admission.answered_in(AdmissionLoad(0, 0, [0.0]), 1, 50, second)
         0.5
         >>> admission.answered_in(AdmissionLoad(10, 200, [1.0, 0.0]), 1, 50, second)  # 1 + 2 seconds of work for two replicas
@@ -111,7 +111,7 @@ class Admission:
         replicas = max(len(load.busy), 1)
         return ahead / replicas + (1 - 1 / replicas) * time.per_token * company + self.seconds(rows, tokens, time)
 
-    def seconds(self, rows: int, tokens: int, time: ServiceTime) -> float:
+    def seconds(self, rows: int, tokens: int, time: AffineTime) -> float:
         """What one replica needs for so much, in as few batches as can be."""
         batches = max(math.ceil(tokens / self.how.tokens), math.ceil(rows / self.how.rows))
         return batches * time.base + time.per_row * rows + time.per_token * tokens

@@ -34,7 +34,11 @@ class Generation:
             self.facts = await self.handle.load()
             for _ in range(self.spec.replicas):
                 await self.add()
-            await self.ready
+            async with asyncio.timeout(self.spec.load_seconds):
+                await self.ready
+        except TimeoutError:
+            await self.close()
+            raise Mistake(f"its replicas were not ready within {self.spec.load_seconds:.0f} s") from None
         except BaseException:
             await self.close()
             raise

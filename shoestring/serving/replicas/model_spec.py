@@ -11,7 +11,7 @@ from math import inf
 from typing import Any
 
 from shoestring.core.errors import Mistake
-from shoestring.serving.batching.admission import Admission, ServiceTime
+from shoestring.serving.batching.admission import Admission, AffineTime
 from shoestring.serving.batching.policy import Batching
 from shoestring.serving.engines.engine import Engine
 
@@ -23,7 +23,7 @@ class ModelSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # what JSON can carry
     replicas: int = 1
     answer: Callable[..., Any] | None = None  # the job's
-    time: ServiceTime | None = None  # seconds of a batch; None: unknown, and nobody is refused for them
+    time: AffineTime | None = None  # seconds of a batch; None: unknown, and nobody is refused for them
     target: float = inf  # seconds in which requests are to be answered
     margin: float = 0.9  # of the target that admission plans with
     most_rows: int = 10_000  # samples that may wait

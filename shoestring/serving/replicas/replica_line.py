@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from shoestring.serving.batching.queue import QueuedBatch
 from shoestring.serving.replicas.wire import (
@@ -49,8 +49,7 @@ class ReplicaLine(asyncio.BufferedProtocol):
         self.body = 0  # length
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return memoryview(self.part)[self.got :]

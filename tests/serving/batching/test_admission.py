@@ -8,11 +8,11 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoestring.serving.batching.admission import Admission, AdmissionLoad, Pace, ServiceTime
+from shoestring.serving.batching.admission import Admission, AdmissionLoad, Pace, AffineTime
 from shoestring.serving.batching.policy import Batching, Waiting
 from shoestring.serving.batching.queue import RequestQueue
 
-TIME = ServiceTime(base=0.5, per_row=0.25, per_token=1.0)
+TIME = AffineTime(base=0.5, per_row=0.25, per_token=1.0)
 PACKED = Batching(tokens=30, rows=8, packed=True)
 
 
