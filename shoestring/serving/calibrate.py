@@ -61,11 +61,10 @@ def calibrated(source: ServedSource, cores: int) -> ServingEvidence:
     interface = found.interface()
     engine = engine_of(found, interface)
     timings: list[Timing] = []
-    known = engine_evidence(
-        engine, interface.samples, timings, sum(one.nbytes for one in found.model.state_dict().values())
-    )
     mixed = several(interface.samples, 4)
-    slowdown = slowdowns(lambda: engine.answers(mixed), cores)
+    seconds, replica = together_from_one(lambda: engine.answers(mixed), cores)
+    weights = sum(one.nbytes for one in found.model.state_dict().values())
+    known = engine_evidence(engine, interface.samples, timings, weights, replica)
     return ServingEvidence(
         {TORCH: known},
         {},
@@ -78,7 +77,9 @@ def calibrated(source: ServedSource, cores: int) -> ServingEvidence:
     )
 
 
-def engine_evidence(engine: Engine, samples: Sequence[Sample], timings: list[Timing], weights: int) -> EngineEvidence:
+def engine_evidence(
+    engine: Engine, samples: Sequence[Sample], timings: list[Timing], weights: int, replica: int
+) -> EngineEvidence:
     """What one engine takes; `timings` collects all that were timed."""
     answer = engine.answers
     padded = [MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in equal_batches(samples)]
@@ -200,5 +201,9 @@ class HeldBytes(NamedTuple):
 
 def held_bytes() -> HeldBytes:
     with open("/proc/self/smaps_rollup", encoding="ascii") as file:
-        found = {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in file) if rest.endswith("kB\n")}
+        found = {
+            name: int(rest.split()[0]) * 1024
+            for name, _, rest in (line.partition(":") for line in file)
+            if rest.endswith("kB\n")
+        }
     return HeldBytes(found["Private_Clean"] + found["Private_Dirty"], found["Private_Dirty"])

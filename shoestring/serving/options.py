@@ -34,7 +34,13 @@ class ServeOptions:
         if self.p99 is not None and self.latency is not None:
             raise Mistake("--p99 and --latency both say how fast answers must be: give one of them")
         time, share = (self.p99, PERCENTILE) if self.latency is None else parsed_latency(self.latency)
-        found = {"latency": time, "memory": self.memory, "throughput": self.throughput, "size": self.size, "quality": self.keep}
+        found = {
+            "latency": time,
+            "memory": self.memory,
+            "throughput": self.throughput,
+            "size": self.size,
+            "quality": self.keep,
+        }
         return Budget.parsed(percentile=share, **found)
 
     @property
@@ -75,10 +81,14 @@ def parsed_latency(written: str) -> tuple[str, float]:
 class ListenOptions:
     """How the server is reached."""
 
-    host: str = argument("NAME", "address to listen on (default 127.0.0.1); others than this machine need the token", "127.0.0.1")
+    host: str = argument(
+        "NAME", "address to listen on (default 127.0.0.1); others than this machine need the token", "127.0.0.1"
+    )
     port: int | str = argument("N", "port to listen on (default 8000; 0: a free one)", 8000, read=int)
     name: str | None = argument("TEXT", "of the model, in addresses (default: as its folder or file)")
-    token: str | None = argument("TEXT", "that clients must send (default: one is made where others can reach the server)")
+    token: str | None = argument(
+        "TEXT", "that clients must send (default: one is made where others can reach the server)"
+    )
     certificate: str | None = argument("FILE", "TLS: the certificate chain, in PEM")
     key: str | None = argument("FILE", "TLS: its key")
 
@@ -86,7 +96,9 @@ class ListenOptions:
 @dataclass(frozen=True)
 class ServeCommand:
     model: str = argument(
-        "RUN|FOLDER|JOB", "folder of a run, folder of `shoestring compress`, or a job with weights of its own", positional=True
+        "RUN|FOLDER|JOB",
+        "folder of a run, folder of `shoestring compress`, or a job with weights of its own",
+        positional=True,
     )
     job: str | None = argument(
         "FILE",
@@ -97,6 +109,8 @@ class ServeCommand:
     )
     asked: ServeOptions = group(ServeOptions)
     listen: ListenOptions = group(ListenOptions)
-    run: str | None = argument("DIR", "folder that keeps the plan, what happened and the page (default: runs/NAME-serving)", command_only=True)
+    run: str | None = argument(
+        "DIR", "folder that keeps the plan, what happened and the page (default: runs/NAME-serving)", command_only=True
+    )
     fresh: bool = argument("", "measure and choose anew; what is in --run is kept aside", False, command_only=True)
     plan_only: bool = argument("", "choose and explain, and end", False, command_only=True)

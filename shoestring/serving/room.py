@@ -47,6 +47,7 @@ class ServingDetails:
     packed: bool
     capacity: float  # requests per second
     time: ServiceTime  # of a batch
+    longest: int  # length of a request
     loads: tuple[LoadPoint, ...] = field(default=(), compare=False)
 
 
@@ -97,7 +98,16 @@ def details_of(cost: ServingCost) -> ServingDetails:
         for load in LOADS
         for share in PERCENTILES
     )
-    return ServingDetails(one.engine, one.replicas, one.batching.tokens, one.batching.packed, cost.capacity, cost.servers.time, loads)
+    return ServingDetails(
+        one.engine,
+        one.replicas,
+        one.batching.tokens,
+        one.batching.packed,
+        cost.capacity,
+        cost.servers.time,
+        max(cost.evidence.lengths),
+        loads,
+    )
 
 
 def deployment_of(plan: ServingPlan) -> Deployment:

@@ -16,6 +16,7 @@ from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Begun, Event, Planning, Stopped
 from shoestring.runs.events import Events, note
 from shoestring.runs.session import Execution, Session
+from shoestring.serving.batching.admission import ServiceTime as AffineTime
 from shoestring.serving.calibrate import CalibrateTask
 from shoestring.serving.catalogue import CATALOGUE
 from shoestring.serving.events import Listening, Served, ServerChanged
@@ -23,15 +24,10 @@ from shoestring.serving.loading import ServedSource, job_of, torch_engine
 from shoestring.serving.options import ListenOptions, ServeOptions
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.server import Server, serve
-from shoestring.serving.replicas.happenings import (
-    Happening,
-    LoadFailed,
-    ModelProcessDied,
-    ReplicaDied,
-    ServedFigures,
-)
+from shoestring.serving.replicas.happenings import Happening, LoadFailed, ModelProcessDied, ReplicaDied, ServedFigures
 from shoestring.serving.replicas.model_spec import ModelSpec
 from shoestring.serving.room import QUANTITIES, ServingDetails, ServingOutcome, ServingPlan, deployment_of, plan_serving
+from shoestring.serving.service_time import ServiceTime
 from shoestring.serving.technique import ServingCost
 
 Tell = Callable[[str], None]
@@ -95,7 +91,9 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
         def begun(server: Server) -> None:
             tell(Begun(pid=os.getpid(), steps=0, step=0, how=str(plan)))
             url = server.url.partition("?")[0]
-            tell(Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=bytes_of_tree(os.getpid())))
+            tell(
+                Listening(url=url, model=name, replicas=deployment_of(plan).replicas, bytes=bytes_of_tree(os.getpid()))
+            )
 
         name = self.listen.name or self.source.name
         serve({name: spec_of(self.source, plan, self.asked)}, config_of(self.listen), happened, begun)
@@ -125,9 +123,14 @@ def spec_of(source: ServedSource, plan: ServingPlan, asked: ServeOptions) -> Mod
         batching=one.batching,
         replicas=one.replicas,
         answer=job_of(source).answer,
-        time=plan.details.time,
+        time=affine(plan.details.time, plan.details.longest),
         target=budget.latency or float("inf"),
     )
+
+
+def affine(time: ServiceTime, longest: int) -> AffineTime:
+    """The time of a batch by its rows and positions alone; attention counts as in the longest request."""
+    return AffineTime(time.batch, time.row, time.token + time.pair * longest)
 
 
 def config_of(listen: ListenOptions) -> ServerConfig:

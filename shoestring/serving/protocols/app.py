@@ -67,7 +67,11 @@ class Doors:
             return await self.front.answers(model, samples, asked)
 
         found = await encoder.answer(given, signature, compute)
-        return Response(found, media_type="application/octet-stream") if isinstance(found, bytes) else as_json(written_json(found))
+        return (
+            Response(found, media_type="application/octet-stream")
+            if isinstance(found, bytes)
+            else as_json(written_json(found))
+        )
 
     async def embeddings(self, request: Request) -> Response:
         asked = asked_for(request.headers, self.front.config.answer_seconds)
@@ -157,7 +161,11 @@ def application(front: Front) -> Starlette:
             *(
                 route(f"{place}{end}", door, method)
                 for place in (model, f"{model}/versions/{{version}}")
-                for end, door, method in (("/infer", doors.infer, "POST"), ("/ready", doors.model_ready, "GET"), ("", doors.describe, "GET"))
+                for end, door, method in (
+                    ("/infer", doors.infer, "POST"),
+                    ("/ready", doors.model_ready, "GET"),
+                    ("", doors.describe, "GET"),
+                )
             ),
             route("/answer", doors.answer, "POST"),
             route("/answer/{model}", doors.answer, "POST"),

@@ -1,9 +1,9 @@
 """One connection: uvicorn's HTTP protocol, and what it lacks against clients that send too much, too slowly or nothing.
 
-    headers larger than most_header          431, closed
-    no whole request within request_seconds  408, closed
-    nothing taken for write_seconds          closed
-    more than most_connections               503, closed
+headers larger than most_header          431, closed
+no whole request within request_seconds  408, closed
+nothing taken for write_seconds          closed
+more than most_connections               503, closed
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from shoestring.serving.protocols.config import ServerConfig
 QUIET = logging.getLogger("shoestring.serving.connection")  # what clients do wrong is told to them
 QUIET.addHandler(logging.NullHandler())
 QUIET.propagate = False
-REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
+REASONS = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
 
 
 class LimitedConnection(HttpToolsProtocol):

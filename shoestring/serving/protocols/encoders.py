@@ -28,7 +28,13 @@ from shoestring.serving.sample import Sample, Signature, Tensors
 SHORT = 0.001  # seconds: a request waits no longer for another one's step in the event loop
 LOOKED_AT = 16  # steps
 OF_REQUEST = (ValueError, TypeError, KeyError, IndexError, OSError)  # what an encoder raises for what it can't read
-KINDS: Mapping[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (int, float), "bool": (bool,), "bytes": (bytes,)}
+KINDS: Mapping[Any, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "bytes": (bytes,),
+}
 Compute = Callable[[Sequence[Sample]], Awaitable[list[Tensors]]]
 
 

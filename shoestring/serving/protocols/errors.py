@@ -42,4 +42,6 @@ async def on_missing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     text = {404: "there is nothing here; see / or /openapi.json", 405: f"{request.method} is not possible here"}
     headers = getattr(error, "headers", None)
-    return error_response(RefusedRequest(status, text.get(status, "this can't be answered"), headers=headers), request.url.path)
+    return error_response(
+        RefusedRequest(status, text.get(status, "this can't be answered"), headers=headers), request.url.path
+    )

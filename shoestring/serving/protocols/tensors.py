@@ -52,7 +52,8 @@ def from_bytes(data: bytearray, dtype: str, shape: Sequence[int], field: str) ->
     kind = getattr(torch, dtype)
     if len(data) != prod(shape) * kind.itemsize:
         raise wrong(
-            field, f"{len(data)} bytes came for {DATATYPES[dtype]} {list(shape)}, which are {prod(shape) * kind.itemsize}"
+            field,
+            f"{len(data)} bytes came for {DATATYPES[dtype]} {list(shape)}, which are {prod(shape) * kind.itemsize}",
         )
     if dtype == "bool" and max(data) > 1:
         raise wrong(field, "a BOOL is a byte of 0 or 1")

@@ -60,6 +60,8 @@ class PackedBatching(DynamicBatching):
     Not for: models whose blocks mix positions otherwise than by scaled dot product attention.
     """
 
+    tokens: int = 512
+
     why: ClassVar[str] = "no padding is computed"
     packed: ClassVar[bool] = True
 
