@@ -76,8 +76,9 @@ class Doors:
     async def embeddings(self, request: Request) -> Response:
         asked = asked_for(request.headers, self.front.config.answer_seconds)
         body = read_json(await read_body(request, self.front.config.most_body))
-        request.scope["shoestring.model"], found = await embeddings(self.front, body, asked)
-        return as_json(written_json(found))
+        if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"] in self.front.repository.specs:
+            request.scope["shoestring.model"] = body["model"]
+        return as_json(written_json(await embeddings(self.front, body, asked)))
 
     async def openai_models(self, request: Request) -> Response:
         models = [{"id": one.name, "object": "model", "created": 0, "owned_by": "shoestring"} for one in self.index()]

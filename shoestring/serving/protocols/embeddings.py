@@ -22,8 +22,7 @@ from shoestring.serving.sample import Sample, Tensors
 KNOWN = ("input", "model", "encoding_format", "dimensions", "user")
 
 
-async def embeddings(front: Front, body: Any, asked: AskedFor) -> tuple[str, dict[str, Any]]:
-    """The model that answered, and the answer."""
+async def embeddings(front: Front, body: Any, asked: AskedFor) -> dict[str, Any]:
     found = checked_object(body, "body", KNOWN)
     model = found.get("model")
     if not isinstance(model, str) or model not in front.repository.specs:
@@ -54,7 +53,7 @@ async def embeddings(front: Front, body: Any, asked: AskedFor) -> tuple[str, dic
         for place, one in enumerate(answers)
     ]
     usage = {"prompt_tokens": positions[0], "total_tokens": positions[0]}
-    return model, {"object": "list", "data": data, "model": model, "usage": usage}
+    return {"object": "list", "data": data, "model": model, "usage": usage}
 
 
 def read_texts(given: Any, most: int) -> list[str]:

@@ -14,6 +14,10 @@ from shoestring.serving.sample import Sample, Signature, TensorKind, Tensors
 ALONE = "output"  # name of the output of a model that gives one tensor
 
 
+class EmptySample(ValueError):
+    """A sample without a position: of an empty text, or of no audio."""
+
+
 class NamedOutputs(dict[str, Tensor]):
     """A model's outputs, as `output["logits"]`, `output.logits` or `output[0]`."""
 
@@ -65,6 +69,8 @@ def as_input(value: Any, kind: TensorKind) -> Tensor:
         raise Mistake(f"answer yielded a {type(value).__name__} as {kind.name}, which is no tensor") from None
     if tensor.ndim == len(kind.shape) + 1 and tensor.shape[0] == 1:
         tensor = tensor[0]
+    if tensor.ndim == len(kind.shape) and not tensor.numel():
+        raise EmptySample(f"{kind.name} is empty: a sample needs at least one position")
     if not fits(tensor.shape, kind):
         wanted = ["any" if size < 0 else size for size in kind.shape]
         raise Mistake(f"answer yielded {kind.name} of the shape {list(tensor.shape)}, and the model takes {wanted}")
