@@ -14,8 +14,6 @@ from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
 
     from shoestring.core.command import Call
     from shoestring.runs.event import Event

@@ -16,7 +16,7 @@ from shoestring.processes.launch import run_worker
 from shoestring.runs.event import Begun, Event, Planning, Stopped
 from shoestring.runs.events import Events, note
 from shoestring.runs.session import Execution, Session
-from shoestring.serving.batching.admission import ServiceTime as AffineTime
+from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.calibrate import CalibrateTask
 from shoestring.serving.catalogue import CATALOGUE
 from shoestring.serving.events import Listening, Served, ServerChanged
