@@ -14,16 +14,23 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
 
+from shoestring.core.errors import Mistake
 from shoestring.core.link import Link
 from shoestring.measure.load import Timing, believed_timings, busy_share, effort, timing
 from shoestring.processes.task import Task, Tell
 from shoestring.serving.engines.engine import Engine
-from shoestring.serving.evidence import TORCH, EngineEvidence, ServingEvidence
-from shoestring.serving.loading import ServedSource, engine_of, opened_model, several
+from shoestring.serving.engines.onnx_engine import MARGIN, OnnxEngine
+from shoestring.serving.engines.signature import ModelInterface
+from shoestring.serving.engines.torch_engine import TorchEngine
+from shoestring.serving.evidence import ONNX, ONNX_INT8, TORCH, EngineEvidence, ServingEvidence
+from shoestring.serving.loading import LoadedModel, ServedSource, opened_model, several
 from shoestring.serving.sample import Sample
 from shoestring.serving.service_time import MeasuredBatch, fitted
 
@@ -31,6 +38,7 @@ REPEATS = 3  # of a batch that is timed
 MOST_LENGTHS = 2000  # lengths that are kept of the job's samples
 ROWS = (1, 4, 16)  # of batches of one length
 MIXED = ((2, 4), (8, 12), (24, 32))  # rows of batches of mixed lengths
+EXACT = 1e-3  # largest relative difference that is rounding
 AT_ONCE = 4  # times that processes compute the same batch at once
 FRONT_SECONDS = 4e-4  # CPU time of a request in the front, as measured by benchmarks/serving; corrected while it serves
 
@@ -59,45 +67,67 @@ def calibrated(source: ServedSource, cores: int) -> ServingEvidence:
     imported = held_bytes()
     found = opened_model(source)
     interface = found.interface()
-    engine = engine_of(found, interface)
-    timings: list[Timing] = []
     mixed = several(interface.samples, 4)
-    seconds, replica = together_from_one(lambda: engine.answers(mixed), cores)
-    weights = sum(one.nbytes for one in found.model.state_dict().values())
-    known = engine_evidence(engine, interface.samples, timings, weights, replica)
+    timings: list[Timing] = []
+    known, missing, slowdown = {}, {}, {1: 1.0}
+    with TemporaryDirectory(prefix="shoestring-serving-") as folder:
+        for name, make in makers(found, interface, Path(folder)):
+            try:
+                engine = make()
+            except Mistake as error:
+                if name == TORCH:
+                    raise
+                missing[name] = str(error)
+                continue
+            seconds, replica = together_from_one(partial(engine.answers, mixed), cores)
+            known[name] = engine_evidence(engine, interface.samples, timings, replica)
+            slower = {count: max(one / seconds[1], 1.0) for count, one in seconds.items()}
+            slowdown = {count: max(one, slowdown.get(count, 1.0)) for count, one in slower.items()}
     return ServingEvidence(
-        {TORCH: known},
-        {},
+        known,
+        missing,
         tuple(one.length for one in interface.samples[:MOST_LENGTHS]),
         FRONT_SECONDS,
         imported.all + imported.written,  # what two processes import is in memory once, what they write twice
-        {count: max(one / seconds[1], 1.0) for count, one in seconds.items()},
+        slowdown,
         cores,
         busy_share(timings),
     )
 
 
-def engine_evidence(
-    engine: Engine, samples: Sequence[Sample], timings: list[Timing], weights: int, replica: int
-) -> EngineEvidence:
+def makers(found: LoadedModel, interface: ModelInterface, folder: Path) -> Iterator[tuple[str, Callable[[], Engine]]]:
+    """The engines by name. Torch's comes last: it shares the weights of the module that the others export."""
+    model, forward = found.model, found.job.forward
+    for name, fast in ((ONNX, False), (ONNX_INT8, True)):
+        yield name, partial(OnnxEngine, model, forward, interface, folder / f"{name}.onnx", fast=fast)
+    yield TORCH, partial(TorchEngine, model, forward, interface)
+
+
+def engine_evidence(engine: Engine, samples: Sequence[Sample], timings: list[Timing], replica: int) -> EngineEvidence:
     """What one engine takes; `timings` collects all that were timed."""
     answer = engine.answers
     padded = [MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in equal_batches(samples)]
-    mixed = (
-        [MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in mixed_batches(samples)]
-        if engine.packs
-        else []
-    )
+    mixed = list(mixed_batches(samples)) if engine.packs else []
+    packed = [*padded, *(MeasuredBatch(lengths(batch), timed(answer, batch, timings)) for batch in mixed)]
+    size, changed = kept_and_changed(engine)
     return EngineEvidence(
         fitted(padded, packed=False),
-        fitted([*padded, *mixed], packed=True) if engine.packs else None,
+        fitted(packed, packed=True) if engine.packs else None,
         engine.why_not_packed,
-        shared_bytes=weights,
+        shared_bytes=size,
         replica_bytes=replica,
-        size_bytes=weights,
-        quality=1.0,
+        size_bytes=size,
+        quality=1.0 - changed,
         tolerance=engine.tolerance,
     )
+
+
+def kept_and_changed(engine: Engine) -> tuple[int, float]:
+    """Bytes on disk, and by how much answers differ from the model's, where that is more than rounding."""
+    if isinstance(engine, OnnxEngine):
+        return engine.exported.path.stat().st_size, engine.tolerance / MARGIN if engine.tolerance > EXACT else 0.0
+    assert isinstance(engine, TorchEngine), "there are two kinds"
+    return sum(one.nbytes for one in engine.model.state_dict().values()), 0.0
 
 
 def lengths(batch: Sequence[Sample]) -> tuple[int, ...]:

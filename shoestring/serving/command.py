@@ -14,7 +14,6 @@ from shoestring.show.ticker import ticking
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-
     from shoestring.core.command import Call
     from shoestring.runs.event import Event
     from shoestring.runs.resume import OpenedRun

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shoestring.serving.service_time import ServiceTime
 
-TORCH = "torch"  # the engine that every model has
+TORCH, ONNX, ONNX_INT8 = "torch", "onnx", "onnx-int8"  # engines; every model has the first
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from shoestring.data.feed import looking
 from shoestring.processes.named_job import Claim, claim_of_run, named_job
 from shoestring.runs.folder import Folder
 from shoestring.serving.engines.engine import Engine
+from shoestring.serving.engines.onnx_engine import OnnxEngine
 from shoestring.serving.engines.signature import ModelInterface, find_interface
 from shoestring.serving.engines.torch_engine import TorchEngine
 from shoestring.serving.sample import Sample
@@ -96,14 +97,16 @@ def batches_of(job: Job) -> Iterator[Batch]:
         yield from islice(one_epoch(feed), BATCHES)
 
 
-def engine_of(found: LoadedModel, interface: ModelInterface, pack: bool = True) -> Engine:
-    return TorchEngine(found.model, found.job.forward, interface, pack=pack)
-
-
 def torch_engine(path: str, job: str | None, flags: Mapping[str, Any], newest: bool, pack: bool = True) -> Engine:
     """What a model process loads."""
     found = opened_model(ServedSource(path, job, flags, newest))
-    return engine_of(found, found.interface(), pack)
+    return TorchEngine(found.model, found.job.forward, found.interface(), pack=pack)
+
+
+def onnx_engine(path: str, job: str | None, flags: Mapping[str, Any], newest: bool, file: str, int8: bool) -> Engine:
+    """The same with onnxruntime; `file` is written."""
+    found = opened_model(ServedSource(path, job, flags, newest))
+    return OnnxEngine(found.model, found.job.forward, found.interface(), Path(file), fast=int8)
 
 
 def several(samples: Sequence[Sample], count: int) -> list[Sample]:

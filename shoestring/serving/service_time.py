@@ -78,7 +78,8 @@ def fitted(measured: Sequence[MeasuredBatch], packed: bool) -> ServiceTime:
             if (solved >= 0).all() and error < least:
                 best, least = np.zeros(TERMS), error
                 best[list(chosen)] = solved
-    return ServiceTime(*map(float, best), packed=packed)
+    batch, row, token, pair = map(float, best)
+    return ServiceTime(batch, row, token, pair, packed)
 
 
 def relative_error(time: ServiceTime, measured: Sequence[MeasuredBatch]) -> float:

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
 from typing import Any, ClassVar
 
 from shoestring.core.technique import built
@@ -20,7 +22,8 @@ from shoestring.serving.batching.admission import AffineTime
 from shoestring.serving.calibrate import CalibrateTask
 from shoestring.serving.catalogue import CATALOGUE
 from shoestring.serving.events import Listening, Served, ServerChanged
-from shoestring.serving.loading import ServedSource, job_of, torch_engine
+from shoestring.serving.evidence import ONNX_INT8, TORCH
+from shoestring.serving.loading import ServedSource, job_of, onnx_engine, torch_engine
 from shoestring.serving.options import ListenOptions, ServeOptions
 from shoestring.serving.protocols.config import ServerConfig
 from shoestring.serving.protocols.server import Server, serve
@@ -55,7 +58,7 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
     doing: Callable[[str], AbstractContextManager[object]] = nullcontext  # is entered while something takes long
 
     @property
-    def folder(self) -> Any:
+    def folder(self) -> Path:
         return self.session.folder.path
 
     def begin(self) -> None:
@@ -96,7 +99,7 @@ class ServingRun(Execution[ServingPlan, ServingResult]):
             )
 
         name = self.listen.name or self.source.name
-        serve({name: spec_of(self.source, plan, self.asked)}, config_of(self.listen), happened, begun)
+        serve({name: spec_of(self.source, plan, self.asked, self.folder)}, config_of(self.listen), happened, begun)
         tell(Stopped(text="it was asked to stop"))
         return counts
 
@@ -115,16 +118,19 @@ def outcome_for(source: ServedSource, asked: ServeOptions) -> ServingOutcome:
     return replace(found, chosen=replace(found.chosen, warnings=(*found.chosen.warnings, told)))
 
 
-def spec_of(source: ServedSource, plan: ServingPlan, asked: ServeOptions) -> ModelSpec:
+def spec_of(source: ServedSource, plan: ServingPlan, asked: ServeOptions, folder: Path) -> ModelSpec:
     one, budget = deployment_of(plan), asked.budget()
+    own: dict[str, Any] = {"pack": one.batching.packed}
+    if one.engine != TORCH:
+        own = {"file": str(folder / f"{one.engine}.onnx"), "int8": one.engine == ONNX_INT8}
     return ModelSpec(
-        load=torch_engine,
-        arguments={**source.arguments, "pack": one.batching.packed},
+        load=torch_engine if one.engine == TORCH else onnx_engine,
+        arguments={**source.arguments, **own},
         batching=one.batching,
         replicas=one.replicas,
         answer=job_of(source).answer,
         time=affine(plan.details.time, plan.details.longest),
-        target=budget.latency or float("inf"),
+        target=budget.latency or inf,
     )
 
 

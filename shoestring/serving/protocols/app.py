@@ -76,7 +76,11 @@ class Doors:
     async def embeddings(self, request: Request) -> Response:
         asked = asked_for(request.headers, self.front.config.answer_seconds)
         body = read_json(await read_body(request, self.front.config.most_body))
-        if isinstance(body, dict) and isinstance(body.get("model"), str) and body["model"] in self.front.repository.specs:
+        if (
+            isinstance(body, dict)
+            and isinstance(body.get("model"), str)
+            and body["model"] in self.front.repository.specs
+        ):
             request.scope["shoestring.model"] = body["model"]
         return as_json(written_json(await embeddings(self.front, body, asked)))
 

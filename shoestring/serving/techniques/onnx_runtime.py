@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shoestring.core.exactness import Exactness
+from shoestring.serving.evidence import ONNX, ONNX_INT8
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
 
 
@@ -27,7 +28,7 @@ class OnnxRuntime(ServingTechnique):
 
     @property
     def name(self) -> str:
-        return "onnx-int8" if self.int8 else "onnx"
+        return ONNX_INT8 if self.int8 else ONNX
 
     @classmethod
     def choices(cls, cost: ServingCost) -> tuple[OnnxRuntime, ...]:
