@@ -9,13 +9,14 @@ Gates stop a job in another process where a test wants it, for as long as it wan
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import glob
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from inspect import getsource
 from io import TextIOWrapper
 from pathlib import Path
@@ -57,6 +58,11 @@ def until(found: Callable[[], T], what: str = "it") -> T:
             raise AssertionError(f"{what} did not happen in {HUNG:.0f} s")
         time.sleep(LOOK)
     return value
+
+
+async def soon(awaited: Awaitable[T]) -> T:
+    """Wait for something of an event loop, and give it."""
+    return await asyncio.wait_for(awaited, HUNG)
 
 
 def until_gone(pid: int) -> None:

@@ -37,10 +37,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 FORK_SERVER = "shoestring.processes.group.fork_server_main"
+MODEL_PROCESS = "shoestring.serving.replicas.model_process"
 MODULES = (
     "shoestring",
     "shoestring.processes.worker",
     FORK_SERVER,
+    MODEL_PROCESS,
     "tests.training.pipeline.trying",
 )  # what is started warm
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # passed on
@@ -236,7 +238,7 @@ def run(kind: str, what: str, *words: str) -> None:
         exec(compile(what, "<string>", "exec"), sys.modules["__main__"].__dict__)
         return
     sys.argv = [what, *words]
-    if what == FORK_SERVER:  # it ends with its launcher, which for it is the minder
+    if what in (FORK_SERVER, MODEL_PROCESS):  # it ends with its launcher, which for it is the minder
         sys.argv[2] = str(os.getppid())
     runpy.run_module(what, run_name="__main__", alter_sys=True)
 

@@ -37,6 +37,7 @@ class Budget:
     latency: float | None = limit("latency_seconds", "seconds")  # of an answer, at
     percentile: float = 0.99  # this percentile
     quality: float | None = limit("quality", "share", least=True)  # least acceptable quality
+    throughput: float | None = limit("requests_per_second", "requests/s", least=True)  # least that are answered
 
     @classmethod
     def parsed(cls, **written: str | float | None) -> Budget:

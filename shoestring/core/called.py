@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from inspect import Signature, signature
+from inspect import Signature, isgeneratorfunction, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -74,6 +74,26 @@ def check_calls(functions: Mapping[str, Any]) -> None:
             raise Mistake(
                 f"{name} in the Job is a function of {takes}, which does not fit ({error}): {called}; write {example}"
             ) from None
+    check_answer(functions.get("answer"))
+
+
+ANSWER = 'def answer(text: str): output = yield tokenizer(text, return_tensors="pt"); return {"label": ...}'
+
+
+def check_answer(function: Any) -> None:
+    """Refuse an `answer` that is no generator function, or takes nothing: a request's fields are its arguments."""
+    if function is None:
+        return
+    if not callable(function):
+        raise Mistake(f"answer in the Job is a {type(function).__name__}, not a function: write {ANSWER}")
+    if not (isgeneratorfunction(function) or isgeneratorfunction(getattr(type(function), "__call__", None))):
+        raise Mistake(
+            f"answer in the Job has no yield: it must yield a sample, which is computed in a batch with others, and is handed the "
+            f"model's output for it: write {ANSWER}"
+        )
+    takes = known_signature(function)
+    if takes is not None and not takes.parameters:
+        raise Mistake(f"answer in the Job takes nothing, and it is called with a request's fields: write {ANSWER}")
 
 
 def guard_loss(loss: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:

@@ -171,6 +171,10 @@ class Job:
                   among devices: `Dirichlet(0.3)`, `Iid()`, `ByColumn("author")`, `QuantitySkew()`
       local       what a device does in a round: `Local(epochs=1, batch=10, lr=0.05)`
       group       `lambda name: "tablet"`: the group of a device, for reports that compare groups
+
+    How it answers requests (`shoestring serve`)
+      answer      a generator function of a request's fields: it yields a sample, is handed the model's output for it, and returns the
+                  answer: `def answer(text: str): output = yield tokenizer(text, return_tensors="pt"); return {...}`; see serving/sample.py
     """
 
     model: Callable[[], nn.Module]
@@ -207,6 +211,7 @@ class Job:
     clients: Callable[[], Mapping[str, Any]] | Partition | None = None
     local: Local = field(default_factory=Local)
     group: Callable[[str], str] | None = None
+    answer: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if self.steps == UNSAID:

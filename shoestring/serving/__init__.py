@@ -1,0 +1,1 @@
+"""Serve: a target in, the best server out."""

@@ -1,0 +1,1 @@
+"""Which requests are computed together."""

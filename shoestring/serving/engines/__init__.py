@@ -1,0 +1,1 @@
+"""What computes answers: torch, packed weights, onnxruntime."""

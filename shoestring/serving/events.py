@@ -1,0 +1,41 @@
+"""What happens in a run of a server beside what happens in every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shoestring.runs.event import Event, left_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(Event):
+    """The server answers."""
+
+    kind: ClassVar[str] = "listening"
+    url: str  # without its token
+    model: str
+    replicas: int
+    bytes: int  # of all its processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served(Event):
+    """What was served since the last such event; told only where something was."""
+
+    kind: ClassVar[str] = "served"
+    seconds: float
+    requests: int
+    failures: int = left_out(0)
+    refused: int = left_out(0)
+    p50: float = 0.0  # seconds
+    p99: float = 0.0
+    queue: int = left_out(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerChanged(Event):
+    """A process died and was replaced, new weights took over, a model was loaded or unloaded."""
+
+    kind: ClassVar[str] = "server changed"
+    text: str
