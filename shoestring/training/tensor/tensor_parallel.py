@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
@@ -101,7 +102,7 @@ class TensorParallel(GroupTechnique):
         return next(reasons, "") or gradient_sum_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """In a block, activations between split layers stay whole: a few tensors as large as the block's output."""
