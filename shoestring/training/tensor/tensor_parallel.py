@@ -37,7 +37,6 @@ from shoestring.training.tensor.split_layers import TensorParts
 MOST = 8  # ways to try: more than a machine's devices are seldom worth it
 BETWEEN = 5  # tensors that a block keeps outside of split layers: its output, two norms' inputs and results
 GATHERED = 2  # of those, the inputs that layers split by outputs keep: they are whole in any case
-WORK = ("forward", "backward", "flops", "backward_flops")  # fields of a block that are proportional to its samples
 
 
 @dataclass(frozen=True)
