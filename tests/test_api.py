@@ -112,6 +112,20 @@ def test_what_is_raised_keeps_its_kind() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("--samples 1: give a whole number", "samples=1: give a whole number"),
+        ("give --size 16MB, --keep 0.998 or --fresh", 'give size="16MB", keep="0.998" or fresh=True'),
+        ("allow more bytes, or --heal 10m", 'allow more bytes, or heal="10m"'),
+        ("give --statistics frozen or another --upload", 'give statistics="frozen" or another upload='),
+        ("--width 64 of the job", "width=64 of the job"),
+    ],
+)
+def test_what_can_be_asked_for_in_any_room_is_told_as_its_argument(text: str, said: str) -> None:
+    assert as_arguments(text) == said
+
+
 def test_an_outcome_is_printed_as_the_table_and_a_fit_with_its_loss() -> None:
     figures = {"peak_bytes": 1 << 20, "process_bytes": 300 << 20, "step_seconds": 0.5}
     details = TrainingDetails(parts={"parameters": 1 << 20})

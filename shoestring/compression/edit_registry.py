@@ -6,7 +6,7 @@ before; the weights come from the folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import nn
 
 from shoestring.core.errors import Mistake
 
-Editor = Callable[[nn.Module, Sequence[Mapping[str, Any]]], nn.Module]
 # kind -> "module:function", imported on demand
 EDITORS = {
     "structure": "shoestring.compression.techniques.prune:apply_pruning",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,28 @@ class Workers:
         return sent * self.per_byte_sent + messages * self.per_message
 
 
+class Trait:
+    """Properties of a job that techniques depend on; those that have a dtype or a reason in them are made where they are
+    found. Texts, not an enum: answers are kept as sets of texts, and the codec writes an enum by its name."""
+
+    DRAWS: Final = "draws"
+    MIXES_SAMPLES: Final = "mixes samples"
+    UNSPLITTABLE: Final = "can't be split"
+    NO_BLOCK_RUNS: Final = "no block runs"
+    CLIPS: Final = "clips"
+    OWN_PROCESS: Final = "own process"
+    ON_A_GPU: Final = "on a GPU"
+    SPARSE_GRADIENTS: Final = "sparse gradients"
+    COMPLEX_WEIGHTS: Final = "complex weights"
+    NOT_RECOMPUTABLE: Final = "can't be recomputed"
+    FUSED_ALREADY: Final = "fused already"
+    HAS_FUSED_KERNEL: Final = "has a fused kernel"
+
+
 @dataclass(frozen=True)
 class Findings:
     """What was found out about the job."""
 
-    traits: frozenset[str] = frozenset()  # properties that techniques depend on: "draws", "mixes samples", ...
+    traits: frozenset[str] = frozenset()  # each one of Trait, or a text that says which dtype or why
     reasons: Mapping[str, str] = field(default_factory=dict)  # trait -> the observation that shows it, for messages
     basis: str = ""  # how the ledger's numbers were found

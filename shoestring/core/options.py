@@ -9,45 +9,34 @@ for scripts in one place:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
+from shoestring.core.arguments import OptionField, flat_arguments
+from shoestring.core.command import named_object
 from shoestring.core.errors import Mistake, OverBudget
+from shoestring.core.rooms import installed_rooms
 
-SWITCHES = ("inexact", "fresh", "adopt", "replan", "fresh-plan")  # flags without a value
-VALUED = (
-    "memory",
-    "use",
-    "devices",
-    "hardware",
-    "exact",
-    "steps",
-    "epochs",
-    "seed",
-    "run",
-    "save-every",
-    "job",
-    "plan",
-    "rounds",
-    "per-round",
-    "clients",
-    "upload",
-    "download",
-    "epsilon",
-    "delta",
-    "time",
-    "every",
-    "processes",
-    "ledger",
-    "ledger-epsilon",
-    "insecure-seed",
-    "statistics",
-)  # arguments of the library
-VALUE = (
-    r"\d[\w.]*|'[^']*'|\"[^\"]*\"|bits\b|rounding\b|distribution\b|frozen\b|local\b"  # values as messages write them
-)
 TRACEBACK = re.compile(r"[;,] add --traceback to see (?:where|more)")
-FLAG = re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({VALUE}))?")
+
+
+@cache
+def known_options() -> Mapping[str, OptionField]:
+    """What can be asked for in any room, by its flag without dashes."""
+    kinds = {
+        command.options: named_object(command.options) for room in installed_rooms() for command in room.commands()
+    }
+    fields = [pair for kind in kinds.values() for pair in flat_arguments(kind)]
+    return {one.flag.removeprefix("--") or name.replace("_", "-"): one for name, one in fields}
+
+
+@cache
+def flag_pattern() -> re.Pattern[str]:
+    """A flag, with its value as messages write it: a number, a quoted text, or one of its choices."""
+    words = sorted({word for one in known_options().values() for word in one.choices})
+    value = "|".join((r"\d[\w.]*", "'[^']*'", '"[^"]*"', *(rf"{re.escape(word)}\b" for word in words)))
+    return re.compile(rf"(?<![\w-])--([a-z][a-z-]*)(?:[ =]({value}))?")
 
 
 def as_arguments(text: str) -> str:
@@ -60,17 +49,17 @@ def as_arguments(text: str) -> str:
     """
 
     def spelt(found: re.Match[str]) -> str:
-        name, value = found[1].replace("-", "_"), found[2]
+        name, value, asked = found[1].replace("-", "_"), found[2], known_options().get(found[1])
         after = f" {value}" if value else ""
-        if found[1] in SWITCHES:
+        if asked is not None and asked.default is False:
             return f"{name}=True{after}"
-        if found[1] not in VALUED and not value:
+        if asked is None and not value:
             return name
         if value is None:
             return f"{name}="
         return f"{name}={value}" if value[0] in QUOTES or value.isdigit() else f'{name}="{value}"'
 
-    return FLAG.sub(spelt, TRACEBACK.sub("", text))
+    return flag_pattern().sub(spelt, TRACEBACK.sub("", text))
 
 
 QUOTES = "'\""

@@ -37,6 +37,7 @@ class FederateOptions:
         "RULE",
         "running statistics of norm layers: averaged, local or frozen (default: as the job's Local says, else averaged, with "
         "--epsilon frozen)",
+        choices=tuple(map(str, StatisticsRule)),
     )
     ledger: str | None = argument(
         "FILE", "the privacy ledger of these people, for all runs on them (default: one in the run's folder)"

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import flop_registry
 from shoestring.core.batch import Batch, tensors
 from shoestring.core.blame import failure_text
 from shoestring.core.codec import from_json
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.private import (
     BATCH_NORMS,
     WATCHING,
@@ -407,7 +408,7 @@ def visits_told(run: Run, enter: Callable[[str], None], leave: Callable[[str, An
 
 def see_gradients(run: Run, tracker: Tracker) -> None:
     gradients = [p.grad for p in (*run.model.parameters(), *stepped_tensors(run)) if p.grad is not None]
-    tracker.log.traits |= {"sparse gradients" for gradient in gradients if gradient.layout is not torch.strided}
+    tracker.log.traits |= {Trait.SPARSE_GRADIENTS for gradient in gradients if gradient.layout is not torch.strided}
     tracker.hold(gradients, "gradients")
 
 
@@ -415,7 +416,7 @@ def see_model(run: Run, tracker: Tracker) -> None:
     """Note the tensors that a model consists of."""
     tracker.log.mixes = any(isinstance(part, BATCH_NORMS) for part in run.model.modules())
     tracker.log.blocks = list(run.blocks)
-    tracker.log.traits |= {"complex weights" for parameter in run.model.parameters() if parameter.is_complex()}
+    tracker.log.traits |= {Trait.COMPLEX_WEIGHTS for parameter in run.model.parameters() if parameter.is_complex()}
 
 
 def hold_run(run: Run, tracker: Tracker) -> None:

@@ -13,6 +13,7 @@ from shoestring.core.coordinates import coordinates
 from shoestring.core.errors import Crashed, Mistake
 from shoestring.core.job import interval
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.link import Link, agreement_bytes
 from shoestring.core.mesh import imagined_mesh, on_one_axis
 from shoestring.core.staging import RankFigures
@@ -477,8 +478,8 @@ def agrees(techniques: Techniques) -> float:
 
 def splits(technique: TrainingTechnique, ledger: Ledger) -> bool:
     """Whether a technique would be exact if samples of a batch did not interact."""
-    apart = replace(ledger, findings=replace(ledger.findings, traits=ledger.findings.traits - {"mixes samples"}))
-    return ledger.has("mixes samples") and technique.exactness(apart) < technique.exactness(ledger)
+    apart = replace(ledger, findings=replace(ledger.findings, traits=ledger.findings.traits - {Trait.MIXES_SAMPLES}))
+    return ledger.has(Trait.MIXES_SAMPLES) and technique.exactness(apart) < technique.exactness(ledger)
 
 
 def stated_drift(techniques: Techniques, ledger: Ledger) -> float:

@@ -48,19 +48,6 @@ class Repair:
     told: tuple[str, ...]  # messages: weights that were not refitted, and why
 
 
-def repaired_model(
-    model: nn.Module,
-    edits: Sequence[PruneEdit],
-    batches: Sequence[Any],
-    forward: Forward,
-    *,
-    damping: float = DAMPING,
-    in_order: bool = False,
-) -> nn.Module:
-    """The model of `repair_of`, without its messages."""
-    return repair_of(model, edits, batches, forward, damping=damping, in_order=in_order).model
-
-
 def repair_of(
     model: nn.Module,
     edits: Sequence[PruneEdit],

@@ -27,7 +27,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Traffic
+from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.link import Link
 from shoestring.core.private import RUNNING_NORMS, write_count
 from shoestring.core.run import Run, add_up_shared, weighed
@@ -93,8 +93,8 @@ def data_parallel_refusal(ledger: Ledger) -> str:
             else "all workers hold parts of one copy of the model"
         )
     if 0 < workers.samples < workers.world:
-        if ledger.has("can't be split"):
-            return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
+        if ledger.has(Trait.UNSPLITTABLE):
+            return ledger.findings.reasons.get(Trait.UNSPLITTABLE, "the batch can't be split into samples")
         return (
             f"batches of {workers.samples} samples for {workers.world} workers: some would have none; give a batch of {workers.world} "
             f"samples or more, or fewer --devices"
@@ -104,23 +104,23 @@ def data_parallel_refusal(ledger: Ledger) -> str:
 
 def gradient_sum_refusal(ledger: Ledger) -> str:
     """Why gradients can't be sent and summed; empty if they can."""
-    if ledger.has("sparse gradients"):
+    if ledger.has(Trait.SPARSE_GRADIENTS):
         return (
             "the model has sparse gradients, which can't be added up in buckets: make its embeddings with sparse=False"
         )
-    return "the model has complex weights, and workers send real numbers" if ledger.has("complex weights") else ""
+    return "the model has complex weights, and workers send real numbers" if ledger.has(Trait.COMPLEX_WEIGHTS) else ""
 
 
 def split_exactness(ledger: Ledger) -> Exactness:
     """How close training stays to plain training when every worker has a part of each batch."""
-    if ledger.has("mixes samples"):
+    if ledger.has(Trait.MIXES_SAMPLES):
         return Exactness.CHANGED
-    return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+    return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
 
 def mixed_drift(ledger: Ledger) -> float:
     """The drift that splitting a batch adds where layers mix its samples."""
-    return MIXED if ledger.has("mixes samples") else 0.0
+    return MIXED if ledger.has(Trait.MIXES_SAMPLES) else 0.0
 
 
 def with_traffic(ledger: Ledger, sent: float, messages: float) -> Ledger:

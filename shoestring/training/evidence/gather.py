@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from shoestring.core import random_state
 from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Findings
+from shoestring.core.ledger_parts import Findings, Trait
 from shoestring.core.mesh import on_one_axis
 from shoestring.measure.instructions import deadly
 from shoestring.measure.tracker import Log
@@ -50,9 +50,9 @@ class Traits:
     def note_pieces(self, rehearsals: Rehearsals, plain: Log, tried: Mapping[str, str]) -> None:
         """Note what the trial of the batch in two micro-batches found: the worker's trial, or one here if there is none
         and the model is small."""
-        if "mixes samples" in self.found:
-            self.reasons["mixes samples"] = "batch norm looks at all samples of a batch at once"
-        if "can't be split" in self.found or "mixes samples" in self.found:
+        if Trait.MIXES_SAMPLES in self.found:
+            self.reasons[Trait.MIXES_SAMPLES] = "batch norm looks at all samples of a batch at once"
+        if Trait.UNSPLITTABLE in self.found or Trait.MIXES_SAMPLES in self.found:
             return
         if rehearsals.worker is None and rehearsals.fits_here(plain):
             tried = try_in_pieces(rehearsals.job, rehearsals.made_here)
@@ -62,13 +62,13 @@ class Traits:
     def note_again(self, rehearsals: Rehearsals, plain: Log, again: str) -> None:
         """Note why blocks can't be recomputed: as the worker found, or by a step here if there is none and the model is
         small."""
-        if rehearsals.worker is None and "no block runs" not in self.found and rehearsals.fits_here(plain):
+        if rehearsals.worker is None and Trait.NO_BLOCK_RUNS not in self.found and rehearsals.fits_here(plain):
             with random_state.kept():
                 model = rehearsals.made_here()
                 random_state.seed(rehearsals.job.seed)
                 again = why_not_again(replace(rehearsals.job, mesh=on_one_axis()), model)
         if again:
-            self.note("can't be recomputed", again)
+            self.note(Trait.NOT_RECOMPUTABLE, again)
 
 
 def gather_evidence(
@@ -85,7 +85,7 @@ def gather_evidence(
     }  # these dtypes crash this process, which rehearses them
     traits.found |= {f"{dtype} is deadly here" for dtype in dying}
     variants = [one for one in variants if one.computes_in not in dying]
-    steps = real_steps(rehearsals, plain, variants, "can't be split" not in traits.found, needs_of(only))
+    steps = real_steps(rehearsals, plain, variants, Trait.UNSPLITTABLE not in traits.found, needs_of(only))
     traits.found |= {f"no {dtype}" for dtype, what in hardware.dtypes.items() if what}
     traits.note_pieces(rehearsals, plain, steps.pieces)
     traits.note_again(rehearsals, plain, steps.again)
@@ -125,13 +125,13 @@ def logs_under(rehearsals: Rehearsals, variant: Technique, halved: bool, failed:
 def half_of_the_batch(rehearsals: Rehearsals, traits: Traits) -> Log | None:
     """The log of a plain step with half the batch; None if that is impossible (which is noted) or useless."""
     job = rehearsals.job
-    if "can't be split" in traits.found:
-        traits.reasons["can't be split"] = unsplittable(job)
+    if Trait.UNSPLITTABLE in traits.found:
+        traits.reasons[Trait.UNSPLITTABLE] = unsplittable(job)
     elif job.count(first_batch(job)) > 1 and not rehearsals.real:
         try:
             return rehearsals.half_log()
         except Exception as error:
-            traits.note("can't be split", f"half of the batch can't be trained on: {failure(error)}")
+            traits.note(Trait.UNSPLITTABLE, f"half of the batch can't be trained on: {failure(error)}")
     return None
 
 

@@ -27,6 +27,7 @@ from shoestring.core import random_state
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import DispatchMode, arguments_of, operation_of
 from shoestring.core.run import weighed
@@ -109,7 +110,7 @@ def try_in_pieces(
             apart = run_passes(alone, used, make(), list(zip(halves, shares, strict=True)))
         except Exception as error:
             told = f"half of the batch can't be trained on: {error_sentence(error)}"
-            return {"not tried": told} if small else {"can't be split": told}
+            return {"not tried": told} if small else {Trait.UNSPLITTABLE: told}
     return differing_traits(once, apart)
 
 
@@ -151,8 +152,8 @@ def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
     reason = difference(once, apart)
     if once.outside:  # the numbers that a sample gets depend on its position
         drawn = f"the model draws numbers by {once.outside}"
-        return {"draws": drawn} | ({"not tried": f"{drawn}, which differ from piece to piece"} if reason else {})
-    return {"mixes samples": reason} if reason else {}
+        return {Trait.DRAWS: drawn} | ({"not tried": f"{drawn}, which differ from piece to piece"} if reason else {})
+    return {Trait.MIXES_SAMPLES: reason} if reason else {}
 
 
 def difference(once: PassOutputs, apart: PassOutputs) -> str:

@@ -24,6 +24,7 @@ from shoestring.core.ledger_parts import (
     Machine,
     Splitting,
     StandingBytes,
+    Trait,
     UpdateCost,
     ValidationCost,
     Workers,
@@ -76,7 +77,7 @@ def plain_ledger(
         block for block in blocks_of(log) if block.inside or any((block.kept, block.rise, block.spike, block.flops))
     )
     batch = first_batch(job)
-    count = job.count(batch) if "can't be split" not in traits else 1
+    count = job.count(batch) if Trait.UNSPLITTABLE not in traits else 1
     part = {block.name: block for block in blocks_of(half)} if half is not None else {}
     parted = job.count(job.pieces(batch, 2)[0]) if half is not None else 0
     blocks = tuple(with_seconds(block, hardware, anchor) for block in blocks)
@@ -325,22 +326,22 @@ def unsplittable(job: Job) -> str:
 
 def traits_of(job: Job, log: Log, own_process: bool) -> set[str]:
     """Traits of the model and the job that techniques depend on."""
-    traits = set()
+    traits = set[str]()
     if log.draws:
-        traits.add("draws")
+        traits.add(Trait.DRAWS)
     if log.mixes:
-        traits.add("mixes samples")
+        traits.add(Trait.MIXES_SAMPLES)
     traits |= log.traits
     if log.blocks and not set(log.blocks) & set(log.outputs):
-        traits.add("no block runs")
+        traits.add(Trait.NO_BLOCK_RUNS)
     if job.clip:
-        traits.add("clips")
+        traits.add(Trait.CLIPS)
     if own_process:
-        traits.add("own process")
+        traits.add(Trait.OWN_PROCESS)
     if torch.cuda.is_available():
-        traits.add("on a GPU")
+        traits.add(Trait.ON_A_GPU)
     if unsplittable(job):
-        traits.add("can't be split")
+        traits.add(Trait.UNSPLITTABLE)
     return traits
 
 

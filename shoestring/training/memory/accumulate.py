@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run, weighed
 from shoestring.training.technique import MIXED, TrainingTechnique
 
@@ -66,8 +67,8 @@ class Accumulate(TrainingTechnique):
         return self.pieces
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("can't be split"):
-            return ledger.findings.reasons.get("can't be split", "the batch can't be split into samples")
+        if ledger.has(Trait.UNSPLITTABLE):
+            return ledger.findings.reasons.get(Trait.UNSPLITTABLE, "the batch can't be split into samples")
         return (
             f"{self.pieces} pieces of a batch of {ledger.batch} samples: a piece needs a sample"
             if self.pieces > ledger.batch
@@ -75,9 +76,9 @@ class Accumulate(TrainingTechnique):
         )
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        if ledger.has("mixes samples"):
+        if ledger.has(Trait.MIXES_SAMPLES):
             return Exactness.CHANGED
-        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         return MIXED

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import AllocatorRates
+from shoestring.core.ledger_parts import AllocatorRates, Trait
 from shoestring.core.run import Run
 from shoestring.core.technique import text
 from shoestring.training.technique import TrainingTechnique
@@ -99,7 +99,7 @@ class Allocator(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if self.kind in LIBRARIES and not library(self.kind):
             return f"{LIBRARIES[self.kind]} is not installed (Debian: apt-get install lib{self.kind}*)"
-        return "" if ledger.has("own process") else "memory settings need a process of their own: use a job file"
+        return "" if ledger.has(Trait.OWN_PROCESS) else "memory settings need a process of their own: use a job file"
 
     @property
     def predictable(self) -> bool:

@@ -24,6 +24,7 @@ from torch import nn
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Block, Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
 from shoestring.training.memory.chain import best_schedules, recomputed_costs
 from shoestring.training.memory.recompute import BlockRecorder, Schedule, flat
@@ -74,10 +75,10 @@ class Checkpoint(TrainingTechnique):
         return (cls(every=1),)
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("no block runs"):
+        if ledger.has(Trait.NO_BLOCK_RUNS):
             return NO_BLOCK_RUNS
-        if ledger.has("can't be recomputed"):
-            return ledger.findings.reasons["can't be recomputed"]
+        if ledger.has(Trait.NOT_RECOMPUTABLE):
+            return ledger.findings.reasons[Trait.NOT_RECOMPUTABLE]
         numbers = flat(self.numbers(len(ledger.inside)))
         if numbers and numbers[-1] >= len(ledger.inside):
             return f"the schedule names block {numbers[-1]} and the model has {len(ledger.inside)} blocks"

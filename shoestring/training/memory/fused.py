@@ -17,6 +17,7 @@ import torch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
 from shoestring.core.seams import changes_user
 from shoestring.training.technique import Owned, TrainingTechnique
@@ -46,8 +47,8 @@ class FusedOptimizer(TrainingTechnique):
     @classmethod
     def noticed(cls, run: Run) -> frozenset[str]:
         if can_be_fused(run.optimizer):
-            return frozenset({"has a fused kernel"})
-        return frozenset({"fused already"}) if isinstance(run.optimizer, HAS_KERNEL) else frozenset()
+            return frozenset({Trait.HAS_FUSED_KERNEL})
+        return frozenset({Trait.FUSED_ALREADY}) if isinstance(run.optimizer, HAS_KERNEL) else frozenset()
 
     @classmethod
     def probes(cls, run: Run) -> dict[str, AbstractContextManager[Callable[[], object]]]:
@@ -58,13 +59,13 @@ class FusedOptimizer(TrainingTechnique):
         return frozenset({Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("fused already"):
+        if ledger.has(Trait.FUSED_ALREADY):
             return "the job's optimizer is fused already"
-        if ledger.has("complex weights"):
+        if ledger.has(Trait.COMPLEX_WEIGHTS):
             return "the model has complex weights, and torch's fused kernels are for real ones"
-        if ledger.has("sparse gradients"):
+        if ledger.has(Trait.SPARSE_GRADIENTS):
             return "the model has sparse gradients, and torch's fused kernels are for dense ones"
-        return "" if ledger.has("has a fused kernel") else "torch has no fused kernel for this optimizer"
+        return "" if ledger.has(Trait.HAS_FUSED_KERNEL) else "torch has no fused kernel for this optimizer"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         return Exactness.ROUNDING

@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
-from shoestring.core.ledger_parts import Traffic
+from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.private import FakeTensor, storage_id, storage_id_of, write_count
 from shoestring.core.run import Run
 from shoestring.core.run_state import MovesBytes, RunState
@@ -74,7 +74,7 @@ class OffloadActivations(TrainingTechnique):
         return cls.choices(ledger) or (cls(),)
 
     def refusal(self, ledger: Ledger) -> str:
-        return NO_BLOCK_RUNS if ledger.has("no block runs") else ""
+        return NO_BLOCK_RUNS if ledger.has(Trait.NO_BLOCK_RUNS) else ""
 
     def cost(self, ledger: Ledger) -> Ledger:
         inside = [position for position, block in enumerate(ledger.blocks) if block.inside]

@@ -30,7 +30,7 @@ from typing import ClassVar
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Block, Ledger
-from shoestring.core.ledger_parts import Traffic
+from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
 from shoestring.core.swap import Swap
@@ -78,18 +78,18 @@ class OffloadModel(TrainingTechnique):
     def refusal(self, ledger: Ledger) -> str:
         if reason := super().refusal(ledger):
             return reason
-        if ledger.has("can't be recomputed"):
-            return ledger.findings.reasons["can't be recomputed"]
+        if ledger.has(Trait.NOT_RECOMPUTABLE):
+            return ledger.findings.reasons[Trait.NOT_RECOMPUTABLE]
         if reason := offload_refusal(ledger, bool(self.moments)):
             return reason
-        return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
+        return "" if ledger.has(Trait.OWN_PROCESS) else "state on disk needs a run of its own: use a job file"
 
     def exactness(self, ledger: Ledger) -> Exactness:
         if self.moments:
             return Exactness.CHANGED
         # A head split by rows sums in another order; an embedding does not, but its norm does where the job clips
         trained, rows = trained_weights(ledger), ledger.columns.unchanged  # with unchanged names
-        outside = [block.name for block in rows[0 if ledger.has("clips") else 1 :] if not block.inside]
+        outside = [block.name for block in rows[0 if ledger.has(Trait.CLIPS) else 1 :] if not block.inside]
         return Exactness.ROUNDING if any(trained[name] > 4 * CHUNK for name in outside) else Exactness.BITS
 
     def drift(self, ledger: Ledger) -> float:
@@ -112,7 +112,7 @@ class OffloadModel(TrainingTechnique):
             ledger.update,
             ledger.machine,
             ledger.pieces,
-            ledger.has("clips"),
+            ledger.has(Trait.CLIPS),
         )
         share = before.optimizer / whole * (eight_bits.SHARE if self.moments else 1.0) if whole else 0.0
         stepping = (

@@ -22,7 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
-from shoestring.core.ledger_parts import Traffic
+from shoestring.core.ledger_parts import Traffic, Trait
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision, only
 from shoestring.training.memory import eight_bits
@@ -87,12 +87,12 @@ class OffloadOptimizer(TrainingTechnique):
         if reason := super().refusal(ledger):
             return reason
         if self.to == "host":
-            return "" if ledger.has("on a GPU") else "there is no GPU: the moments are in host memory already"
+            return "" if ledger.has(Trait.ON_A_GPU) else "there is no GPU: the moments are in host memory already"
         if not ledger.standing.optimizer:
             return "the optimizer keeps no moments"
         if reason := offload_refusal(ledger, bool(self.moments)):
             return reason
-        return "" if ledger.has("own process") else "state on disk needs a run of its own: use a job file"
+        return "" if ledger.has(Trait.OWN_PROCESS) else "state on disk needs a run of its own: use a job file"
 
     def cost(self, ledger: Ledger) -> Ledger:
         moments, parameters, machine = ledger.standing.optimizer, ledger.standing.parameters, ledger.machine

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision, only
 from shoestring.training.memory import eight_bits
@@ -32,11 +33,11 @@ BUFFERS = 4  # at most so many buffers of one chunk each: one at work, the other
 
 def offload_refusal(ledger: Ledger, coded: bool) -> str:
     """Why moments can't be streamed in chunks, or kept in 8 bits; empty if they can."""
-    if ledger.has("sparse gradients"):
+    if ledger.has(Trait.SPARSE_GRADIENTS):
         return "the model has sparse gradients, which can't be stepped a chunk at a time: make its embeddings with sparse=False"
     return (
         "the model has complex weights, whose moments have no 8-bit code"
-        if coded and ledger.has("complex weights")
+        if coded and ledger.has(Trait.COMPLEX_WEIGHTS)
         else ""
     )
 

@@ -22,6 +22,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.ledger import Ledger
 from shoestring.core.private import writes_unseen
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision, only
 from shoestring.measure.interception import MemoryRanges, UpdatedGuard
@@ -51,7 +52,7 @@ class StepInBackward(TrainingTechnique):
         return {} if smallest is None else {"call": lone_step(run, smallest)}  # mostly call overhead
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("clips"):
+        if ledger.has(Trait.CLIPS):
             return CLIPS
         return super().refusal(ledger)
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import NO_BLOCK_RUNS, Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import Mesh
 from shoestring.core.run import HeldWeights, OutsideSteps, Run
 from shoestring.core.staging import Staging
@@ -155,9 +156,9 @@ class Pipeline(StagedTechnique):
         return frozenset({Owned.WEIGHTS, Owned.GROUPS})
 
     def refusal(self, ledger: Ledger) -> str:
-        if ledger.has("no block runs"):
+        if ledger.has(Trait.NO_BLOCK_RUNS):
             return NO_BLOCK_RUNS
-        if self.stashes and ledger.has("clips"):
+        if self.stashes and ledger.has(Trait.CLIPS):
             return CLIPS
         world, calls, parts = ledger.workers.world, len(ledger.inside), self.stages * self.chunks
         if world % self.stages:
@@ -169,22 +170,22 @@ class Pipeline(StagedTechnique):
             return f"the model calls {calls} blocks, and {parts} parts need at least one each: give fewer stages"
         if self.balance and sum(self.balance) != calls:
             return f"balance={list(self.balance)} places {sum(self.balance)} blocks, and the model calls {calls}"
-        if ledger.has("can't be split"):
-            return ledger.findings.reasons.get("can't be split", "a batch can't be split")
-        if ledger.has("sparse gradients"):
+        if ledger.has(Trait.UNSPLITTABLE):
+            return ledger.findings.reasons.get(Trait.UNSPLITTABLE, "a batch can't be split")
+        if ledger.has(Trait.SPARSE_GRADIENTS):
             return "the model has sparse gradients, which are not sent between workers: make its embeddings with sparse=False"
         return super().refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        if ledger.has("mixes samples") or self.stashes:
+        if ledger.has(Trait.MIXES_SAMPLES) or self.stashes:
             return Exactness.CHANGED
-        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
     def drift(self, ledger: Ledger) -> float:
         """With pipedream a batch of M micro-batches is M updates at the job's rate, so weights move farther. With a
         constant gradient and momentum 0.9, ten steps move 41 times rate x gradient, and 10 M steps 100 M - 90 times
         that."""
-        return (MIXED if ledger.has("mixes samples") or not self.stashes else 0.0) + (
+        return (MIXED if ledger.has(Trait.MIXES_SAMPLES) or not self.stashes else 0.0) + (
             FURTHER * self.pieces_wanted if self.stashes else 0.0
         )
 

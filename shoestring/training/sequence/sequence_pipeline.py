@@ -27,6 +27,7 @@ from shoestring.core.batch import Batch, mapped, moved, piece_bounds, tensors
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.run import Run, Slice, weighed
 from shoestring.training.sequence.sliceable import LEAST, refusal
 from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, spans_of, takes_any, takes_positions
@@ -71,7 +72,7 @@ class SequencePipeline(TrainingTechnique):
         return len(parsed_lengths(self.lengths)) if self.lengths else self.slices
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """Everything is kept until the first slice runs backward; gradients stand from the last slice's backward on."""

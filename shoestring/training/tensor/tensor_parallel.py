@@ -24,6 +24,7 @@ from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.ledger import Ledger
+from shoestring.core.ledger_parts import Trait
 from shoestring.core.link import Link
 from shoestring.core.run import Run
 from shoestring.core.stepping import StepDivision
@@ -36,7 +37,6 @@ from shoestring.training.tensor.split_layers import TensorParts
 MOST = 8  # ways to try: more than a machine's devices are seldom worth it
 BETWEEN = 5  # tensors that a block keeps outside of split layers: its output, two norms' inputs and results
 GATHERED = 2  # of those, the inputs that layers split by outputs keep: they are whole in any case
-WORK = ("forward", "backward", "flops", "backward_flops")  # fields of a block that are proportional to its samples
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TensorParallel(GroupTechnique):
         return next(reasons, "") or gradient_sum_refusal(ledger)
 
     def exactness(self, ledger: Ledger) -> Exactness:
-        return Exactness.DISTRIBUTION if ledger.has("draws") else Exactness.ROUNDING
+        return Exactness.DISTRIBUTION if ledger.has(Trait.DRAWS) else Exactness.ROUNDING
 
     def cost(self, ledger: Ledger) -> Ledger:
         """In a block, activations between split layers stay whole: a few tensors as large as the block's output."""

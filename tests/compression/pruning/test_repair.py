@@ -12,7 +12,7 @@ from shoestring.compression.pruning.choose import edits_for
 from shoestring.compression.pruning.importance import METHODS, importance
 from shoestring.compression.pruning.prune_edits import UnitCut, apply_prune_edits
 from shoestring.compression.pruning.readers import Read
-from shoestring.compression.pruning.repair import Fit, Judge, repair_of, repaired_model
+from shoestring.compression.pruning.repair import Fit, Judge, repair_of
 from shoestring.core.errors import Mistake
 
 from .models import CASES, draw
@@ -41,7 +41,7 @@ def test_repeated_units_go_without_loss(bias: bool, in_order: bool) -> None:
     cut = next(edit for edit in edits if isinstance(edit, UnitCut))
     assert sorted(unit // 2 for unit in cut.kept) == list(range(8)), "one of each pair stays"
     wanted, before = model(draw(40, 6)), apply_prune_edits(model, edits)(draw(40, 6))
-    after = repaired_model(model, edits, batches, forward, damping=1e-6, in_order=in_order)(draw(40, 6))
+    after = repair_of(model, edits, batches, forward, damping=1e-6, in_order=in_order).model(draw(40, 6))
     assert (before - wanted).norm() > 0.2 * wanted.norm()
     assert (after - wanted).norm() < 0.01 * wanted.norm()
 
@@ -55,7 +55,7 @@ def test_a_repair_is_the_closed_form() -> None:
     h = torch.tanh(model[0](x)).detach()
     moment = h.T @ h
     wanted = model[2].weight @ moment[:, kept] @ torch.linalg.inv(moment[kept][:, kept])
-    found = repaired_model(model, edits, [x], forward, damping=1e-9).get_parameter("2.weight")
+    found = repair_of(model, edits, [x], forward, damping=1e-9).model.get_parameter("2.weight")
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
 
 
@@ -71,7 +71,7 @@ def test_a_repair_brings_outputs_nearer_and_leaves_the_model_alone(name: str) ->
     sizes = [8, 9, 10]
     shares = {kind: share for kind, share in case.shares.items() if kind != "layers"}
     edits = edits_for(model, lambda one: case.run(one, 8), **shares)
-    fixed = repaired_model(model, edits, sizes, case.run)
+    fixed = repair_of(model, edits, sizes, case.run).model
     with torch.no_grad():
         wanted, cut, found = (
             torch.cat([case.run(one, size).flatten() for size in sizes])
@@ -86,7 +86,7 @@ def test_a_repair_after_dropped_layers_refits_those_that_are_left() -> None:
     case = CASES["encoder"]
     model = case.make().eval()
     edits = edits_for(model, lambda one: case.run(one, 8), **case.shares)
-    assert case.run(repaired_model(model, edits, [8, 9], case.run), 3).shape == (3, 5, 24)
+    assert case.run(repair_of(model, edits, [8, 9], case.run).model, 3).shape == (3, 5, 24)
 
 
 @pytest.mark.parametrize("method", METHODS)
