@@ -224,7 +224,7 @@ def converting_in_place() -> Iterator[None]:
 
     torch swaps the old and the new one, which fails where the fake mode refers to one of them, and leaves hooks behind.
     """
-    swap = torch.utils.swap_tensors
+    swap: Callable[[Tensor, Tensor], None] = torch.utils.swap_tensors
 
     def convert(old: Tensor, new: Tensor) -> None:
         if isinstance(old, FakeTensor) and isinstance(new, FakeTensor) and old.device == new.device:

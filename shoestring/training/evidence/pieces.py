@@ -29,11 +29,12 @@ from shoestring.core.errors import Mistake, error_sentence
 from shoestring.core.job import Job
 from shoestring.core.ledger_parts import Trait
 from shoestring.core.mesh import on_one_axis
-from shoestring.core.private import DispatchMode, arguments_of, operation_of
+from shoestring.core.private import DispatchMode, arguments_of, has_gradient_hooks, operation_of
 from shoestring.core.run import weighed
 from shoestring.measure.tracker import really_draws
 from shoestring.training.evidence.rehearse import prepared
 from shoestring.training.evidence.step import first_batch
+from shoestring.training.memory.fingerprint import fingerprint, matches
 from shoestring.training.technique import TrainingTechnique as Technique
 
 ROUNDS = 2
@@ -61,6 +62,7 @@ KNOWN = (
     "log_normal",
     "cauchy",
 )
+LARGE = 2.0**20  # times the loss: gradients that hooks on weights are tried with; a power of two changes no digits
 QUANTILE = 0.37  # replaces random numbers: this far between lowest and highest, or so many deviations above the mean
 
 
@@ -74,6 +76,8 @@ class PassOutputs:
     weights: dict[str, Tensor]
     buffers: dict[str, Tensor]
     outside: str  # the generator whose numbers could not be replaced
+    changed: bool = False  # whether a forward has changed a weight or a buffer (`Embedding(max_norm=)`, a count)
+    hooked: bool = False  # whether hooks run with gradients of weights
 
 
 def try_in_pieces(
@@ -111,7 +115,27 @@ def try_in_pieces(
         except Exception as error:
             told = f"half of the batch can't be trained on: {error_sentence(error)}"
             return {"not tried": told} if small else {Trait.UNSPLITTABLE: told}
-    return differing_traits(once, apart)
+        found = differing_traits(once, apart)
+        reason = ""
+        if not found and once.changed:  # in both halves one after the other, as in the batch; but workers see one each
+            parts = [run_passes(alone, used, make(), [one]) for one in zip(halves, shares, strict=True)]
+            reason = difference_of_state(*parts)
+            reason = reason and f"{reason} with each part of a batch, and workers see a part each"
+        if not found and not reason and once.hooked:
+            reason = difference_by_size(once, run_passes(alone, used, make(), [(batch, LARGE)]))
+    return found or ({Trait.MIXES_SAMPLES: reason} if reason else {})
+
+
+def difference_by_size(once: PassOutputs, large: PassOutputs) -> str:
+    """What hooks on the gradients of weights change that is not in proportion to them: clipping, for example, which may
+    have nothing to do in the trial's batch."""
+    for name, value in once.gradients.items():
+        if relative_difference(value.to_dense(), large.gradients[name].to_dense() / LARGE) > SLOPE * tolerance_of(once):
+            return (
+                f"a hook changes the gradient of the weight {name}, not in proportion to it, and gradients of pieces are smaller "
+                f"than that of the batch"
+            )
+    return ""
 
 
 def run_passes(
@@ -120,6 +144,7 @@ def run_passes(
     """Losses, gradients and state after a few passes over the micro-batches, without an update."""
     model.zero_grad(set_to_none=True)
     run = prepared(job, techniques, model)
+    state = [(value, fingerprint(value)) for value in (*model.parameters(), *model.buffers())]
     losses, scale, outside = [], 0.0, set[str]()
     for _ in range(ROUNDS):
         found = []
@@ -138,6 +163,8 @@ def run_passes(
         {name: p.detach() for name, p in model.named_parameters()},
         dict(model.named_buffers()),
         " and ".join(sorted(outside)),
+        not all(matches(before, value) for value, before in state),
+        any(map(has_gradient_hooks, model.parameters())),
     )
 
 
@@ -158,11 +185,9 @@ def differing_traits(once: PassOutputs, apart: PassOutputs) -> dict[str, str]:
 
 def difference(once: PassOutputs, apart: PassOutputs) -> str:
     """A difference larger than rounding; empty if there is none."""
-    tolerance = max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
-    for kind, before, after in (("weight", once.weights, apart.weights), ("buffer", once.buffers, apart.buffers)):
-        for name, value in before.items():
-            if relative_difference(value, after.get(name)) > tolerance:
-                return f"a forward changes the {kind} {name} itself, to other values when the batch comes in two pieces"
+    if reason := difference_of_state(once, apart):
+        return f"{reason} when the batch comes in two pieces"
+    tolerance = tolerance_of(once)
     for whole, parts in zip(once.losses, apart.losses, strict=True):
         if abs(whole - parts) > tolerance * max(once.scale, apart.scale):
             return f"the loss of a batch is not the mean of its pieces' losses: {whole:.6g} at once, {parts:.6g} in two pieces"
@@ -176,6 +201,19 @@ def difference(once: PassOutputs, apart: PassOutputs) -> str:
     length = math.sqrt(sum(squares.values()))
     if math.sqrt(apart_by) > SLOPE * tolerance * length:
         return f"the gradient of a batch is not the mean of its pieces' gradients: they are {math.sqrt(apart_by) / length:.2g} of it apart"
+    return ""
+
+
+def tolerance_of(once: PassOutputs) -> float:
+    return max((TOLERANCE.get(one.dtype, 1e-4) for one in once.weights.values()), default=1e-4)
+
+
+def difference_of_state(once: PassOutputs, other: PassOutputs) -> str:
+    """The first weight or buffer that passes have left with other values."""
+    for kind, before, after in (("weight", once.weights, other.weights), ("buffer", once.buffers, other.buffers)):
+        for name, value in before.items():
+            if relative_difference(value, after.get(name)) > tolerance_of(once):
+                return f"a forward changes the {kind} {name} itself, to other values"
     return ""
 
 

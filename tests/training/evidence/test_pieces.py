@@ -85,6 +85,50 @@ class Tossing(nn.Module):
         return x * torch.tensor([random.random() for _ in range(len(x))])[:, None]
 
 
+class Rows(nn.Module):
+    """Sets the rows of a weight that its samples are looked up in, each to the same length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(64, WIDE, max_norm=0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.rows(torch.floor(x.detach().abs().sum(1)).long())
+
+
+class Seen(nn.Module):
+    """Counts how often it has seen each sign."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(WIDE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += (x.detach() > 0).sum(0)
+        return x
+
+
+class Clamped(nn.Module):
+    """Clips the gradient of a weight, where it is far larger than in the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDE))
+        self.scale.register_hook(lambda slope: slope.clamp(-10.0, 10.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Masked(Clamped):
+    """Freezes some numbers of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDE))
+        self.scale.register_hook(lambda slope: slope * (torch.arange(WIDE) % 2))
+
+
 def job(middle: type[nn.Module] = nn.Identity, **changes: Any) -> Job:
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, WIDE, generator=draw), torch.randint(4, (10,), generator=draw)
@@ -117,12 +161,25 @@ def tried(made: Job, small: bool = False) -> dict[str, str]:
     [
         (job(ActNorm), "a forward changes the weight 2.scale itself"),
         (job(Average16), "a forward changes the buffer 2.mean itself"),
+        (job(Rows), "a forward changes the weight 2.rows.weight itself, to other values with each part of a batch"),
+        (job(Seen), "a forward changes the buffer 2.seen itself, to other values with each part of a batch"),
+        (job(Clamped), "a hook changes the gradient of the weight 2.scale, not in proportion"),
         (job(Counting), "the loss of a batch is not the mean of its pieces' losses"),
         (job(Mixup), "the loss of a batch is not the mean of its pieces' losses"),
         (job(loss=contrastive), "the loss of a batch is not the mean of its pieces' losses"),
         (job(loss=summed), "the loss of a batch is not the mean of its pieces' losses"),
     ],
-    ids=["initialised by data", "moving average", "counts its calls", "mixup", "contrastive", "sum"],
+    ids=[
+        "initialised by data",
+        "moving average",
+        "looked up",
+        "counts samples",
+        "clips",
+        "counts its calls",
+        "mixup",
+        "contrastive",
+        "sum",
+    ],
 )
 def test_what_depends_on_the_batch_is_found(made: Job, found: str) -> None:
     assert tried(made)["mixes samples"].startswith(found)
@@ -131,8 +188,8 @@ def test_what_depends_on_the_batch_is_found(made: Job, found: str) -> None:
 
 @pytest.mark.parametrize(
     "made",
-    [job(), job(Noisy), *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5"))],
-    ids=["plain", "all kinds of draws", "chain", "dropout chain", "gpt2", "llama", "vit", "t5"],
+    [job(), job(Noisy), job(Masked), *map(listed, ("chain", "dropout chain", "gpt2", "llama", "vit", "t5"))],
+    ids=["plain", "all kinds of draws", "masks gradients", "chain", "dropout chain", "gpt2", "llama", "vit", "t5"],
 )
 def test_what_does_not_is_not_blamed_whatever_it_draws(made: Job) -> None:
     assert tried(made) == {}
