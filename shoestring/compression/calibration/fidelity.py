@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -332,22 +332,39 @@ def measure_from_values(name: str, said: Sequence[Tensor]) -> OutputMeasure:
             return OutputMeasure(name, KL, one, "logarithms of probabilities that add up to 1")
     if name.rpartition(".")[2] == "logits":
         return OutputMeasure(name, KL, axis, "it is called logits")
-    rows = as_vectors(said, axis)
-    if (
-        len(rows) > 1
-        and rows.shape[1] > 1
-        and float(rows.mean(0).square().sum()) > OFFSET * float(rows.square().sum(1).mean())
-    ):
+    known = column_statistics(said, axis)
+    square = known.mean.square()
+    if known.count > 1 and len(square) > 1 and float(square.sum()) > OFFSET * float((square + known.variance).sum()):
         return with_variance(OutputMeasure(name, R2, axis, "vectors that all point nearly the same way"), said)
     return OutputMeasure(name, COSINE, axis, "vectors")
 
 
-def as_vectors(said: Sequence[Tensor], axis: int) -> Tensor:
-    """All vectors along an axis as rows; single numbers if there are no vectors, or if their lengths differ between
-    batches."""
+class ColumnStatistics(NamedTuple):
+    """Of vectors, number by number; in double precision."""
+
+    count: int  # vectors
+    mean: Tensor
+    variance: Tensor
+
+
+def column_statistics(said: Sequence[Tensor], axis: int) -> ColumnStatistics:
+    """Of all vectors along an axis; of single numbers if there are no vectors, or if their lengths differ between batches. Parts are merged
+    (Chan, Golub, LeVeque 1983, doi 10.1080/00031305.1983.10483115), because the outputs of a language model are larger than its weights."""
     lengths = {one.shape[axis] if one.dim() > 1 else 1 for one in said}
     width = lengths.pop() if len(lengths) == 1 else 1
-    return torch.cat([(one.movedim(axis, -1) if width > 1 else one).double().reshape(-1, width) for one in said])
+    count, mean, squares = 0, torch.zeros(width, dtype=torch.float64), torch.zeros(width, dtype=torch.float64)
+    for one in said:
+        rows = (one.movedim(axis, -1) if width > 1 else one).reshape(-1, width)
+        for some in rows.split(max(1, AT_ONCE // max(width, 1))):
+            part = some.double()
+            added = len(part)
+            if not added:
+                continue
+            off = part.mean(0) - mean
+            squares += part.var(0, correction=0) * added + off.square() * (count * added / (count + added))
+            mean += off * (added / (count + added))
+            count += added
+    return ColumnStatistics(count, mean, squares / max(count, 1))
 
 
 def are_probabilities(said: Sequence[Tensor], axis: int) -> bool:
@@ -361,8 +378,8 @@ def are_log_probabilities(said: Sequence[Tensor], axis: int) -> bool:
 def with_variance(how: OutputMeasure, said: Sequence[Tensor]) -> OutputMeasure:
     """Add the variances of an output to its measure: per number if there are few, else their mean. Constant numbers use
     their mean square instead."""
-    rows = as_vectors(said, how.axis)
-    square, variance = rows.square().mean(0), rows.var(0, correction=0)
+    _, mean, variance = column_statistics(said, how.axis)
+    square = mean.square() + variance
     constant = (ROUNDING * torch.finfo(said[0].dtype).eps) ** 2
     known = torch.where(variance > constant * square, variance, square)
     known = torch.where(known > 0, known, 1.0)

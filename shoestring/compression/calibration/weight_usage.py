@@ -247,10 +247,7 @@ def unfold_patches(
         image, kernel = image[..., None, :], (1, *kernel)
         stride, padding, dilation = (1, *stride), (0, *padding), (1, *dilation)
     return sample_patches(
-        image,
-        lambda some: functional.unfold(
-            some, kernel, dilation=dilation, padding=padding, stride=stride
-        ),
+        image, lambda some: functional.unfold(some, kernel, dilation=dilation, padding=padding, stride=stride)
     )
 
 

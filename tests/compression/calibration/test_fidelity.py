@@ -23,10 +23,12 @@ from shoestring.compression.calibration.fidelity import (
     OutputMeasure,
     all_finite,
     bernoulli_divergence,
+    column_statistics,
     damage_per_vector,
     fidelity,
     measure_from_values,
     vector_damages,
+    with_variance,
 )
 from shoestring.compression.calibration.probe import join_if_equivalent
 
@@ -129,6 +131,19 @@ def test_no_measure_keeps_outputs_in_double_precision_as_a_whole(measure: str, s
         OutputComparison(OutputMeasure("y", measure, -1, variance=(1.0,))).add(found, wanted)
     vectors = 0 if measure == "r2" else found.numel() // (1 if measure == "binary" else 8)
     assert largest.numbers <= max(2 * AT_ONCE, vectors)
+
+
+@pytest.mark.parametrize("width", [1, 3, 40])
+def test_variances_are_found_without_all_outputs_in_double_precision(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    said = [1e3 + torch.randn(5, AT_ONCE // width // count, width, generator=generator) for count in (1, 2)]
+    with Largest() as largest:
+        known = column_statistics(said, -1)
+        with_variance(OutputMeasure("y", "r2"), said)
+    rows = torch.cat([one.double().reshape(-1, width) for one in said])
+    assert largest.numbers <= AT_ONCE < rows.numel() and known.count == len(rows)
+    torch.testing.assert_close(known.mean, rows.mean(0))
+    torch.testing.assert_close(known.variance, rows.var(0, correction=0))
 
 
 def test_the_probe_has_few_samples_where_many_tokens_or_pixels_are_compared_as_numbers() -> None:
