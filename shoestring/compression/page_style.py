@@ -22,7 +22,9 @@ table+.scroll{margin-top:1.5rem}
 .metrics thead th,.compared tbody th{overflow-wrap:normal}
 .metrics tbody th{min-width:5rem}
 @media(min-width:40rem){.compared,.metrics{table-layout:fixed}.compared th:first-child,.metrics th:first-child{width:28%}}
-@media(max-width:30rem){:is(.compared,.metrics) :is(td,th:not(:first-child)){padding-left:.375rem}.compared td:nth-child(4){width:5.5rem}}
+@media(max-width:30rem){:is(.compared,.metrics) tr{display:grid;grid-template-columns:repeat(4,minmax(0,1fr))}
+:is(.compared,.metrics) tr>:first-child{grid-column:1/-1;border:0;padding-bottom:0}
+:is(.compared,.metrics) :is(td,th:not(:first-child)){padding-left:.25rem;white-space:normal;overflow-wrap:anywhere}}
 .metrics b{font-weight:650}
 .layers th:first-child{white-space:normal}
 .layers tbody th{font-size:.875rem}

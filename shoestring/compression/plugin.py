@@ -19,6 +19,7 @@ JOBS = "The job's own arguments are flags too: name the job before --help to see
 
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
+    place: ClassVar[int] = 30
 
     def commands(self) -> tuple[Command, ...]:
         return (

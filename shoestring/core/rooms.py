@@ -51,6 +51,7 @@ class RoomPlugin:
 
     name: ClassVar[str]  # in requests, tasks and its entry point
 
+    place: ClassVar[int] = 100  # of its commands in the help, the smallest first
     counts: ClassVar[str] = "step"  # what the steps of its runs are called
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
 
@@ -115,8 +116,8 @@ def installed_rooms() -> tuple[RoomPlugin, ...]:
 
 @cache
 def own_rooms() -> tuple[RoomPlugin, ...]:
-    """The rooms of this package, without a look at others."""
-    return tuple(loaded(entry) for entry in own_entries())
+    """The rooms of this package in the order of the help, without a look at others."""
+    return tuple(sorted((loaded(entry) for entry in own_entries()), key=lambda room: room.place))
 
 
 @cache
