@@ -89,7 +89,9 @@ def test_long_names_and_points_anywhere_fit_too(browser: Any, tmp_path: Path, wi
                         opened,
                         tmp_path,
                         made_report(
-                            size_bytes=both, fidelity={"mean": {"predicted": 0.999999996, "measured": fidelity}}, asked=asked
+                            size_bytes=both,
+                            fidelity={"mean": {"predicted": 0.999999996, "measured": fidelity}},
+                            asked=asked,
                         ),
                     )
                     assert fits(opened, width), (size, fidelity, asked)
