@@ -126,9 +126,18 @@ def done(words: list[str]) -> int:
         )
     typed = frozenset(word.partition("=")[0] for word in words if word.startswith("--"))
     given = vars(options)
+    check_folder()
     call = Call(asked, rest, offered, typed, given["json"], given["traceback"])
     code: int = named_object(command.run)(options_of(named_object(command.options), given), call)
     return code
+
+
+def check_folder() -> None:
+    """Refuse to work in a folder that was deleted: relative paths mean nothing there, and torch's linear algebra ends the process."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise Mistake("the current folder was deleted or moved: change to one that exists, such as with cd") from None
 
 
 def parser(commands: Mapping[str, Command], asked: str) -> Parser:

@@ -18,7 +18,9 @@ table+.scroll{margin-top:1.5rem}
 .metrics thead th,.against tbody th{overflow-wrap:normal}
 .metrics tbody th{min-width:5rem}
 @media(min-width:40rem){.against,.metrics{table-layout:fixed}.against th:first-child,.metrics th:first-child{width:28%}}
-@media(max-width:30rem){:is(.against,.metrics) :is(td,th:not(:first-child)){padding-left:.375rem}.against td:nth-child(4){width:5.5rem}}
+@media(max-width:30rem){:is(.against,.metrics) tr{display:grid;grid-template-columns:repeat(4,minmax(0,1fr))}
+:is(.against,.metrics) tr>:first-child{grid-column:1/-1;border:0;padding-bottom:0}
+:is(.against,.metrics) :is(td,th:not(:first-child)){padding-left:.25rem;white-space:normal;overflow-wrap:anywhere}}
 .metrics b{font-weight:650}
 .layers th:first-child{white-space:normal}
 .layers tbody th{font-size:.875rem}

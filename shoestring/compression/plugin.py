@@ -21,6 +21,7 @@ JOBS = "The job's own arguments are flags too: name the job before --help to see
 class CompressionPlugin(RoomPlugin):
     name: ClassVar[str] = "compression"
     verb: ClassVar[Verb] = Verb("compress", "compressing", "compressed")
+    place: ClassVar[int] = 30
 
     def commands(self) -> tuple[Command, ...]:
         return (

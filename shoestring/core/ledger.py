@@ -166,6 +166,7 @@ class Ledger:
     validation: ValidationCost | None = None  # None: the job has none
     in_flight: float = 1.0  # micro-batches whose activations are kept at once
     stretch: float = 1.0  # seconds of a step per second that this worker computes, because it waits for others
+    waiting: float = 0.0  # seconds that a step waits for its batch, whatever the techniques
     streamed: float = 0.0  # bytes of weights that are read from disk in every pass over a batch
     by_precision: Mapping[str, Ledger] = field(default_factory=dict)  # the same step measured at other precisions
 
@@ -244,7 +245,7 @@ class Ledger:
         """Time of one step."""
         work = self.stretch * self.pieces * self.columns.total("forward", "backward")
         allocating = self.allocation.allocated * self.allocation.rates.per_byte_allocated
-        return max(work + self.update.seconds + self.traffic.waiting + allocating, 0.0)
+        return max(work + self.update.seconds + self.traffic.waiting + allocating, 0.0) + self.waiting
 
     @property
     def validation_seconds(self) -> float:

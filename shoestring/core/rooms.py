@@ -54,6 +54,7 @@ class RoomPlugin:
 
     verb: ClassVar[Verb] = Verb("run", "running", "ran")  # what its runs do,
     counts: ClassVar[str] = "step"  # and what their steps are called
+    place: ClassVar[int] = 100  # of its commands in the help, the smallest first
     preloaded: ClassVar[tuple[str, ...]] = ()  # modules that its workers need: imported once, before they are forked
 
     def commands(self) -> tuple[Command, ...]:
@@ -125,8 +126,8 @@ def installed_rooms() -> tuple[RoomPlugin, ...]:
 
 @cache
 def own_rooms() -> tuple[RoomPlugin, ...]:
-    """The rooms of this package, without a look at others."""
-    return tuple(loaded(entry) for entry in own_entries())
+    """The rooms of this package in the order of the help, without a look at others."""
+    return tuple(sorted((loaded(entry) for entry in own_entries()), key=lambda room: room.place))
 
 
 @cache

@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate
 
 from shoestring.core.assignment import Assignment
-from shoestring.core.batch import Batch
+from shoestring.core.batch import Batch, leaves
 from shoestring.core.errors import Mistake
 from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
@@ -58,6 +58,20 @@ def form(element: Any) -> str:
         return f"({', '.join(inside)})" if len(set(inside)) != 1 else f"several {inside[0]}"
     count = getattr(element, "ndim", None)
     return type(element).__name__ + (f" of {count} dimension{'s' * (count != 1)}" if isinstance(count, int) else "")
+
+
+def is_sample(element: Any) -> bool:
+    """Whether an element looks like one sample: it has a number, where a batch has one for each of its samples, beside nothing that has
+    more than one dimension.
+
+    >>> import torch
+    >>> is_sample((torch.zeros(3), 1)), is_sample({"ids": torch.zeros(3), "label": torch.tensor(1)})
+    (True, True)
+    >>> is_sample((torch.zeros(4, 3), 0.5)), is_sample((torch.zeros(3), torch.zeros(3))), is_sample([1, 2])
+    (False, False, False)
+    """
+    found = [0 if isinstance(one, (int, float)) else getattr(one, "ndim", None) for one in leaves(element)]
+    return 0 in found and max((one for one in found if one is not None), default=0) == 1
 
 
 @lru_cache(4)

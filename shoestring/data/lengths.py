@@ -37,7 +37,7 @@ from shoestring.core.job import Job
 from shoestring.core.mesh import on_one_axis
 from shoestring.core.private import dense_parts
 from shoestring.core.units import bytes_text
-from shoestring.data.elements import check_held_out
+from shoestring.data.elements import check_held_out, form, is_sample
 from shoestring.data.feed import Feed, looking
 from shoestring.data.fetch import AHEAD
 from shoestring.data.kinds import can_be_shared
@@ -90,6 +90,17 @@ class Lengths:
     first: bool = True  # whether the first ones are the largest: nothing else has to be planned for
     loaders: int = 0  # processes that load batches for the training process,
     ahead: int = 0  # and batches that they load ahead, in shared memory
+    alone: str = ""  # the form of the first element of a list, where that looks like one sample rather than a batch
+
+    @property
+    def doubt(self) -> str:
+        """A warning where a step seems to train on one sample; empty if there is no sign of it."""
+        if not self.alone:
+            return ""
+        return (
+            f"the job's data are a list whose first element looks like one sample and not like a batch: {self.alone}. "
+            f"Every step trains on one element; collate=torch.utils.data.default_collate makes batches of a list of samples"
+        )
 
     @property
     def beside(self) -> str:
@@ -181,6 +192,7 @@ def look(job: Job) -> Look:
             if number and time.monotonic() - begun > (VARYING if varies else ALIKE):
                 break
         rounds, steps = feed.epochs, feed.steps_in_all
+        alone = form(feed.data[0]) if feed.listed and feed.data and is_sample(feed.data[0]) else ""
         loaders, ahead = (
             (job.workers, AHEAD * job.workers) if job.workers else feed.loading_processes
         )  # a look starts no processes
@@ -190,7 +202,7 @@ def look(job: Job) -> Look:
     varies = len({(size.shapes, size.bytes) for size in sizes}) > 1
     first = len(largest) == 1 and all(size.covers(largest[0]) for size in sizes[:2])
     middle = sorted(sizes, key=lambda size: size.bytes)[len(sizes) // 2].number
-    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first, loaders, ahead)
+    lengths = Lengths(tuple(largest), len(sizes), all_of, middle, varies, first, loaders, ahead, alone)
     return Look(lengths, () if first else tuple(kept[size.number] for size in largest))
 
 

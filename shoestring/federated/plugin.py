@@ -23,6 +23,7 @@ TECHNIQUES = "shoestring.federated"  # the group of entry points by which packag
 class FederatedPlugin(RoomPlugin):
     name: ClassVar[str] = "federated"
     verb: ClassVar[Verb] = Verb("train", "training", "trained")
+    place: ClassVar[int] = 20
     counts: ClassVar[str] = "round"
 
     def commands(self) -> tuple[Command, ...]:

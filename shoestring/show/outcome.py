@@ -45,16 +45,18 @@ def outcome_text(
 
 
 def plan_rows(outcome: Outcome[Any], columns: Sequence[Quantity]) -> list[list[str]]:
-    """A heading and a row for the chosen plan, the plain one and the runners-up."""
-    chosen, simplest = outcome.chosen, outcome.plain
+    """A heading and a row for the chosen plan, the plain one and the runners-up; the plain one is one of these if it fits."""
+    chosen, simplest, runners_up = outcome.chosen, outcome.plain, outcome.runners_up
     plans = [(chosen, f"{'as asked' if outcome.asked else 'chosen'}, {chosen.exactness.word}")]
     if simplest is not None and chosen.techniques != simplest.techniques:
-        plans += [(simplest, "the simplest plan" if simplest.techniques else "no technique")]
+        lost = [why for plan, why in runners_up if plan.techniques == simplest.techniques]
+        plans += [(simplest, ", ".join(["the simplest plan" if simplest.techniques else "no technique", *lost]))]
+        runners_up = tuple(one for one in runners_up if one[0].techniques != simplest.techniques)
     return [
         ["", *(one.label for one in columns), ""],
         *(
             [str(plan), *(one.text(plan.predicted.get(one.name) or None) for one in columns), why]
-            for plan, why in (*plans, *outcome.runners_up)
+            for plan, why in (*plans, *runners_up)
         ),
     ]
 

@@ -41,6 +41,13 @@ from shoestring.training.technique import TrainingTechnique as Technique
 T = TypeVar("T")
 
 
+def with_doubt(outcome: TrainingOutcome) -> TrainingOutcome:
+    """The outcome with a warning where the job's data look like samples rather than batches."""
+    doubt = outcome.chosen.details.lengths.doubt
+    warned = (*outcome.chosen.warnings, doubt) if doubt else outcome.chosen.warnings
+    return replace(outcome, chosen=replace(outcome.chosen, warnings=warned))
+
+
 @dataclass
 class Planner:
     """One planning of a job on a machine. Evidence is kept, so nothing is measured twice."""
@@ -132,9 +139,9 @@ class Planner:
             ledger = self.looked_at(self.ledger)
             if isinstance(ledger, PlainOnly):
                 return self.plain_outcome(ledger, memory, forced)
-            return self.decided(ledger, memory, forced)
+            return with_doubt(self.decided(ledger, memory, forced))
         found = self.looked_at(lambda: self.at_once(memory) or self.decided(self.ledger(), memory))
-        return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else found
+        return self.plain_outcome(found, memory) if isinstance(found, PlainOnly) else with_doubt(found)
 
     def looked_at(self, look: Callable[[], T]) -> T | PlainOnly:
         """The result of inspecting the job; if inspection itself fails, a PlainOnly that says why."""

@@ -26,6 +26,7 @@ OPTIONS = "shoestring.training.options"
 class TrainingPlugin(RoomPlugin):
     name: ClassVar[str] = "training"
     verb: ClassVar[Verb] = Verb("train", "training", "trained")
+    place: ClassVar[int] = 10
     preloaded: ClassVar[tuple[str, ...]] = (
         "torch._dynamo",  # an optimizer's first step imports the compiler, which takes as long as all the rest
         "shoestring.training.links.process_link",

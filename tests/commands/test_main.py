@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from shoestring.commands.main import main
+from shoestring.core import rooms
 from shoestring.core.units import bytes_text
 from tests.waiting import HUNG
 
@@ -90,7 +92,7 @@ def test_plan_train_and_verify_agree_on_one_job(net: Path, tmp_path: Path) -> No
     use = ["--use", "Checkpoint(every=2)", "--use", "Accumulate(pieces=4)", "--use", "Allocator(kind='huge')"]
     plan = answer("plan", net, "--memory", "1GiB", *use, "--save", tmp_path / "plan.json", cwd=tmp_path, python=REAL)
     assert [one["name"] for one in plan["chosen"]["techniques"]] == ["Accumulate", "Checkpoint", "Allocator"]
-    assert {"peak_bytes", "process_bytes", "step_seconds", "exact"} <= set(plan["chosen"]) & set(plan["plain"])
+    assert {"peak_bytes", "process_bytes", "step_seconds", "exactness"} <= set(plan["chosen"]) & set(plan["plain"])
     assert {"runners_up", "tried", "fitting", "seconds"} <= set(plan)
     report = answer("train", net, "--plan", tmp_path / "plan.json", cwd=tmp_path, python=REAL)
     assert report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"] == plan["chosen"]["peak_bytes"]
@@ -223,6 +225,34 @@ def test_help_lists_the_flags_of_the_job(net: Path) -> None:
     assert shoestring("--version").stdout.startswith("shoestring ")
 
 
+def test_help_begins_with_what_a_newcomer_needs_however_the_rooms_were_declared(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = rooms.own_entries()
+    shown = []
+    for order in (entries, entries[::-1]):  # a wheel has them by name
+        rooms.own_rooms.cache_clear()
+        monkeypatch.setattr(rooms, "own_entries", lambda order=order: order)
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        shown.append(capsys.readouterr().out)
+    rooms.own_rooms.cache_clear()
+    assert shown[0] == shown[1] and re.findall(r"^    (\w+)", shown[0], re.MULTILINE)[:3] == ["plan", "train", "verify"]
+
+
+@pytest.mark.parametrize("words", [["train", "job.py"], ["plan", "/nowhere/job.py"], ["doctor"], ["watch", "runs"]])
+def test_a_current_folder_that_was_deleted_is_said(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "the current folder was deleted or moved" in capsys.readouterr().err
+
+
 def test_a_flag_of_the_job_that_the_command_has_too_is_told(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def job(patience: int = 3, step: int = 1): ...\n")
     done = shoestring("train", "own.py", "--patience", "4", cwd=tmp_path)
@@ -293,4 +323,4 @@ def test_a_model_that_fake_tensors_cannot_run_is_planned_on_real_ones_and_the_pl
     path = tmp_path / "routed.py"
     path.write_text(ROUTED)
     report = answer("train", path, "--use", "FusedOptimizer()", "--use", "Allocator(kind='huge')", cwd=tmp_path)
-    assert "real tensors" in report["sure"] and report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]
+    assert "real tensors" in report["basis"] and report["predicted"]["peak_bytes"] == report["measured"]["peak_bytes"]

@@ -49,6 +49,28 @@ def rows(*counts: int) -> list[torch.Tensor]:
     return [torch.ones(count, 4) for count in counts]
 
 
+@pytest.mark.parametrize(
+    ("element", "doubted"),
+    [
+        ((torch.ones(4), 1), True),
+        ({"x": torch.ones(4).numpy(), "y": 1.5}, True),
+        ((torch.ones(2, 4), 1), False),
+        (torch.ones(4), False),
+    ],
+)
+def test_a_list_of_what_looks_like_samples_is_told(element: Any, doubted: bool) -> None:
+    assert bool(look(linear([element] * 4, steps=4)).lengths.doubt) == doubted
+    collate = torch.utils.data.default_collate
+    assert not look(linear([element] * 4, steps=4, collate=collate, batch=2)).lengths.doubt
+    assert not look(linear(lambda: iter([element] * 4), steps=4)).lengths.doubt
+
+
+def test_a_plan_warns_of_steps_on_single_samples() -> None:
+    job = Job(model=lambda: nn.Linear(4, 2), data=[(torch.ones(4), torch.tensor(1))] * 8, batch=4, steps=4)
+    (warning,) = Planner(job, Hardware()).outcome(8 << 30).chosen.warnings
+    assert "looks like one sample" in warning and "default_collate" in warning
+
+
 def test_the_largest_batch_is_found_and_where_it_stands() -> None:
     found = look(linear(lambda: rows(2, 3, 9, 4), steps=4))
     assert found.lengths.largest == (BatchSize(((9, 4),), 144, 2),) and torch.equal(found.batches[0], torch.ones(9, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -89,6 +90,12 @@ def test_a_narrow_screen_keeps_names_whole() -> None:
     assert max(map(len, lines)) <= 60
     place = lines.index("Checkpoint(every=2) + OffloadOptimizer(moments='8bit')")
     assert lines[place + 1 : place + 3] == ["  tensors 221 MiB, process 531 MiB, a step 910 ms: chosen,", "  same bits"]
+
+
+def test_plain_training_is_one_row_that_says_why_it_lost() -> None:
+    lost = replace(OUTCOME, runners_up=((plan(()), "14% slower"), *OUTCOME.runners_up))
+    rows = [line for line in training_outcome_text(lost).splitlines() if line.startswith("plain ")]
+    assert len(rows) == 1 and rows[0].endswith("no technique, 14% slower")
 
 
 def test_colours_are_only_added_where_they_are_wanted() -> None:

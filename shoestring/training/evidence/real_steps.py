@@ -103,6 +103,7 @@ def real_steps(
             bool(extra),
             spread=first.spread,
             busy=first.busy,
+            waiting=timed.waiting,
             validation_seconds=one.validation_seconds,
             validation_bytes=sized.validation_bytes,
         )
@@ -111,6 +112,15 @@ def real_steps(
     }
     failed = {key: one.error for key, one in timed.steps.items() if one.error}
     return RealSteps(anchors, failed, timed.pieces, timed.again, first.reserved)
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two jobs whose steps are the same may wait as long for their data, as far as one look can tell.
+
+    >>> alike(0.0001, 0.0007), alike(0.2, 0.25), alike(0.001, 0.2)
+    (True, True, False)
+    """
+    return max(one, other) <= 2 * min(one, other) + 1e-3
 
 
 def with_same_times(
@@ -136,7 +146,8 @@ def with_same_times(
         else one
         for key, one in measured.steps.items()
     }
-    return replace(measured, steps=steps)
+    waiting = first.waiting if alike(first.waiting, measured.waiting) else measured.waiting
+    return replace(measured, steps=steps, waiting=waiting)
 
 
 def easing_techniques(rehearsals: Rehearsals, plain: Log, splittable: bool) -> tuple[Technique, ...] | None:

@@ -31,6 +31,7 @@ from shoestring.core.ledger_parts import (
 )
 from shoestring.core.link import Link
 from shoestring.core.mesh import Mesh, imagined_mesh, on_one_axis, rank_at
+from shoestring.core.units import seconds_text
 from shoestring.data.lengths import planned_batches
 from shoestring.measure.timeline import blocks_of, last_step, peak, validation, with_filled_workspaces
 from shoestring.measure.tracker import VALIDATE, Log
@@ -41,6 +42,8 @@ from shoestring.training.group_technique import mesh_sizes, uniting
 from shoestring.training.technique import TrainingTechnique as Technique
 
 CAUTION = 1.1  # safety factor on memory that the allocator keeps: the ledger should not promise too little
+
+NOTABLE = 0.25  # share of a step: data that take longer are worth a word
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Anchor:
     validation_bytes: int = 0  # and the most bytes of tensors that it makes
     spread: float = 0.0  # mean deviation of steps from the median, relative to it
     busy: float = 0.0  # fraction of the time that other processes slowed down even the best step
+    waiting: float = 0.0  # seconds that a step waits for its batch
 
 
 def plain_ledger(
@@ -107,6 +111,9 @@ def plain_ledger(
         if anchor.sampled
         else "relative to one real step"
     )
+    waiting = anchor.waiting if anchor is not None else 0.0
+    if anchor is not None and waiting > NOTABLE * anchor.times["step"]:
+        basis += f", and {seconds_text(waiting)} of every step is waiting for its batch"
     ledger = Ledger(
         blocks,
         at_zero_batch,
@@ -126,6 +133,7 @@ def plain_ledger(
         ),
         findings=Findings(frozenset(traits), basis=basis),
         validation=validation_part(job, log, blocks, hardware, anchor),
+        waiting=waiting,
     )
     return with_process(ledger, peak(log).bytes, hardware, anchor)
 

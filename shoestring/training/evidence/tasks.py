@@ -104,6 +104,7 @@ class AnchorResult:
         default_factory=dict
     )  # what a batch in two pieces changes: trait -> what was found
     again: str = ""  # why blocks can't be computed again; empty: they can
+    waiting: float = 0.0  # seconds that the first step waits for its batch
 
     @property
     def held_up(self) -> float:

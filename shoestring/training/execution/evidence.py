@@ -12,6 +12,7 @@ from shoestring.measure.probe import measured_hardware
 from shoestring.measure.tracker import Log
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.evidence.anchor import measure_anchor, why_not_again
+from shoestring.training.evidence.fetching import seconds_waiting
 from shoestring.training.evidence.pieces import QUICK, try_in_pieces
 from shoestring.training.evidence.rehearse import tracked
 from shoestring.training.evidence.sample import sample_blocks
@@ -58,7 +59,8 @@ def anchor(task: AnchorTask) -> AnchorResult:
     # At the end: what it needs must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
     found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
-    return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))
+    again = "" if slow or plain else why_not_again(job, fresh_model(job))
+    return AnchorResult(steps, found, again, seconds_waiting(job, steps[""].times["step"]))
 
 
 def pieces(task: PiecesTask) -> PiecesResult:

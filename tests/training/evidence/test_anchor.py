@@ -56,7 +56,7 @@ class Worker:
     """A worker that measures nothing: steps take what it is told, one time after the other."""
 
     def __init__(self, *steps: tuple[float, float]) -> None:
-        self.steps, self.asked = list(steps), []  # type: ignore[var-annotated]
+        self.steps, self.asked, self.waiting = list(steps), [], 0.0  # type: ignore[var-annotated]
 
     def __call__(self, task: Any, environment: Mapping[str, str]) -> Any:
         self.asked.append(task.kind)
@@ -72,7 +72,7 @@ class Worker:
         step = AnchorStep(
             times, 300 << 20, probes={"fused": 0.09 * seconds, "call": 0.0}, overheads={"": 250 << 20}, busy=busy
         )
-        return AnchorResult(dict.fromkeys(task.variants, step))
+        return AnchorResult(dict.fromkeys(task.variants, step), waiting=self.waiting)
 
 
 def test_a_held_up_step_counts_without_its_time_in_the_queue_and_a_quiet_one_as_it_is() -> None:
@@ -129,14 +129,26 @@ def test_a_busy_measurement_does_not_decide_the_plan_is_told_and_is_made_again(
     assert worker.asked == ["anchor"] * 2, "that one was quiet"
 
 
+def test_waiting_for_data_is_part_of_a_step_and_is_said(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker((0.5, 0.0))
+    worker.waiting = 2.0
+    monkeypatch.setattr(job_planning, "run_worker", worker)
+    found = api.plan(file, memory="8GiB")
+    assert found.plain.predicted["step_seconds"] == pytest.approx(2.5)
+    assert "2 s of every step is waiting for its batch" in found.chosen.basis
+    (file.parent / "other.py").write_text(JOB)
+    worker.waiting = 0.0  # the same steps, whose data come at once
+    assert api.plan(file.parent / "other.py", memory="8GiB").plain.predicted["step_seconds"] == pytest.approx(0.5)
+
+
 def test_two_jobs_that_differ_in_a_learning_rate_get_the_same_plan_and_seconds(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = Worker((0.5, 0.0), (0.7, 0.0), (0.9, 0.0))
     monkeypatch.setattr(job_planning, "run_worker", worker)
     first, again = api.plan(file, memory="8GiB", lr=0.1), api.plan(file, memory="8GiB", lr=0.01)
-    assert first.chosen.techniques == again.chosen.techniques and first.chosen.figures == again.chosen.figures
-    assert again.measured and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
+    assert first.chosen.techniques == again.chosen.techniques and first.chosen.predicted == again.chosen.predicted
+    assert again.measured_at and worker.asked == ["anchor"] * 2, "its process is its own, and measured"
     steered = api.plan(file, memory="8GiB", share=0.5)
     assert steered.plain.predicted["step_seconds"] == pytest.approx(0.9), (
         "a number that changes the step, as its rehearsal shows, changes its seconds"
@@ -174,7 +186,7 @@ def room(busy: float) -> TrainingRoom:
     measured = replace(anchor(random.Random(0)), busy=busy)
     ledger = ledger_of(measured)
     predictor = Predictor(Rehearsals(logs()[0], MACHINE), Evidence(ledger, logs()[1], {"": measured}))
-    return TrainingRoom(predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketched(asked_for((), ledger)))
+    return TrainingRoom(predictor, (Accumulate, Checkpoint, FusedOptimizer), predictor.sketch(asked_for((), ledger)))
 
 
 def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() -> None:
@@ -182,11 +194,8 @@ def test_a_plan_is_no_faster_than_plain_by_less_than_the_steps_were_held_up() ->
     for busy in (0.0, 0.9):
         one = room(busy)
         chooser = Chooser(one, one.predictor.evidence.ledger)
-        fast = replace(
-            one.plain,
-            techniques=(FusedOptimizer(),),
-            step_seconds=one.plain.predicted["step_seconds"] / 1.5,
-            exactness=Exactness.ROUNDING,
+        fast = replace(one.plain, techniques=(FusedOptimizer(),), exactness=Exactness.ROUNDING).predicting(
+            step_seconds=one.plain.predicted["step_seconds"] / 1.5
         )
         idle, passed = Budget(memory=100 * one.plain.predicted["process_bytes"]), []  # type: ignore[var-annotated]
         assert (chooser.smaller(fast, passed, idle, [one.plain]) == one.plain) == (busy > 0) == bool(passed)
