@@ -62,8 +62,8 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
         )
     if played.without_loss:
         found.append(
-            f"in round {number} the loss of {played.without_loss} device{'s' * (played.without_loss > 1)} was not finite (a batch may have had no target): "
-            f"their updates are finite and were used, and the round's loss is that of the others"
+            f"in round {number} the loss of {played.without_loss} device{'s' * (played.without_loss > 1)} was not finite (a batch "
+            f"may have had no target): their updates are finite and were used, and the round's loss is that of the others"
         )
     if not played.participants:
         found.append(
