@@ -287,22 +287,26 @@ class BlockState:
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and value.nbytes <= SMALL and not value.dtype.hasobject:
                 found[id(value)] = self.last(value) or FrozenArray(value)
+        elif isinstance(value, (array, bytearray)):
+            if memoryview(value).nbytes <= SMALL:
+                found[id(value)] = self.last(value) or FrozenBytes(value)
         elif kind is not None:
             if kind not in UNCHANGING:
                 found[id(value)] = self.last(value) or FrozenItems(value)
             if kind.__len__(value) <= LONG:
                 for item in list(items_of(value)):
                     self.follow(name, item, found, depth - 1, copied)
-        elif isinstance(value, (array, bytearray)):
-            if memoryview(value).nbytes <= SMALL:
-                found[id(value)] = self.last(value) or FrozenBytes(value)
         else:
-            if (names := attributes_of(value)) is not None:
-                self.follow_names(names, found, depth - 1, copied)
-            if slots := slots_of(value):
-                found[id(value)] = self.last(value) or FrozenSlots(value)
-            for one in slots.values():
-                self.follow(name, one, found, depth - 1, copied)
+            self.follow_object(name, value, found, depth, copied)
+
+    def follow_object(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        """Record the attributes of an object, and what they hold."""
+        if (names := attributes_of(value)) is not None:
+            self.follow_names(names, found, depth - 1, copied)
+        if slots := slots_of(value):
+            found[id(value)] = self.last(value) or FrozenSlots(value)
+        for one in slots.values():
+            self.follow(name, one, found, depth - 1, copied)
 
     def last(self, value: Any) -> Frozen | None:
         """The last snapshot of an object, if the object has not changed since."""
