@@ -19,6 +19,8 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
+from shoestring.compression.command import told as told_of_compression
+from shoestring.compression.source import open_source
 from shoestring.core.command import Call
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
@@ -290,6 +292,12 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
         lambda: reported(Call("train"), RunOptions(), folder.read("report.json"), session),
         3,
     )
+
+
+def test_the_report_of_a_compression(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, source = room.compressed("half", "Half()"), open_source(str(room.net), {})
+    report = folder / "report.json"
+    resealed(report, unseal(report), lambda: told_of_compression(Call("compress"), source, unseal(report), folder), 2)
 
 
 def test_events(room: Room, tmp_path: Path) -> None:
