@@ -80,6 +80,11 @@ class Prepared:
     def randomness(self) -> Randomness:
         return SYSTEM if self.asked.insecure_seed is None else SeededRandomness(self.asked.insecure_seed)
 
+    def may_tell(self, difference: str) -> str:
+        """What may be told of a difference between the fast method and the plain loop: its figures are record counts of
+        devices, which epsilon does not cover."""
+        return difference if self.asked.epsilon is None else "an update differs from the plain loop's"
+
     def server(self, parts: Round) -> ServerState:
         """The server before the first round."""
         return parts.initial(self.server_at(0, self.row, {}))

@@ -161,7 +161,7 @@ def plan_federation(
         try:
             cost = plain_cost(given)
         except MethodDiffers as why:  # they work in earnest for the first time
-            given = replace(given, how=sequential_choice(given.how, str(why)))
+            given = replace(given, how=sequential_choice(given.how, given.may_tell(str(why))))
             cost = plain_cost(given)
         cost = replace(cost, upload=budget.up or 0)
         room = FederatedRoom(given, cost, offers.kinds)

@@ -98,7 +98,8 @@ class FrozenBytes:
     """An `array.array` or a bytearray."""
 
     def __init__(self, value: Any) -> None:
-        self.value, self.kind = value, array if isinstance(value, array) else bytearray
+        self.value = value
+        self.kind: Any = array if isinstance(value, array) else bytearray
         self.copy = self.kind.__getitem__(value, slice(None))
 
     def same(self) -> bool:

@@ -151,7 +151,7 @@ class JobState(BlockState):
 
 def vars_of(kind: type) -> dict[str, Any]:
     """The names of a class as Python stores them, without those that it inherits."""
-    return dict(type.__dict__["__dict__"].__get__(kind))  # type: ignore[attr-defined]
+    return dict(type.__dict__["__dict__"].__get__(kind))
 
 
 def underlying(value: Any) -> Any:
