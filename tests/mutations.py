@@ -31,6 +31,7 @@ ODD = [
     [[]] * 3,
     {"": {}},
 ]
+SHORT = 12  # entries of a list that are all places
 NUMBERS = st.one_of(
     st.integers(),
     st.integers(-(10**400), 10**400),
@@ -58,14 +59,13 @@ def changed(draw: Callable[..., Any], whole: Any) -> Any:
 
 
 def places(whole: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a document, from the outside in; of lists, the first and the last entry."""
-    inside = (
-        whole.items()
-        if isinstance(whole, dict)
-        else [(number, whole[number]) for number in sorted({0, len(whole) - 1})]
-        if (isinstance(whole, list) and whole)
-        else ()
-    )
+    """Where something stands in a document, from the outside in; of long lists, the first and the last entry."""
+    inside: Any = ()
+    if isinstance(whole, dict):
+        inside = whole.items()
+    elif isinstance(whole, list) and whole:
+        numbers = range(len(whole)) if len(whole) <= SHORT else (0, len(whole) - 1)
+        inside = [(number, whole[number]) for number in numbers]
     return [path, *(one for key, value in inside for one in places(value, (*path, key)))]
 
 

@@ -19,6 +19,8 @@ from torch import nn
 
 import shoestring
 from shoestring import Job, Mistake
+from shoestring.compression.command import told as told_of_compression
+from shoestring.compression.source import open_source
 from shoestring.core.command import Call
 from shoestring.core.run import plain_run
 from shoestring.core.seal import sealed
@@ -50,7 +52,7 @@ from shoestring.show.run_end import reported
 from shoestring.training.execution.snapshot import PARTS, restore
 from shoestring.training.execution.tasks import DoctorTask, TrainTask
 from shoestring.training.plan import TrainingDetails, load_plan, plan_in, training_plan
-from tests.mutations import variants
+from tests.mutations import places, variants, with_value
 
 NET = """
 import torch
@@ -65,6 +67,9 @@ def job(width: int = 8) -> Job:
 
 def net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 2))
+
+
+MERSENNE = 625  # numbers of the state of Python's generator
 
 
 class Room:
@@ -289,6 +294,12 @@ def test_a_report(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_the_report_of_a_compression(room: Room, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, source = room.compressed("half", "Half()"), open_source(str(room.net), {})
+    report = folder / "report.json"
+    resealed(report, unseal(report), lambda: told_of_compression(Call("compress"), source, unseal(report), folder), 2)
+
+
 def test_events(room: Room, tmp_path: Path) -> None:
     lines = (room.run / NAME).read_bytes().splitlines()
     shutil.copytree(room.run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
@@ -317,6 +328,12 @@ def written_again(checkpoint: RunCheckpoint, name: str, data: bytes) -> None:
     (checkpoint.path / "manifest.json").write_bytes(line + b"\n" + sha256(line).hexdigest().encode() + b"\n")
 
 
+def at(whole: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        whole = whole[key]
+    return whole
+
+
 def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
     shutil.copytree(room.run, tmp_path / "run")
     checkpoint = saved(tmp_path / "run" / "checkpoints")[-1]
@@ -327,11 +344,16 @@ def test_the_state_of_a_checkpoint(room: Room, tmp_path: Path) -> None:
         if damage(checkpoint, PARTS):
             return
         export_weights(checkpoint, out)
+        feed = Feed(job)
         with believed(checkpoint):
-            restore(checkpoint, plain_run(job, job.model(), {}), Feed(job))
+            restore(checkpoint, plain_run(job, job.model(), {}), feed)
+        next(feed)  # what was taken as it was written is used now
 
     use(tmp_path / "whole")
-    for number, one in enumerate(variants(whole, 1)):
+    words = [path for path in places(whole) if isinstance(at(whole, path), list) and len(at(whole, path)) == MERSENNE]
+    assert len(words) == 2, "the feed's generator and the global one of Python"
+    odd = [with_value(whole, (*path, 370), value) for path in words for value in (1e15, None, -1)]
+    for number, one in enumerate([*variants(whole, 1), *odd]):
         written_again(checkpoint, "state.json", json.dumps(one).encode())
         with told(one):
             use(tmp_path / str(number))

@@ -124,16 +124,20 @@ def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Pat
     import json
 
     from shoestring.compression.command_text import measured_text
+    from shoestring.core.codec import finite_json
+    from shoestring.show.run_end import believed_report
 
     if call.json:
-        print(json.dumps(dict(report)))
+        print(json.dumps(finite_json(dict(report))))
     else:
-        print(measured_text(report, screen(sys.stdout)))
+        with believed_report(target):  # it may be of a run that was finished long ago
+            print(measured_text(report, screen(sys.stdout)))
         print(
             f"written: {os.path.abspath(target)} (load it with {loading(source, target)}); report: "
             f"{os.path.abspath(target / 'report.html')}"
         )
-    return missed(report["missed"])
+    with believed_report(target):
+        return missed(report["missed"])
 
 
 def loading(source: ModelSource, target: Path) -> str:

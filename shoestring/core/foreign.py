@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -65,6 +66,33 @@ def attributes_of(value: object) -> dict[str, Any] | None:
         if slot is not None:  # the class defines __dict__ itself
             return None
     return None
+
+
+def slots_of(value: object) -> dict[Any, Any]:
+    """The slots of an object (`__slots__`) that have a value: descriptor -> value.
+
+    >>> class Point:
+    ...     __slots__ = ("x", "y")
+    >>> point = Point()
+    >>> point.x = 1
+    >>> [(slot.__name__, found) for slot, found in slots_of(point).items()]
+    [('x', 1)]
+    """
+    found = {}
+    for kind in type.mro(type(value)):
+        names = type.__dict__["__dict__"].__get__(kind)
+        for name in one_or_many(names.get("__slots__", ())):
+            slot = names.get(
+                name if not name.startswith("__") or name.endswith("__") else f"_{kind.__name__.lstrip('_')}{name}"
+            )
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):  # it has no value
+                    found[slot] = slot.__get__(value)
+    return found
+
+
+def one_or_many(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def copied_module(module: nn.Module, instead: Mapping[int, Any]) -> nn.Module:

@@ -55,6 +55,12 @@ class RandomStream:
             seed(number)
             self.state = state()
 
+    def take(self, saved: State) -> None:
+        """Continue from a saved state. It is tried at once, because it may be of a file that anybody wrote."""
+        with kept():
+            restore(saved)
+            self.state = state()
+
     @contextmanager
     def drawing(self) -> Iterator[None]:
         with kept():

@@ -275,7 +275,7 @@ class Feed:
         if (
             self.rounds is None or self.rounds.ahead is None
         ):  # else the stream was saved after a batch was fetched ahead, as it was then
-            self.random_stream.state = state["chance"]
+            self.random_stream.take(state["chance"])
 
 
 @contextmanager

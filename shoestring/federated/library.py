@@ -38,6 +38,7 @@ from shoestring.runs.request import Request, environment_now, request_for
 from shoestring.runs.resume import Resolved, opened
 from shoestring.runs.session import Session
 from shoestring.show.page import page
+from shoestring.show.run_end import believed_report
 
 FORGOTTEN = (
     "what this federation spends of epsilon is kept nowhere, so the next one on the same people does not know of it, and its "
@@ -189,8 +190,10 @@ def federate(
         model.load_state_dict(
             {name: weights[weights.metadata.get(f"alias {name}", name)] for name in model.state_dict()}
         )
-    losses = tuple(nan if loss is None else loss for loss in report["losses"])
-    return Federated(model, losses, tuple(report["metrics"]), tuple(report["before"]), tuple(report["after"]), report)
+    with believed_report(held.folder.path):
+        losses = tuple(nan if loss is None else float(loss) for loss in report["losses"])
+        metrics, before, after = (tuple(map(dict, report[name])) for name in ("metrics", "before", "after"))
+    return Federated(model, losses, metrics, before, after, report)
 
 
 def silent(event: Event) -> None:

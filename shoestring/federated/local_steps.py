@@ -1,8 +1,8 @@
 """How devices follow the Job's optimizer, gradient clipping and learning-rate schedule: they use the Job's unless Local
 has its own.
 
-Optimizer moments and schedule begin anew for every device in every round. `device_step_warnings` lists the settings of
-a Job that have no meaning on a device.
+Optimizer moments and schedule begin anew for every device in every round. `ignored_settings` lists the settings of a Job
+that have no meaning on a device.
 """
 
 from __future__ import annotations
@@ -34,18 +34,23 @@ def uses_job_optimizer(job: Job) -> bool:
     return job.optimizer is not default_optimizer and job.local.optimizer is None and job.local.lr is None
 
 
-def device_step_warnings(job: Job) -> list[str]:
-    """Warnings for settings of the Job that devices ignore or treat differently, with what to give instead."""
-    found = []
+def optimizer_note(job: Job) -> str:
+    """What devices make of the Job's optimizer; empty if it has none of its own, or if Local has one."""
     if uses_job_optimizer(job):
-        found.append(
+        return (
             "devices step by Job(optimizer=...), made anew in every round, because Local has neither lr nor optimizer"
         )
-    elif job.optimizer is not default_optimizer and job.local.optimizer is None:
-        found.append(
+    if job.optimizer is not default_optimizer and job.local.optimizer is None:
+        return (
             f"devices step by plain SGD with lr={job.local.rate:g}, as Local says: Job(optimizer=...) is for training in one "
             f"place; give Local(optimizer=...) for another"
         )
+    return ""
+
+
+def ignored_settings(job: Job) -> list[str]:
+    """Warnings for settings of the Job that devices ignore."""
+    found = []
     if job.sampler is not None:
         found.append(
             "Job(sampler=...) is for training in one place: a device goes through its own records in a random order"

@@ -1,6 +1,8 @@
 """Plays a federated round: the second small loop, which knows no technique, and what it counts on the way.
 
 An update that can't be used (of another shape, not finite, without samples) is left out and named; the round goes on.
+A finite update is used although its loss may be none: a batch whose targets are all ignored has the loss 0 / 0 and the
+gradient 0. Such a loss is left out of the round's.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class RoundResult:
     participants: tuple[str, ...]  # devices whose updates were used
     missing: tuple[str, ...]
     rejected: tuple[RejectedDevice, ...]
-    loss: float  # mean training loss, weighted by samples; nan: nobody took part
+    loss: float  # mean training loss of devices that have a finite one, weighted by samples; nan: none has
     up: int  # bytes sent by all devices together,
     down: int  # and to them
     before: Sums
@@ -52,6 +54,7 @@ class RoundResult:
     ordered: int = 0  # devices that received an order
     restored: tuple[str, ...] = ()  # devices whose new state was not finite, so they keep the old one
     rare: int = 0  # metrics that too few devices measured to be told of
+    without_loss: int = 0  # devices whose update was used and whose loss is not finite
 
 
 def play(
@@ -129,6 +132,7 @@ class RoundTotals:
         self.restored: list[str] = []
         self.up = self.down = self.senders = self.given = 0
         self.loss = self.samples = self.seconds = 0.0
+        self.loss_samples, self.without_loss = 0.0, 0  # samples behind `loss`; devices whose loss is not finite
         self.before: dict[str, tuple[float, float]] = {}
         self.after: dict[str, tuple[float, float]] = {}
         self.measured: Counter[str] = Counter()  # devices by metric
@@ -163,7 +167,10 @@ class RoundTotals:
         if good.statistics is not None and good.names:
             self.statistics.append((good.statistics, good.counts))
         self.samples += float(good.counts.sum())
-        self.loss += float((good.counts * good.losses).sum())
+        known = good.losses.isfinite()
+        self.loss += float((good.counts * good.losses)[known].sum())
+        self.loss_samples += float(good.counts[known].sum())
+        self.without_loss += int((~known).sum())
         for totals, found in ((self.before, good.before), (self.after, good.after)):
             for sums in found:
                 add_sums(totals, sums)
@@ -180,7 +187,7 @@ class RoundTotals:
             )
 
     def result(self, server: ServerState) -> RoundResult:
-        loss = self.loss / self.samples if self.samples else float("nan")
+        loss = self.loss / self.loss_samples if self.loss_samples else float("nan")
         common = common_metrics(self.measured)
         return RoundResult(
             server,
@@ -198,6 +205,7 @@ class RoundTotals:
             self.given,
             tuple(self.restored),
             len({*self.before, *self.after} - common),
+            self.without_loss,
         )
 
 
@@ -239,7 +247,6 @@ def nonfinite_problems(updates: Updates) -> list[str]:
             for one in (updates.statistics,)
             if one is not None
         ),
-        (updates.losses.isfinite(), "its loss is not a finite number"),
     )
     found = [""] * len(updates.names)
     for good, why in reversed(checks):

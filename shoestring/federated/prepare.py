@@ -22,7 +22,7 @@ from shoestring.federated.device_errors import Failure, UnusableRecords
 from shoestring.federated.device_output import withheld_output
 from shoestring.federated.evidence import UpdateEvidence
 from shoestring.federated.layout import Layout, layout_of
-from shoestring.federated.local_steps import device_step_warnings, job_for_devices
+from shoestring.federated.local_steps import ignored_settings, job_for_devices, optimizer_note
 from shoestring.federated.options import FederateOptions
 from shoestring.federated.plain import plain_round
 from shoestring.federated.randomness import SYSTEM, Randomness, SeededRandomness
@@ -44,6 +44,10 @@ MEASURED = 10  # devices whose updates say how far devices agree,
 UPDATES = 32 << 20  # as many as are together no more bytes than that; of one alone, others are taken to be like it
 PARTS = 4  # chunks of a round, at least
 STEPS = 3  # that a device of the sample takes to show that it can
+KEEPS = (
+    "local training keeps state that can't be restored (an iterator, say), so what a device finds depends on the devices before it, "
+    "and a run that was killed may end with other numbers: keep such state in the model, in the loss or in a variable of its closure"
+)
 TRIES = 20  # clients that are looked at to find such a sample: some may be empty or broken
 
 
@@ -60,6 +64,7 @@ class Prepared:
     sample: tuple[DeviceView, ...]
     asked: FederateOptions
     statistics: StatisticsRule  # what becomes of norm layers' statistics
+    warnings: tuple[str, ...] = ()  # of the plan: what devices do otherwise than the job says
 
     @property
     def plain(self) -> Round:
@@ -74,6 +79,11 @@ class Prepared:
     @property
     def randomness(self) -> Randomness:
         return SYSTEM if self.asked.insecure_seed is None else SeededRandomness(self.asked.insecure_seed)
+
+    def may_tell(self, difference: str) -> str:
+        """What may be told of a difference between the fast method and the plain loop: its figures are record counts of
+        devices, which epsilon does not cover."""
+        return difference if self.asked.epsilon is None else "an update differs from the plain loop's"
 
     def server(self, parts: Round) -> ServerState:
         """The server before the first round."""
@@ -96,7 +106,7 @@ def prepared(
     torch.set_num_threads(
         1
     )  # processes are what uses several cores, and sums of one thread are the same bits everywhere
-    said, job = device_step_warnings(job), job_for_devices(job)
+    ignored, note, job = ignored_settings(job), optimizer_note(job), job_for_devices(job)
     clients = clients_of(job, asked.clients, job.seed)
     population = population_of(clients, asked.per_round)
     check_delta_for(asked.delta, population.count)
@@ -111,12 +121,11 @@ def prepared(
     sample = sample_of(job, clients, population, None if how else sequential_method(job, layout, make_model(job)))
     if how is None:
         how = several(usual_way(job, layout, [device.records for device in sample]), population.per_round)
-        how = replace(how, why="; ".join([how.why, *said]))
+        how = replace(how, why="; ".join(filter(None, (how.why, note))))
     processes = min(asked.processes or len(os.sched_getaffinity(0)), -(-population.per_round // how.chunk))
     processes = 1 if how.alone else max(processes, 1)
-    return Prepared(
-        job, clients, population, rounds, layout, layout.row(model).cpu(), how, processes, sample, asked, statistics
-    )
+    row, warnings = layout.row(model).cpu(), (*ignored, *[KEEPS] * how.alone)
+    return Prepared(job, clients, population, rounds, layout, row, how, processes, sample, asked, statistics, warnings)
 
 
 def several(how: MethodChoice, per_round: int) -> MethodChoice:

@@ -97,7 +97,7 @@ class FederatedRoom(Room[FederatedTechnique, RoundCost, FederatedPlan]):
         """With the bytes that a device which really works under these techniques is given and sends."""
         up, down = traffic(self.given, one.techniques, self.evidence)
         plan = self.sketch(one).predicting(up_bytes=up, down_bytes=down)
-        return replace(plan, warnings=tuple(filter(None, (doubt(plan),))))
+        return replace(plan, warnings=tuple(filter(None, (*self.given.warnings, doubt(plan)))))
 
     def clash(self, one: FederatedTechnique, other: FederatedTechnique) -> str:
         return clash(one, other)
@@ -161,7 +161,7 @@ def plan_federation(
         try:
             cost = plain_cost(given)
         except MethodDiffers as why:  # they work in earnest for the first time
-            given = replace(given, how=sequential_choice(given.how, str(why)))
+            given = replace(given, how=sequential_choice(given.how, given.may_tell(str(why))))
             cost = plain_cost(given)
         cost = replace(cost, upload=budget.up or 0)
         room = FederatedRoom(given, cost, offers.kinds)

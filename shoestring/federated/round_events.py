@@ -60,6 +60,11 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
             f"in round {number} too few devices measured {played.rare} metric{'s' * (played.rare > 1)}, which may be named after "
             f"a record: left out"
         )
+    if played.without_loss:
+        found.append(
+            f"in round {number} the loss of {played.without_loss} device{'s' * (played.without_loss > 1)} was not finite (a batch "
+            f"may have had no target): their updates are finite and were used, and the round's loss is that of the others"
+        )
     if not played.participants:
         found.append(
             f"nobody's update is in round {number}: {len(played.missing)} devices did not answer, "

@@ -26,6 +26,7 @@ from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import newest_good
 from shoestring.runs.event import Event, Planning, Warned
 from shoestring.runs.events import note
+from shoestring.runs.folder import Unusable
 from shoestring.runs.modules import note_modules
 from shoestring.runs.report import report_of
 from shoestring.runs.session import Execution, Session
@@ -41,7 +42,8 @@ def blaming_the_job() -> Iterator[None]:
         raise
     except Failure as error:
         found = failed_at(error)
-        if (isinstance(error, Mistake) and raised_by_us(error)) or (isinstance(error, OSError) and found.ours):
+        of_a_file = isinstance(error, (OSError, Unusable)) and found.ours  # of the run's folder, which has no records
+        if of_a_file or (isinstance(error, Mistake) and raised_by_us(error)):
             raise
         if found.ours:
             raise withhold_text(error) from None

@@ -19,7 +19,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, TypeVar
@@ -231,7 +231,7 @@ def measured(history: History) -> dict[str, float]:
             figures |= kind.measured(told, steps.seconds, figures["step_seconds"])
     if steps.sent[-1] != MISSING:
         figures["sent_bytes"] = mean(max(steps.sent[place], 0) for place in ours)
-    return figures
+    return {name: value for name, value in figures.items() if isfinite(value)}  # an event may lack its seconds
 
 
 def largest_life(history: History) -> Measured | None:

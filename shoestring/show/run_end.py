@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 
 from shoestring.core.errors import Mistake
 from shoestring.core.exit_codes import DONE, FAULT, STOPPED
@@ -10,7 +11,7 @@ from shoestring.show.output import say, screen, warn, write_page
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from typing import Any
 
@@ -64,15 +65,22 @@ def reported(
     if call.json:
         print(json.dumps(finite_json(dict(report))))
         return DONE
-    try:
+    with believed_report(run):
         place = Path(asked.report or run / "report.html")
         shown(report, place) if shown is not None else show(report, told, place)
+    return DONE
+
+
+@contextmanager
+def believed_report(run: Path) -> Iterator[None]:
+    """While inside, what a run's report.json says that can't be is told as its fault: anybody may have written it."""
+    try:
+        yield
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(
             f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
             f"command makes it again"
         ) from error
-    return DONE
 
 
 def show(report: Mapping[str, Any], told: Report, page: Path) -> None:

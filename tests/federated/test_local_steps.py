@@ -80,10 +80,10 @@ def test_a_schedule_that_wants_steps_is_given_those_of_the_device_and_one_of_epo
 
 def test_what_devices_do_not_follow_is_told_with_what_to_give_instead() -> None:
     own = lambda parameters: torch.optim.Adam(parameters, lr=0.1)  # noqa: E731
-    told = prepared(
-        job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}}), FederateOptions(per_round=8)
-    ).how.why
-    assert "Local(optimizer=...)" in told and "patience" in told
+    job = job_of({"optimizer": own, "patience": 3, "validate": lambda model: {"loss": 0.0}})
+    assert "Local(optimizer=...)" in prepared(job, FederateOptions(per_round=8)).how.why
+    with pytest.warns(UserWarning, match="patience"):
+        assert any("patience" in one for one in shoestring.federate(job, 1, 8, use=()).report["warnings"])
     both = {"optimizer": own, "local": replace(LOCAL, lr=None, optimizer=own)}
     assert "(optimizer" not in prepared(job_of(both), FederateOptions(per_round=8)).how.why
 

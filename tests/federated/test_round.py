@@ -15,8 +15,9 @@ from shoestring.federated.plain import mean
 from shoestring.federated.play import play, update_problems
 from shoestring.federated.prepare import prepared
 from shoestring.federated.round import ServerState, Updates
+from shoestring.federated.round_events import round_warnings
 from shoestring.federated.seeds import generator_of, seed_of
-from tests.federated.toys import toy, toy_job
+from tests.federated.toys import records, toy, toy_job
 
 
 def updates(rows: torch.Tensor, **changes: object) -> Updates:
@@ -62,8 +63,24 @@ def test_what_can_not_be_used_is_said_of_each() -> None:
         ),
         3,
     )
-    assert [bool(one) for one in found] == [False, True, True, True, True]
+    assert [bool(one) for one in found] == [False, True, True, False, True], "a loss moves no weight"
     assert "shape (3,), not (4,)" in update_problems(updates(rows), 4)[0]
+
+
+def test_a_loss_that_is_not_finite_is_told_and_is_in_no_mean() -> None:
+    def clients() -> dict[str, object]:
+        unlabelled = [(inputs, torch.tensor(-100)) for inputs, _ in records(2)]
+        return {"a": records(1), "b": records(3), "unlabelled": unlabelled}
+
+    given, whole = (
+        toy(toy_job(clients=made), per_round=len(made()))
+        for made in (clients, lambda: dict(list(clients().items())[:2]))
+    )
+    played, right = (
+        play(one.plain, one.server(one.plain), one.devices(one.plain), one.population) for one in (given, whole)
+    )
+    assert (set(played.participants), played.rejected, played.without_loss) == ({"a", "b", "unlabelled"}, (), 1)
+    assert played.loss == pytest.approx(right.loss) and "1 device was not finite" in round_warnings(played, True, {})[0]
 
 
 def test_a_device_is_chosen_at_most_once_and_the_choice_follows_from_the_seed() -> None:

@@ -156,7 +156,7 @@ def test_a_script_is_told_that_its_ledger_is_kept_nowhere(tmp_path: Path) -> Non
     with pytest.warns(UserWarning, match="kept nowhere.*ledger="):
         told(**private)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", "what this federation spends")
         told(**private, ledger=tmp_path / "ledger.jsonl")
         told(rounds=1)
 

@@ -288,6 +288,22 @@ def test_a_pipe_in_place_of_the_ledger_ends_the_run_before_the_next_round(file: 
     assert report_of(folder).of_kind(RoundFinished) == before
 
 
+def test_a_damaged_token_of_a_ledger_is_told_and_not_withheld(file: Path, tmp_path: Path) -> None:
+    assert killed(file, tmp_path / "run", lambda event: isinstance(event, Saved) and event.step == 1, **PRIVATE)
+    (tmp_path / "run" / "privacy.json").write_text('{"run":')
+    with pytest.raises(Mistake, match=r"privacy.json is damaged .it is not JSON.*fresh"):
+        run(file, tmp_path / "run", **PRIVATE)
+
+
+def test_a_resealed_report_of_a_finished_run_is_told_to_a_script(file: Path, tmp_path: Path) -> None:
+    report, folder = run(file, tmp_path / "run", use=[]), Folder(tmp_path / "run")
+    odd: list[dict[str, Any]] = [{"losses": None}, {"losses": "abc"}, {"metrics": 5}, {"after": "x"}]
+    for said in odd:
+        folder.write("report.json", report | said)
+        with pytest.raises(Mistake, match=r"report.json says what can't be"):
+            run(file, tmp_path / "run", use=[])
+
+
 NOISE = ["Clip(norm=0.1)", "GaussianNoise(multiplier=1.0)"]
 
 

@@ -50,7 +50,7 @@ class Simulation:
                 on_answer=on_answer,
             )
         except MethodDiffers as why:
-            differs = str(why)
+            differs = self.given.may_tell(str(why))
         self.states.clear()
         self.states.update(before)
         self.fall_back(differs)

@@ -12,6 +12,7 @@ here; recompute.py detects it by different results. No method of a user's object
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from operator import is_
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from shoestring.core.errors import Mistake
-from shoestring.core.foreign import attributes_of, container_kind, items_of
+from shoestring.core.foreign import attributes_of, container_kind, items_of, slots_of
 from shoestring.core.private import bit_generator, own_buffers, write_count
 from shoestring.measure.fake import unseen_writes
 from shoestring.training.memory.fingerprint import fingerprint, matches
@@ -91,6 +92,38 @@ class FrozenArray:
 
     def put(self) -> None:
         np.asarray(self.array)[...] = self.copy
+
+
+class FrozenBytes:
+    """An `array.array` or a bytearray."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.kind: Any = array if isinstance(value, array) else bytearray
+        self.copy = self.kind.__getitem__(value, slice(None))
+
+    def same(self) -> bool:
+        return bool(self.kind.__eq__(self.value, self.copy))
+
+    def put(self) -> None:
+        self.kind.__setitem__(self.value, slice(None), self.copy)
+
+
+class FrozenSlots:
+    """The attributes that an object keeps in slots."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.then = value, slots_of(value)
+
+    def same(self) -> bool:
+        now = slots_of(self.value)
+        return now.keys() == self.then.keys() and all(now[slot] is value for slot, value in self.then.items())
+
+    def put(self) -> None:
+        for slot in slots_of(self.value).keys() - self.then.keys():
+            slot.__delete__(self.value)
+        for slot, value in self.then.items():
+            slot.__set__(self.value, value)
 
 
 class FrozenItems:
@@ -255,14 +288,26 @@ class BlockState:
         elif isinstance(value, np.ndarray):
             if value.flags.writeable and value.nbytes <= SMALL and not value.dtype.hasobject:
                 found[id(value)] = self.last(value) or FrozenArray(value)
+        elif isinstance(value, (array, bytearray)):
+            if memoryview(value).nbytes <= SMALL:
+                found[id(value)] = self.last(value) or FrozenBytes(value)
         elif kind is not None:
             if kind not in UNCHANGING:
                 found[id(value)] = self.last(value) or FrozenItems(value)
             if kind.__len__(value) <= LONG:
                 for item in list(items_of(value)):
                     self.follow(name, item, found, depth - 1, copied)
-        elif (names := attributes_of(value)) is not None:
+        else:
+            self.follow_object(name, value, found, depth, copied)
+
+    def follow_object(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
+        """Record the attributes of an object, and what they hold."""
+        if (names := attributes_of(value)) is not None:
             self.follow_names(names, found, depth - 1, copied)
+        if slots := slots_of(value):
+            found[id(value)] = self.last(value) or FrozenSlots(value)
+        for one in slots.values():
+            self.follow(name, one, found, depth - 1, copied)
 
     def last(self, value: Any) -> Frozen | None:
         """The last snapshot of an object, if the object has not changed since."""

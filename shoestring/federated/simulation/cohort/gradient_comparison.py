@@ -62,18 +62,14 @@ class GradientComparison:
             loss, right = self.plain_gradients(
                 {name: one[row] for name, one in weights.items()}, mapped(lambda leaf: leaf[row, :size], batch())
             )
-        if not all(one.isfinite().all() for one in (loss, *right)):
+        if not all(one.isfinite().all() for one in right):
             return 0.0  # a device that diverges will be rejected anyway
         squares = sum(
             float((one if other is None else one - other[row]).double().square().sum())
             for one, other in zip(right, found, strict=True)
         )
         whole = sum(float(one.double().square().sum()) for one in right)
-        off = float((losses[row] - loss).abs())
-        return max(
-            (squares / whole) ** 0.5 if whole else float(squares > 0),
-            0.0 if off <= ABSOLUTE else off / float(loss.abs()),
-        )
+        return max((squares / whole) ** 0.5 if whole else float(squares > 0), loss_difference(losses[row], loss))
 
     def plain_gradients(self, weights: Weights, batch: Batch) -> tuple[Tensor, list[Tensor]]:
         """Loss and weight gradients of the model alone."""
@@ -89,3 +85,17 @@ class GradientComparison:
         found = [torch.zeros_like(inside[name]) if inside[name].grad is None else inside[name].grad for name in weights]
         model.zero_grad(set_to_none=True)
         return loss.detach(), [one for one in found if one is not None]
+
+
+def loss_difference(found: Tensor, right: Tensor) -> float:
+    """Relative difference of two losses; both may be infinite or not a number, like those of a batch without targets.
+
+    >>> loss_difference(torch.tensor(2.0), torch.tensor(1.0)), loss_difference(torch.tensor(1.0), torch.tensor(torch.nan))
+    (1.0, inf)
+    >>> loss_difference(torch.tensor(torch.nan), torch.tensor(torch.nan))
+    0.0
+    """
+    if bool(found == right) or bool(found.isnan() & right.isnan()):
+        return 0.0
+    off = float((found - right).abs())
+    return 0.0 if off <= ABSOLUTE else off / float(right.abs()) if off < float("inf") else float("inf")

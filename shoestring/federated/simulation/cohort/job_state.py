@@ -6,8 +6,8 @@ device to the next, and the result would depend on which process a device worked
 before every device.
 
 For models see training/memory/block_state.py. For functions we follow closure variables, defaults, attributes, and the
-globals that their code reads or sets, except those of libraries. State elsewhere (class attributes, C++ memory) is not
-found; agreement.py tests for it.
+globals that their code reads or sets; for objects also their classes with their attributes and methods; except those of
+libraries. State elsewhere (an iterator's place, C++ memory) is not found; agreement.py tests for it.
 """
 
 from __future__ import annotations
@@ -60,6 +60,30 @@ class FrozenGlobals:
         space.update(self.then)
 
 
+class FrozenClass:
+    """The attributes of a class, to be restored. No method of its metaclass is called."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.then = self.now()
+
+    def now(self) -> dict[str, Any]:
+        hidden = ("__", "_abc_")  # Python's own
+        return {name: value for name, value in vars_of(self.kind).items() if not name.startswith(hidden)}
+
+    def same(self) -> bool:
+        now = self.now()
+        return now.keys() == self.then.keys() and all(now[name] is value for name, value in self.then.items())
+
+    def put(self) -> None:
+        now = self.now()
+        for name in now.keys() - self.then.keys():
+            type.__delattr__(self.kind, name)
+        for name, value in self.then.items():
+            if name not in now or now[name] is not value:
+                type.__setattr__(self.kind, name, value)
+
+
 class JobState(BlockState):
     """All state that a job keeps between calls of its model, forward, loss and metrics."""
 
@@ -73,7 +97,9 @@ class JobState(BlockState):
             self.follow("", one, found, DEPTH, copied=False)
 
     def follow(self, name: str, value: Any, found: dict[int, Frozen], depth: int, copied: bool) -> None:
-        if isinstance(value, nn.Module):
+        if isinstance(value, type):
+            self.follow_class(value, found)
+        elif isinstance(value, nn.Module):
             if id(value.__dict__) not in found:
                 self.follow_module(value, found)
         elif isinstance(value, FunctionType):
@@ -89,6 +115,22 @@ class JobState(BlockState):
                 self.follow(name, one, found, DEPTH, copied)
         else:
             super().follow(name, value, found, depth, copied)
+            self.follow_class(type(value), found)
+
+    def follow_module(self, module: nn.Module, found: dict[int, Frozen]) -> None:
+        super().follow_module(module, found)
+        for one in module.modules():
+            self.follow_class(type(one), found)
+
+    def follow_class(self, kind: type, found: dict[int, Frozen]) -> None:
+        """Record a class of the user's and those that it inherits from, with what their attributes and methods hold."""
+        for one in type.mro(kind):
+            state = FrozenClass(one) if id(one) not in found and not is_of_library(vars_of(one)) else None
+            if state is not None:
+                found[id(one)] = state
+                for name, value in state.then.items():
+                    self.follow(name, underlying(value), found, DEPTH, copied=False)
+                self.follow("", vars_of(one).get("__call__"), found, DEPTH, copied=False)
 
     def follow_function(self, function: FunctionType, found: dict[int, Frozen]) -> None:
         library = is_of_library(function.__globals__)
@@ -105,6 +147,18 @@ class JobState(BlockState):
             **({} if library else used.then),
         }.items():
             self.follow(name, value, found, DEPTH, copied=False)
+
+
+def vars_of(kind: type) -> dict[str, Any]:
+    """The names of a class as Python stores them, without those that it inherits."""
+    return dict(type.__dict__["__dict__"].__get__(kind))
+
+
+def underlying(value: Any) -> Any:
+    """The function of a static method, class method or property; other values as they are."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
 
 
 def has_value(cell: CellType) -> bool:

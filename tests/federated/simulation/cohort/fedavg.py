@@ -43,7 +43,7 @@ def batches(count: int, job: Job, seed: int) -> list[Tensor]:
 
 
 def by_hand(job: Job, rounds: int, steps: Steps = PlainSteps) -> Tensor:
-    """The trained weights after some rounds of all clients; one whose work fails, or whose loss is not finite, is left out."""
+    """The trained weights after some rounds of all clients; one whose work fails, or whose weights are not finite, is left out."""
     clients: Mapping[str, TensorDataset] = job.clients()  # type: ignore[operator, misc]
     weights = [one.detach().clone() for one in fresh_model(job).parameters()]
     for number in range(rounds):
@@ -70,10 +70,10 @@ def work(model: nn.Module, data: TensorDataset, job: Job, seed: int, steps: Step
         batch = [one[places] for one in data.tensors]
         model.zero_grad()
         loss = job.loss(job.forward(model, batch), batch)
-        if not loss.isfinite():
-            raise ValueError("a batch without a target")
         loss.backward()
         stepping.step()
+    if not all(bool(one.isfinite().all()) for one in model.parameters()):
+        raise ValueError("the device diverged")
 
 
 def by_shoestring(job: Job, rounds: int, processes: int = 1) -> tuple[Tensor, Simulation]:

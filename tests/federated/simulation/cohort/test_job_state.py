@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.exactness import Exactness
 from shoestring.core.local import Local
 from shoestring.federated.prepare import Prepared
+from shoestring.federated.room import plan_federation
 from shoestring.federated.round import Objective
 from shoestring.federated.simulation.cohort.method_choice import choose_method
 from shoestring.federated.simulation.simulation import Simulation
@@ -174,7 +177,36 @@ class Counter:
         return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / self.calls)
 
 
+class Slotted:
+    __slots__ = ("calls", "seen")
+
+    def __init__(self) -> None:
+        self.calls = array("l", [0])
+
+    def __call__(self, output: Tensor, batch: Any) -> Tensor:
+        self.calls[0] += 1
+        self.seen = bytearray(self.seen + b"." if hasattr(self, "seen") else b".")
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / self.calls[0] + 1 / len(self.seen))
+
+
+class OfItsClass:
+    """What it keeps is its class's, and that of a class that it inherits from."""
+
+    class Base:
+        losses: ClassVar[list[float]] = []
+
+    class Inside(Base):
+        calls = 0
+
+    def loss(self, output: Tensor, batch: Any) -> Tensor:
+        OfItsClass.Inside.calls += 1
+        self.Base.losses.append(1.0)
+        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / self.Inside.calls + 1 / len(self.Base.losses))
+
+
 LOSSES: list[Callable[[], Loss]] = [
+    Slotted,
+    lambda: OfItsClass().loss,
     RunningScale,
     counting_in_its_closure,
     with_a_bank_of_outputs,
@@ -206,14 +238,13 @@ def weights_after(given: Prepared, rounds: int = 3) -> Tensor:
     return server.row
 
 
-class Unseen:
-    """What it keeps is its class's, where nobody looks."""
+def counting_in_a_generator() -> Loss:
+    calls = (1 + 1 / number for number in range(1, 1000))
 
-    calls = 0
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(output, batch[1]) * next(calls)
 
-    def loss(self, output: Tensor, batch: Any) -> Tensor:
-        Unseen.calls += 1
-        return nn.functional.cross_entropy(output, batch[1]) * (1 + 1 / Unseen.calls)
+    return loss
 
 
 class Cycling(nn.Module):
@@ -230,13 +261,17 @@ class Cycling(nn.Module):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"loss": Unseen().loss}, *({"model": partial(Cycling, period)} for period in (2, 3, 4, 6))],
-    ids=["class", "2", "3", "4", "6"],
+    [{"loss": counting_in_a_generator()}, *({"model": partial(Cycling, period)} for period in (2, 3, 4, 6))],
+    ids=["generator", "2", "3", "4", "6"],
 )
 def test_what_can_not_be_put_back_is_told_and_devices_work_in_one_process(changes: dict[str, Any]) -> None:
     given = toy(toy_job(local=Local(epochs=3, batch=4), **changes), how=None, processes=2)
     assert given.how.kind == "sequential" and given.processes == 1 and "other numbers the second time" in given.how.why
     assert given.how.exactness is Exactness.DISTRIBUTION
+    assert any(
+        "depends on the devices before it" in one
+        for one in plan_federation(given, Budget(), ()).outcome.chosen.warnings
+    )
 
 
 def test_a_large_bank_that_is_no_buffer_is_refused_with_the_way_out() -> None:
