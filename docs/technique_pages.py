@@ -26,6 +26,8 @@ from shoestring.core.technique import Technique
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.federated.catalogue import CONFLICTS as FEDERATED_CONFLICTS
 from shoestring.federated.catalogue import SLOTS
+from shoestring.serving.catalogue import CATALOGUE as SERVING
+from shoestring.serving.catalogue import CONFLICTS as SERVING_CONFLICTS
 from shoestring.training.catalogue import CATALOGUE as TRAINING
 from shoestring.training.conflicts import CONFLICTS as TRAINING_CONFLICTS
 from shoestring.training.group_technique import UNITING, GroupTechnique
@@ -53,6 +55,7 @@ ROOMS = (
         {frozenset(kind.__name__ for kind in pair): why for pair, why in CLASHES.items()},
         "the model that is compressed",
     ),
+    RoomPages("serving", "shoestring serve my.py", SERVING, SERVING_CONFLICTS, "the model on one sample alone"),
 )
 
 

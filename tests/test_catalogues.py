@@ -16,6 +16,7 @@ from shoestring.core.technique import parsed, text
 from shoestring.core.technique_syntax import RENAMED
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
 from shoestring.planning import names
+from shoestring.serving.catalogue import CATALOGUE as SERVING
 from shoestring.training.catalogue import CATALOGUE as TRAINING
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -23,6 +24,7 @@ ROOMS: tuple[tuple[tuple[type[Any], ...], str, str], ...] = (
     (TRAINING, "shoestring.training", "techniques.md"),
     (FEDERATED, "shoestring.federated", "federated.md"),
     (COMPRESSION, "shoestring.compression", "compress.md"),
+    (SERVING, "shoestring.serving", "serve.md"),
 )
 # Knobs without a default, or of which the default alone does nothing
 NEEDED: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ from shoestring.core.arguments import add_flags
 from shoestring.core.command import named_object
 from shoestring.core.technique import Technique, parsed
 from shoestring.federated.catalogue import CATALOGUE as FEDERATED
+from shoestring.serving.catalogue import CATALOGUE as SERVING
 from shoestring.training.catalogue import CATALOGUE as TRAINING
 
 ROOT = Path(__file__).parents[1]
@@ -28,7 +29,7 @@ PAGES = sorted(
 )
 NAMED = re.compile(r"(?<![\w/.-])((?:tests|shoestring|benchmarks|examples|docs)/[\w/.-]*\w\.(?:py|md|json|png))")
 OF_JOBS = {"width", "depth", "lr", "batch", "frozen", "of", "share", "flags", "amount"}  # flags of jobs that pages name
-KINDS = {"federate": FEDERATED, "compress": COMPRESSION}
+KINDS = {"federate": FEDERATED, "compress": COMPRESSION, "serve": SERVING}
 
 
 def text_of(page: str) -> str:

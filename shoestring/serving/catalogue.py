@@ -8,3 +8,6 @@ from shoestring.serving.techniques.onnx_runtime import OnnxRuntime
 from shoestring.serving.techniques.replicate import Replicate
 
 CATALOGUE: tuple[type[ServingTechnique], ...] = (OnnxRuntime, DynamicBatching, PackedBatching, Replicate)
+CONFLICTS: dict[frozenset[str], str] = {
+    frozenset(("DynamicBatching", "PackedBatching")): "both say how requests are batched: choose one"
+}

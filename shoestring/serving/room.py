@@ -11,7 +11,7 @@ from shoestring.core.technique import applied, in_order, parsed
 from shoestring.planning.choose import Chooser, asked_for, best_or_asked
 from shoestring.planning.plan import Outcome, Plan
 from shoestring.planning.room import Candidate, Room
-from shoestring.serving.catalogue import CATALOGUE
+from shoestring.serving.catalogue import CATALOGUE, CONFLICTS
 from shoestring.serving.service_time import ServiceTime
 from shoestring.serving.technique import Deployment, ServingCost, ServingTechnique
 
@@ -77,9 +77,8 @@ class ServingRoom(Room[ServingTechnique, ServingCost, ServingPlan]):
         self.measure, self.catalogue = confirm, tuple(catalogue)
 
     def clash(self, one: ServingTechnique, other: ServingTechnique) -> str:
-        if one.family == other.family:
-            return f"{type(one).__name__} and {type(other).__name__} both say how requests are batched: choose one"
-        return ""
+        named = frozenset((type(one).__name__, type(other).__name__))
+        return CONFLICTS.get(named, "") or super().clash(one, other)
 
     def sketch(self, one: Candidate[ServingTechnique, ServingCost]) -> ServingPlan:
         return ServingPlan(one.techniques, one.exactness, one.known, details_of(one.cost), "simulated")

@@ -1,4 +1,7 @@
-"""Compute with onnxruntime instead of torch."""
+"""Compute with onnxruntime instead of torch.
+
+On MiniLM in int8 4.5 times as fast as torch for one sentence (benchmarks/compress/onnxruntime_speed.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Several processes that answer."""
+"""Several processes that answer.
+
+    requests/s  =  count * requests/s of one / slowdown
+
+The slowdown is measured with so many processes at once: they share caches and memory bandwidth.
+"""
 
 from __future__ import annotations
 
