@@ -48,7 +48,7 @@ class Swap(DispatchMode):
         self.file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115 (it lives as long as this object)
         self.known: OrderedDict[int, SwappableStorage] = (
             OrderedDict()
-        )  # by storage address, least recently touched first
+        )  # keyed by storage address, least recently used first
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         busy = [self.touched(leaf) for leaf in tree_leaves((args, kwargs or {})) if is_real(leaf)]

@@ -1,4 +1,4 @@
-"""What a run leaves behind, in other people's formats."""
+"""Export a run's weights and figures in other formats: safetensors, Hugging Face, PEFT, CSV, JSON."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from shoestring.runs.report import report_of
 from shoestring.runs.report_json import report_json
 from shoestring.runs.tensors import write_tensors
 
-PEFT = "base_model.model."  # what PEFT has before every name of the model
+PEFT = "base_model.model."  # PEFT's prefix of the model's names
 
-# What transformers calls the files of a tokenizer
+# Names of a tokenizer's files in transformers
 TOKENIZER = (
     "tokenizer*.json",
     "tokenizer.model",
@@ -42,7 +42,7 @@ TOKENIZER = (
 
 
 def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
-    """The checkpoint of a step, or the newest good one."""
+    """The checkpoint of a step, or by default the newest good one."""
     there = saved(folder.checkpoints)
     steps = ", ".join(str(one.step) for one in there) or "none"
     if step is None:
@@ -59,7 +59,7 @@ def checkpoint_of(folder: Folder, step: int | None) -> RunCheckpoint:
 
 
 def best_weights(folder: Folder) -> RunCheckpoint:
-    """The weights that were best in validation."""
+    """The checkpoint with the weights that were best in validation."""
     there, found = saved(folder.checkpoints, BEST), best_of(History().read(folder.path).validated)
     newest = "without --best, the newest weights are exported"
     if found is None and not there:
@@ -81,7 +81,7 @@ def best_weights(folder: Folder) -> RunCheckpoint:
 
 
 def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
-    """What is to be said of a checkpoint that does not have the last weights of its run; empty if it does."""
+    """A remark if a checkpoint does not have the run's last weights; empty if it has."""
     _, damaged = newest_good(folder.checkpoints)
     if damaged:
         newest, reason = damaged[0]
@@ -96,9 +96,9 @@ def newer_weights(folder: Folder, checkpoint: RunCheckpoint) -> str:
 def export_weights(
     checkpoint: RunCheckpoint, target: Path, names: Collection[str] | None = None, trained: bool = False
 ) -> Path:
-    """The weights alone, under exactly the names of the model's state_dict, tied ones under all their names, so that
-    `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, where a checkpoint does not tell;
-    `trained`: not their averages."""
+    """Export the weights under the names of the model's state_dict, tied ones under all their names, so that
+    `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, needed if a checkpoint does
+    not record them; `trained`: the weights themselves, not their averages."""
     new(target)
     with believed(checkpoint), draft_file(target) as draft:
         write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
@@ -108,7 +108,7 @@ def export_weights(
 def named_weights(
     checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False
 ) -> dict[str, StoredTensor]:
-    """The weights by all names of the model's state_dict, with what was trained beside them added."""
+    """The weights by all names of the model's state_dict, including those trained beside the model."""
     with believed(checkpoint):
         left_out = checkpoint.outline().get("left_out")
         found = checkpoint.all_weights(trained)
@@ -122,13 +122,14 @@ def named_weights(
 
 
 def low_rank(checkpoint: RunCheckpoint) -> dict[str, Any] | None:
-    """What LowRank trained beside the weights; None of a run without it."""
+    """The state of LowRank; None if the run did not use it."""
     with believed(checkpoint):
         return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
 
 
 def export_peft(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
-    """A folder that `peft.PeftModel.from_pretrained` reads: what LowRank trained, for the model that it began from."""
+    """Export a folder for `peft.PeftModel.from_pretrained`: the low-rank weights, for the base model that they were
+    trained on."""
     base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
     with believed(checkpoint):
         return adapter_folder(checkpoint, base, target, trained)
@@ -184,12 +185,13 @@ def adapter_folder(checkpoint: RunCheckpoint, base: str | None, target: Path, tr
 
 
 def whole_modules(state: Mapping[str, Any]) -> list[str]:
-    """The modules that an adapter must have whole: those with a weight that was trained as it is, or with statistics."""
+    """Modules that the adapter must save completely: those with a weight that was trained directly, or with running
+    statistics."""
     return sorted({name.rpartition(".")[0] for name in (*state["also"], *state["statistics"])})
 
 
 def not_in_file(checkpoint: RunCheckpoint) -> str:
-    """What is to be said of a state that has more than dense tensors; empty if it has not."""
+    """A remark about tensors that are not dense weights; empty if there are none."""
     with believed(checkpoint):
         other = [str(name) for name in checkpoint.outline().get("model", ())]
     return (
@@ -203,40 +205,43 @@ def not_in_file(checkpoint: RunCheckpoint) -> str:
 
 
 def tells_names(checkpoint: RunCheckpoint) -> bool:
-    """Whether it says which of its tensors are in the model's state_dict; those of earlier versions do not."""
+    """Whether a checkpoint records which of its tensors are in the model's state_dict; earlier versions did not."""
     return "left_out" in checkpoint.outline()
 
 
 def model_of(factory: Callable[[], nn.Module]) -> Any:
-    """The job's model without its values, if it can be made so, else as it is made. Factories that call `from_pretrained` refuse torch's
-    meta device; on fake tensors they work."""
+    """The job's model without values if possible, else with them. Factories that call `from_pretrained` refuse torch's
+    meta device but work on fake tensors."""
     from shoestring.core import random_state
     from shoestring.measure.fake import Stage
 
     with random_state.kept():
         try:
             return Stage().model(factory)
-        except Exception:  # code that looks at values, or that torch can't fake
+        except Exception:  # code that reads values, or operations without fake versions
             return factory()
 
 
 def weights_of_model(factory: Callable[[], nn.Module]) -> frozenset[str]:
-    """The names of its state_dict."""
+    """The names of the model's state_dict."""
     return frozenset(model_of(factory).state_dict())
 
 
 def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool = False) -> Path:
-    """A folder that `from_pretrained` reads: config.json, model.safetensors, and the files of a tokenizer that came with the model."""
+    """Export a folder for `from_pretrained`: config.json, model.safetensors, and the tokenizer's files if the model
+    came with them."""
     model = model_of(job.model)
     check_is_hugging_face(model)
     new(target)
     found, shared = named_weights(checkpoint, set(model.state_dict()), trained), checkpoint.aliases()
-    weights = {name: one for name, one in found.items() if name not in shared}  # once: from_pretrained ties them again
+    weights = {
+        name: one for name, one in found.items() if name not in shared
+    }  # each once: from_pretrained ties them again
     model.config.architectures = [type(model).__name__]
     dtypes = [one.dtype for one in weights.values() if one.dtype.is_floating_point]
     model.config.dtype = (
         dtypes[0] if dtypes else model.config.dtype
-    )  # as they are in the file: from_pretrained makes the model of it
+    )  # with the file's dtypes: from_pretrained makes the model from them
     with believed(checkpoint), draft_file(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
@@ -248,7 +253,7 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
 
 
 def check_is_hugging_face(model: Any) -> None:
-    """Refuse a model that `from_pretrained` could not make again."""
+    """Refuse a model that `from_pretrained` could not rebuild."""
 
     def own(one: Any) -> bool:
         return hasattr(one, "config") and hasattr(one, "save_pretrained") and hasattr(one.config, "save_pretrained")
@@ -270,14 +275,15 @@ def check_is_hugging_face(model: Any) -> None:
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """The files of a tokenizer in the folder that a model was made from; none if it has none."""
+    """A tokenizer's files in the folder that the model was loaded from; none if there are none."""
     if not (folder / "config.json").is_file() or not (folder / "tokenizer_config.json").is_file():
         return []
     return [path for name in TOKENIZER for path in sorted(folder.glob(name)) if path.is_file()]
 
 
 def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[str]]:
-    """The course of training as CSV, or the whole report as JSON; gives also what of the run is damaged and so left out."""
+    """Export the steps as CSV, or the whole report as JSON; also returns what of the run is damaged and therefore
+    missing."""
     new(target)
     history = History().read(folder.path)
     report, steps = report_of(folder.path, history), history.steps
@@ -287,7 +293,7 @@ def export_steps(folder: Folder, kind: str, target: Path) -> tuple[Path, list[st
     with draft_file(target) as draft, open(draft, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         names = list(dict.fromkeys(name for one in history.validated for name in one.metrics))
-        found = {one.step: one.metrics for one in history.validated}  # steps that were not validated have nothing there
+        found = {one.step: one.metrics for one in history.validated}  # steps without validation have empty columns
         rows.writerow(["step", "loss", "seconds", "process_bytes", *(f"validation {name}" for name in names)])
         for number, loss, seconds, size in zip(steps.number, steps.loss, steps.seconds, steps.process, strict=True):
             metrics = found.get(number, {})

@@ -1,4 +1,4 @@
-"""What can be asked of a run that is kept in a folder, in every room. Nothing heavy is imported."""
+"""Options of every command that keeps a run in a folder. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunOptions:
     report: str | None = argument("FILE", "where to write the report page as well", command_only=True)
 
     def check(self, replan: bool | None = None) -> None:
-        """Refuse what says two things; `replan`: whether to go on with a new plan, where that can be asked for, too."""
+        """Refuse contradicting options; `replan`: whether a new plan was requested, for commands that allow that."""
         going_on = "--adopt" if replan is None else "--adopt and --replan"
         if (self.fresh or self.adopt or replan) and not self.run:
             about = "--fresh and --adopt" if replan is None else "--fresh, --adopt and --replan"

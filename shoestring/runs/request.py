@@ -1,4 +1,4 @@
-"""A request: what the user asked for, as the run keeps it in run.json and compares it when it goes on."""
+"""The request: what the user asked for, stored in run.json and compared when the run is resumed."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from shoestring.core.units import bytes_text
 class Request:
     job: str  # path of the job file
     source: str = ""  # SHA-256 of the job file
-    flags: Mapping[str, Any] = field(default_factory=dict)  # of the job, that were given
+    flags: Mapping[str, Any] = field(default_factory=dict)  # flags given for the job
     arguments: Mapping[str, Any] = field(
         default_factory=dict
-    )  # of the job, all of them, defaults filled in; empty: not known
+    )  # all arguments of the job, with defaults filled in; empty: unknown
     memory: int | None = None  # bytes of the budget
-    use: tuple[str, ...] | None = None  # techniques as they were written; None: the planner chooses
-    inexact: bool = False  # the weights may be changed by techniques,
-    exact: str | None = None  # or must be so close to those of plain training
-    plan: str | None = None  # SHA-256 of the plan that was given
-    room: str = "training"  # whose run it is,
-    asked: Mapping[str, Any] = field(default_factory=dict)  # and what is asked for there, by its flags; None: it is not
-    weights: str = ""  # SHA-256 of the weights that are given, where a run begins with such and not with the job's own
-    environment: Mapping[str, Any] = field(default_factory=dict)  # versions and threads that may change the last bits
+    use: tuple[str, ...] | None = None  # techniques as written by the user; None: the planner chooses
+    inexact: bool = False  # techniques may change the weights,
+    exact: str | None = None  # or must keep this level of exactness
+    plan: str | None = None  # SHA-256 of a given plan
+    room: str = "training"  # the room that the run belongs to,
+    asked: Mapping[str, Any] = field(default_factory=dict)  # and the room's own options, by flag; None: not given
+    weights: str = ""  # SHA-256 of weights that were given in place of the job's own
+    environment: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # versions and thread counts, which may change the last bits
 
     @property
     def by_script(self) -> bool:
-        """Whether a script made the job, so that no file makes it again: a job file is named by its whole path."""
+        """Whether a script made the job, so no file can make it again. A job from a file has the absolute path of that
+        file."""
         return not Path(self.job).is_absolute()
 
 
@@ -46,7 +49,7 @@ def request_for(
     plan: str | None,
     exact: str | None = None,
 ) -> Request:
-    """What a user asks for here and now."""
+    """The request for these options, in this environment."""
     return Request(
         job=str(job),
         source=hashlib.sha256(job.read_bytes()).hexdigest(),
@@ -74,12 +77,12 @@ def environment_now() -> dict[str, Any]:
     }
 
 
-OWN = "as the job says"  # the value of a flag that was not given, where the job's source does not say it
-ENDS = {"steps": "epochs", "epochs": "steps"}  # flags of every job: who gives one of them alone drops the other
+OWN = "as the job says"  # shown for a flag that was not given and whose default is not in the job's source
+ENDS = {"steps": "epochs", "epochs": "steps"}  # flags of every job: giving one of them replaces the other
 
 
 def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """The flags of a run that goes on: those of now, and those of before of which nothing is said now.
+    """The flags of a resumed run: those given now, and the earlier ones that were not given again.
 
     >>> flags_together({"width": 8, "epochs": 3}, {"steps": 20})
     {'width': 8, 'steps': 20}
@@ -88,8 +91,8 @@ def flags_together(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def differences(before: Request, now: Request, usual: Mapping[str, Any] | None = None) -> list[str]:
-    """What is asked for now that was not then; what is not asked for now stays as it was. `usual`: values of the job's flags that are
-    not given."""
+    """What differs from the earlier request. Options that are not given now stay as they were. `usual`: defaults of the
+    job's flags."""
     found, same = [], before.source == now.source
     if not same:
         found.append(f"the job file {Path(now.job).name} is not the one it was begun with (kept as job.py in the run)")
@@ -123,12 +126,12 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
 
 
 def argument_differences(before: Request, now: Request, arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments of the job that nobody gave as flags, then or now, and that are not as they were; compared as they are written.
+    """Changed arguments of the job that were not given as flags, then or now; compared as text.
 
     >>> argument_differences(Request(job="my.py", arguments={"lr": 0.1, "width": 8}), Request(job="my.py"), {"lr": 0.01, "width": 8})
     ['the argument lr of the job changed: 0.1 before, now 0.01']
     """
-    if not before.arguments:  # a run of a version that did not note them
+    if not before.arguments:  # a run of a version that did not record them
         return []
     names = [name for name in {**before.arguments, **arguments} if name not in before.flags and name not in now.flags]
     values = [(name, *(repr(one.get(name, "not there")) for one in (before.arguments, arguments))) for name in names]
@@ -138,7 +141,7 @@ def argument_differences(before: Request, now: Request, arguments: Mapping[str, 
 
 
 def shown(name: str, value: Any) -> str:
-    """What was asked for, as messages show it."""
+    """An option's value, as messages show it."""
     if value is None or value is False:
         return "not given"
     if value is True:
