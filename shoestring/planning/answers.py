@@ -43,7 +43,7 @@ R = TypeVar("R")
 VERSION = 1
 MOST = 100  # jobs in the cache
 LARGEST = 32 << 20  # bytes of one file; a job with more is measured every time
-UNPACKED = 1 << 30  # most bytes of its answers, decompressed
+UNPACKED = 1 << 30  # most bytes of its answers, unpacked
 DRIFTED = 1.25  # if the machine is this many times faster or slower than it was, its answers are ignored
 
 
@@ -64,7 +64,7 @@ class KeptFile:
     when: float
     speed: float
     files: dict[str, str]
-    answers: str  # JSON, compressed
+    answers: str  # JSON, packed by zlib
 
 
 @dataclass
@@ -148,7 +148,7 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Measu
 
 
 def unpacked(answers: str) -> dict[str, Any]:
-    """The answers in a file; none if they are not as `save` compresses them."""
+    """The answers in a file; none if they are not as `save` packs them."""
     try:
         data = json.loads(zlib.decompressobj().decompress(b85decode(answers), UNPACKED))
     except (ValueError, zlib.error, RecursionError):

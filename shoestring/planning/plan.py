@@ -8,7 +8,7 @@ simulated).
                 "basis": "...", "warnings": [], "details": {...}},
      "plain": {...}, "runners_up": [{..., "lost": "why", "text": "as one would write it"}], ...}
 
-Contract: what `Plan.save` writes, `read_plan` reads back as an equal plan (tests/planning/test_plan.py). Figures have
+Contract: what `Plan.save` writes, `read_plan` reads back as an equal plan (tests/test_room_from_outside.py). Figures have
 the names of the room's quantities; null stands for infinity.
 """
 

@@ -3,7 +3,7 @@
 It is the same class while the run goes on and when it is finished: the live page is the report so far. Users of a
 report need not check its content, because events are checked line by line when they are read, and plan.json and
 report.json by the codec. What can't be used is left out and reported as damage; no damaged run takes a page down
-(tests/show/test_watch_damage.py).
+(tests/show/watch/test_follow.py).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Pushes:
+class StalenessReport:
     """Gradients applied to the weights, in asynchronous groups."""
 
     # age of the weights they were computed on, in versions -> number of gradients
@@ -76,7 +76,7 @@ class Pushes:
 
 @dataclass(frozen=True)
 class TechniqueStates:
-    pushes: Pushes | None = None
+    pushes: StalenessReport | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shoestring.runs.report import Pushes, Report
+from shoestring.runs.report import StalenessReport, Report
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.words import counted
@@ -58,6 +58,6 @@ def staleness(report: Report) -> Markup:
     return render("staleness.html", note=note, rows=rows, workers=workers(told))
 
 
-def workers(told: Pushes) -> list[StaleWorker]:
+def workers(told: StalenessReport) -> list[StaleWorker]:
     ranks = sorted({*told.applied, *told.dropped})[:MOST]
     return [StaleWorker(rank, told.applied.get(rank, 0), told.dropped.get(rank, 0)) for rank in ranks]
