@@ -1,4 +1,4 @@
-"""shoestring export: the weights or the course of a run in other people's formats."""
+"""shoestring export: a run's weights or figures in other formats."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(asked: ExportCommand, call: Call) -> int:
 
 
 def privacy_notes(folder: Folder) -> list[str]:
-    """That noise of a run follows from a seed, wherever its weights or figures go."""
+    """A remark if the run's noise follows from a seed, to go with its weights and figures."""
     from shoestring.federated.techniques.private.release import NOT_PRIVATE
 
     request = folder.request()
@@ -126,7 +126,7 @@ def job_of(asked: ExportCommand, call: Call, folder: Folder) -> Job:
 def onnx_file(
     asked: ExportCommand, call: Call, folder: Folder, checkpoint: RunCheckpoint, job: Job, target: Path
 ) -> int:
-    """The job's model with the weights of a checkpoint, as an ONNX file that was run and compared."""
+    """Export the job's model with a checkpoint's weights as an ONNX file, which is run and compared."""
     import json
 
     from shoestring.compression.onnx.export import export_onnx
@@ -167,8 +167,8 @@ def onnx_file(
 def names_of_model(
     asked: ExportCommand, call: Call, folder: Folder, checkpoint: RunCheckpoint
 ) -> tuple[frozenset[str] | None, str]:
-    """The names of the model's state_dict for a checkpoint of an earlier version, which does not tell them, and what is to be said where
-    the model can't be made."""
+    """The names of the model's state_dict for a checkpoint of an earlier version, which does not record them; and a
+    remark if the model can't be made."""
     from shoestring.runs.export import tells_names, weights_of_model
 
     if tells_names(checkpoint):

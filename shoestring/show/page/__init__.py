@@ -1,10 +1,11 @@
-"""The page of a run: no other file, nothing fetched. Charts are pictures, which a script inside the page makes charts to work with.
+"""The page of a run: one file that loads nothing else. Charts are SVG pictures, which a script in the page makes
+interactive.
 
-    runs.report.Report  ->  sections, each empty if it has nothing to say
-        ->  content, what stands inside <main>: sent again and again while a run is watched
+    runs.report.Report  ->  sections, empty ones are left out
+        ->  content, the inside of <main>: sent again and again while a run is watched
         ->  page, one HTML document: the report
 
-A section is a function from the report to markup, empty where it has nothing to say. Other packages add theirs by an entry
+A section is a function from the report to markup; empty if it does not apply. Other packages add sections by an entry
 point of the group "shoestring.sections"; text that is not markup is escaped.
 """
 
@@ -46,7 +47,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def page(report: Report, more: Iterable[Section] = ()) -> str:
-    """The whole document, with `more` sections beside ours.
+    """The whole document; `more`: additional sections.
 
     >>> page(Report()).splitlines()[0]
     '<!doctype html>'
@@ -55,7 +56,7 @@ def page(report: Report, more: Iterable[Section] = ()) -> str:
 
 
 def content(report: Report, more: Iterable[Section] = ()) -> Markup:
-    """What stands inside <main>."""
+    """The inside of <main>."""
     rest = (section(report) for section in (*SECTIONS, *from_packages(), *more))
     first: list[str] = [body for body in (losses(report), *metrics(report)) if body]
     if len(first) % 2:
@@ -85,13 +86,13 @@ def of_room(report: Report) -> list[str]:
 
 
 def paired(sections: Iterable[str]) -> list[str]:
-    """Sections beside each other; the one without a neighbour takes both columns."""
+    """Sections in two columns; one without a neighbour takes both."""
     found = [body for body in sections if body]
     return found[:-1] + [wide(found[-1])] if len(found) % 2 else found
 
 
 def prepare() -> None:
-    """Do what the first page would do once and for all (a tenth of a second): who draws often knows then what drawing costs."""
+    """Do the one-time work of the first page (a tenth of a second), so that the cost of drawing can be measured."""
     compile_all(room.templates for room in pages().values() if room.templates)
     defaults()
     from_packages()
@@ -107,14 +108,14 @@ def classed(section: str, name: str) -> str:
 
 @cache
 def from_packages() -> tuple[Section, ...]:
-    """The sections of other packages; one that can't be imported says so on the page."""
+    """The sections of other packages; one that fails to import says so on the page."""
     from importlib.metadata import entry_points
 
     return tuple(guarded(entry.value, entry.load) for entry in entry_points(group=GROUP))
 
 
 def guarded(name: str, load: Callable[[], Section]) -> Section:
-    """A section of somebody else, which tells of its failure instead of taking the page down."""
+    """A section of another package; if it fails, its place shows the error."""
 
     def drawn(report: Report) -> str:
         try:
@@ -134,7 +135,7 @@ def failed_section(name: str, why: str) -> Markup:
 
 
 def failure_text(error: BaseException) -> str:
-    """What somebody else's error says, if it can say it."""
+    """The message of an error, unless asking for it fails as well."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,4 +1,4 @@
-"""The section on workers that do not wait for each other: how old the weights were that gradients were computed on, and who gave them."""
+"""The section on asynchronous workers: staleness of gradients, and the number of gradients per worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from shoestring.runs.report import StalenessReport, Report
+from shoestring.runs.report import Report, StalenessReport
 from shoestring.show.page.drawing import Strip, strip
 from shoestring.show.page.render import render
 from shoestring.show.page.words import counted
 
-MOST = 12  # rows
+MOST = 12  # most rows
 NOTES = {
     True: "The correction was on: the rate of a step was divided by its staleness.",
     False: "The correction was off: a stale gradient counted as much as a fresh one.",
@@ -31,7 +31,7 @@ class StalenessRow:
 @dataclass(frozen=True)
 class StaleWorker:
     rank: int
-    used: int  # gradients
+    used: int  # number of gradients applied
     dropped: int
 
 
