@@ -1,4 +1,4 @@
-"""Error feedback: the error of a compressed message is added to the next update, so that nothing is lost, only delayed.
+"""Error feedback: the error of an inexact message is added to the next update, so that nothing is lost, only delayed.
 
     owed = update + kept        sent = decode(encode(owed))        kept <- owed - sent
     sum of all sent  +  kept  =  sum of all updates
