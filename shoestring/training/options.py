@@ -1,6 +1,6 @@
-"""What can be asked of training: flags of `shoestring plan`, `train` and `verify`, arguments of the library's functions of these names.
+"""Options of `shoestring plan`, `train` and `verify`, and arguments of the library's functions of the same names.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOB = "a Python file with `def job(...) -> Job`, or the name of a built-in job"
 
 
 def level_name(text: str) -> str:
-    """What was typed after --exact; a name that a level had before is answered with its name of today."""
+    """The level typed after --exact; for an earlier name, the error gives its present name."""
     if hint := rename_hint(text):
         from argparse import ArgumentTypeError
 
@@ -33,7 +33,7 @@ def level_name(text: str) -> str:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan must keep to."""
+    """What a plan must comply with."""
 
     memory: str | int | None = argument(
         "MEMORY",
@@ -71,7 +71,7 @@ class PlanOptions:
 
     @property
     def written(self) -> tuple[str, ...] | None:
-        """The techniques that are asked for, as text."""
+        """The requested techniques, as text."""
         if self.use is None:
             return None
         return tuple(one if isinstance(one, str) else text_of(one) for one in self.use)
@@ -103,7 +103,7 @@ def text_of(technique: TrainingTechnique) -> str:
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """How many workers train together, and where."""
+    """How many workers train together, and on which machines."""
 
     devices: int = argument("N", "workers on this machine that train together (default 1)", 1, read=int)
     nodes: str | None = argument(
@@ -119,7 +119,7 @@ class WorkerOptions:
     )
 
     def team(self, environment: Mapping[str, str]) -> Team:
-        """Who trains together, from what the user wrote, or from what torchrun or SLURM put into the environment."""
+        """The workers that train together, from the user's options or from the environment of torchrun or SLURM."""
         from shoestring.processes.nodes import team_of
 
         return team_of(self.devices, self.nodes, self.patience, self.restarts, environment)
@@ -170,4 +170,4 @@ class VerifyCommand:
 
 @dataclass(frozen=True)
 class DoctorCommand:
-    """It is asked for nothing."""
+    """The command has no options."""

@@ -1,4 +1,4 @@
-"""What training brings to the code that all rooms share."""
+"""Training as a room: what it supplies to the code that all rooms share."""
 
 from __future__ import annotations
 

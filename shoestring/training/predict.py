@@ -372,11 +372,11 @@ class Predictor:
                 or self.divided(one.techniques)
             ):
                 return ProcessFigure((most + belonging) * MARGIN, ProcessBasis.ANCHOR, how)
-            # Libraries keep something for every size that they have met, which no rule tells
+            # Libraries keep memory for every size that they have met, which follows no rule
             tried = self.trial(one.techniques, count := self.trial_steps(one.known["step_seconds"]))
             size = max((most + belonging) * MARGIN, (tried.process_bytes + belonging) * self.margin)
             return ProcessFigure(size, ProcessBasis.TRIAL, f"{how}, and a trial of {count} steps")
-        if self.divided(one.techniques):  # one worker alone would be none of a line
+        if self.divided(one.techniques):  # a single worker would lack the rest of its line
             size = max(one.known["process_bytes"], peak(log).bytes + min(anchor.overheads.values()))
             return estimated(size, ": not all workers are here")
         if not one.techniques and not anchor.eased and not self.rehearsals.lengths.varies:
@@ -388,9 +388,7 @@ class Predictor:
             return estimated(one.known["process_bytes"], ": this machine has no room to try it")
         count = self.trial_steps(one.known["step_seconds"])
         tried = self.trial(one.techniques, count)
-        if (
-            not one.techniques and not anchor.eased
-        ):  # batches of several sizes: two ways to see what is kept back, and the larger counts
+        if not one.techniques and not anchor.eased:  # two ways to estimate the kept memory; the larger counts
             size = max(tried.process_bytes * self.margin, anchor.process)
             return ProcessFigure(size, ProcessBasis.TRIAL, f"from the anchor step and a trial of {count} steps")
         size = (tried.process_bytes + belonging) * self.margin
@@ -436,14 +434,15 @@ class Predictor:
         return max(min(wanted, self.rehearsals.job.steps or wanted), TRIAL_STEPS[0])
 
     def tried_again(self, plan: TrainingPlan, budget: Budget) -> TrainingPlan:
-        """A plan whose process follows no rule, with the largest of some more trials if another run might not fit the budget."""
+        """A plan whose process follows no rule, with the largest of some more trials if another run might exceed the
+        budget."""
         if (
             plan.details.process_basis is ProcessBasis.ESTIMATED or self.devices > 1
-        ):  # then all workers have tried it together
+        ):  # all workers have tried it together
             return plan
         if (
             self.rehearsals.lengths.varies
-        ):  # no number of trials would show how large it may become, so it needs that margin
+        ):  # no number of trials would show how large it may become, so it gets that margin
             largest = replace(
                 plan.predicting(process_bytes=int(VARIED_SPREAD * plan.predicted["process_bytes"])),
                 basis=f"{plan.basis}; counted with {VARIED_SPREAD - 1:.0%} more, by which two runs may differ where sizes vary",

@@ -1,4 +1,4 @@
-"""shoestring doctor: looks at this machine and measures it anew."""
+"""shoestring doctor: inspects this machine and measures it anew."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(asked: DoctorCommand, call: Call) -> int:
 
 
 def missing() -> list[str]:
-    """What could be installed, and what for."""
+    """Optional packages that are missing, and what they are needed for."""
     from shoestring.core.extras import EXTRAS
     from shoestring.training.memory.allocator import LIBRARIES, library
 
@@ -55,7 +55,7 @@ def missing() -> list[str]:
 
 
 def rows(found: Hardware) -> list[list[str]]:
-    """What was found, for a person."""
+    """The findings as rows of a table."""
     import time
 
     from shoestring.core.units import bytes_text

@@ -49,7 +49,7 @@ def silent(doing: str) -> None:
 
 @dataclass
 class Rehearsals:
-    """A job, the machine, who runs tasks, and what was found out about rehearsing this job."""
+    """A job, the machine, the worker that runs tasks, and what rehearsing this job has shown."""
 
     job: Job
     hardware: Hardware

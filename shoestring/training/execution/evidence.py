@@ -1,4 +1,4 @@
-"""What a worker process measures for the planner, and of the machine: one function a task."""
+"""What a worker process measures for the planner: one function per task."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from shoestring.training.links.link_speed import link_speed as measured_link_spe
 
 
 def anchor(task: AnchorTask) -> AnchorResult:
-    """One real step under each variant. Only the first must work: the others are for techniques that may not."""
+    """One real step under each variant. Only the first must work: the others are for techniques that may be impossible
+    here."""
     job = job_of(task)
     usual = (
         []
@@ -55,7 +56,7 @@ def anchor(task: AnchorTask) -> AnchorResult:
             steps[name] = AnchorStep(error=error_sentence(error))
     if task.memory:
         return AnchorResult(steps)
-    # At the end: what it needs must not count as the step's.
+    # Last, because its memory must not count as the step's.
     plain, slow = techniques_of(task.variants[""]), steps[""].times["step"] > QUICK
     found = try_in_pieces(job, lambda: fresh_model(job), plain, slow) if task.pieces else {}
     return AnchorResult(steps, found, "" if slow or plain else why_not_again(job, fresh_model(job)))

@@ -55,8 +55,8 @@ def plan_job(
     hardware: str | Path | None = None,
     on_progress: Doing = lambda doing, expected: None,
 ) -> TrainingOutcome:
-    """The planner's outcome; `devices`: workers that train together, of which so many are `here`; `on_progress` is called with what is
-    being done."""
+    """The planner's outcome; `devices`: workers that train together, of which `here` are on this machine;
+    `on_progress`: called with what is being done."""
     use, inexact, exact = asked.use, asked.inexact, asked.exact
     budget = asked.budget
     if allowed_levels(exact, inexact)[-1] is Exactness.BITS and devices > 1:
@@ -146,7 +146,7 @@ def check_here(job: Job, techniques: tuple[Technique, ...], exact: str | None, d
 
 
 def kept_of(job: Job, machine: Hardware, devices: int, here: int, fresh: bool) -> MeasuredAnswers | None:
-    """Measurements of earlier plannings of a job file; None where nothing is kept, or the job has no key."""
+    """Measurements of earlier plannings of a job file; None if none are stored, or the job has no key."""
     if job.origin is None:
         return None
     try:
