@@ -29,7 +29,7 @@ from shoestring.training.sequence.sliced_attention import SliceSpan, Slicing, no
 TRIED = (SliceSpan(3, 8), SliceSpan(4, 11))  # traced slices: of different lengths, at different positions
 LEAST = max(span.stop for span in TRIED)
 
-# Operations that keep positions of every dimension apart, except the dimensions that `mixed_dimensions` names. Operations that
+# Operations that keep positions of every dimension apart, except the dimensions in `mixed_dimensions`. Operations that
 # torch tags as pointwise do so too.
 APART = frozenset(
     {
