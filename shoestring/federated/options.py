@@ -1,6 +1,7 @@
-"""What can be asked of a federation: flags of `shoestring federate`, arguments of `shoestring.federate`, and what its run keeps.
+"""Options of a federation: flags of `shoestring federate`, arguments of `shoestring.federate`, and the part of its
+run's request.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from shoestring.core.extras import require
 from shoestring.core.statistics import StatisticsRule
 from shoestring.runs.options import RunOptions
 
-WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # whole numbers, 1 or more
-PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # what goes with epsilon; a task has a ledger without
+WHOLE = ("clients", "per_round", "rounds", "processes", "every")  # integers, 1 or more
+PRIVATE = ("ledger", "ledger_epsilon", "insecure_seed")  # only with epsilon; a task has a ledger without it
 
 
 @dataclass(frozen=True)
 class FederateOptions:
-    """None: it is not asked for, or whatever is usual."""
+    """None: not given, use the default."""
 
     clients: int | None = argument("N", "devices that there are (default: as the job says; of a partition rule, 100)")
     per_round: int | None = argument("N", "devices that take part in a round (default 10)")
@@ -52,7 +53,7 @@ class FederateOptions:
 
     @classmethod
     def parsed(cls, written: Mapping[str, Any]) -> FederateOptions:
-        """What a user wrote, by the names of the fields; what can't be is refused."""
+        """Parse the user's values, by field name; impossible ones are refused."""
         budget = parsed_budget(written)
         if written["statistics"] not in (None, *StatisticsRule):
             raise Mistake(f"--statistics {written['statistics']}: give one of {', '.join(StatisticsRule)}")
@@ -76,7 +77,7 @@ class FederateOptions:
         return Budget(up=self.upload, down=self.download, seconds=self.time, epsilon=self.epsilon, delta=self.delta)
 
     def check_private(self) -> None:
-        """Of a training: what is about privacy goes with epsilon."""
+        """For training: refuse privacy options without an epsilon."""
         for name in PRIVATE:
             if (value := getattr(self, name)) is not None and self.epsilon is None:
                 raise Mistake(
@@ -127,7 +128,7 @@ def above_zero(flag: str, value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What devices do beside training; a script calls the functions of federated/tasks."""
+    """Options of tasks other than training; scripts call the functions of federated/tasks."""
 
     task: str = argument(
         "",

@@ -1,4 +1,4 @@
-"""What a federated run has on its page, and in the overview of several runs, beside what all runs have."""
+"""A federated run's own parts of its page and of the overview."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def rounded(value: float) -> float:
 
 
 def asked_text(name: str, value: object) -> object:
-    """A value of a flag as people write it."""
+    """An option's value as people write it."""
     if isinstance(value, int) and name in ("upload", "download"):
         return bytes_text(value)
     return short(value) if isinstance(value, float) else value
 
 
 def round_tiles(own: FederationReport) -> Iterator[Tile]:
-    """Who took part in the last round, the privacy that is spent, bytes, and who is missing."""
+    """Participants of the last round, epsilon spent, bytes, and missing devices."""
     if not own.rounds:
         return
     last = own.rounds[-1]

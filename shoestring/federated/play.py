@@ -30,7 +30,7 @@ from shoestring.federated.round import (
     Updates,
 )
 
-COMMON = 10  # devices, or half of those that measured anything: a metric that fewer measured is not told of
+COMMON = 10  # a metric is only reported if this many devices, or half of those with any metric, measured it
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RoundResult:
     senders: int = 0  # devices that sent something
     ordered: int = 0  # devices that received an order
     restored: tuple[str, ...] = ()  # devices whose new state was not finite, so they keep the old one
-    rare: int = 0  # metrics that too few devices measured to be told of
+    rare: int = 0  # metrics that too few devices measured to be reported
 
 
 def play(
