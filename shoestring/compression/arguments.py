@@ -1,6 +1,6 @@
-"""What can be asked of a compression: the flags of `shoestring compress` and the arguments of `shoestring.compress`.
+"""Options of a compression: flags of `shoestring compress` and arguments of `shoestring.compress`.
 
-Nothing heavy is imported: a wrong flag is told of at once.
+Imports nothing heavy, so that a wrong flag is reported at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shoestring.core.budget import Budget
 from shoestring.core.errors import Mistake
 from shoestring.core.units import parse_seconds
 
-HOW = ("fresh", "use")  # how a run is begun; and techniques, which a request has of its own
+HOW = ("fresh", "use")  # how a run is started; and techniques, which a request stores in a field of its own
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class CompressArguments:
     fresh: bool = argument("", "begin anew in --out; what is there is kept aside", False)
 
     def check(self) -> None:
-        """Refuse what can be refused without looking at a model."""
+        """Refuse what can be refused without inspecting a model."""
         if self.to not in (None, "onnx", "onnx-int8"):
             raise Mistake(f"--to {self.to!r}: give onnx or onnx-int8")
         if self.to:
@@ -69,7 +69,7 @@ class CompressArguments:
             parse_seconds(self.heal)
 
     def as_asked(self) -> dict[str, Any]:
-        """What a run keeps of it and compares when it goes on; False: it is not asked for, which counts as much."""
+        """The part of the options that a run stores and compares when it is resumed; False counts as not given."""
         budget = self.budget()
         found = {name: getattr(self, name) for name in arguments_of(type(self)) if name not in HOW} | {
             "size": budget.size,

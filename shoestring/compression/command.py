@@ -1,4 +1,4 @@
-"""shoestring compress: a smaller or faster model, within a size, a latency and a quality floor at once."""
+"""shoestring compress: make a model smaller or faster, within limits on size, latency and quality."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(command: CompressCommand, call: Call) -> int:
     from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
-    options_of(asked, asked.use)  # a mistake in it is told now
+    options_of(asked, asked.use)  # reports a mistake in it now
     say(call, LOOKING)
     with ticking("looking at the model"):
         source = open_source(path, job_flags, best=not asked.newest, job=command.job_of_run)
@@ -61,7 +61,7 @@ def run(command: CompressCommand, call: Call) -> int:
 
 
 def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
-    """Tell of the plan, and write nothing."""
+    """Print the plan and write nothing."""
     import json
 
     from shoestring.compression.command_text import plan_text
@@ -79,7 +79,7 @@ def show_plan(call: Call, found: CompressSession) -> None:
 
 
 def checked_source(command: CompressCommand, call: Call) -> tuple[str, dict[str, Any]]:
-    """What is to be compressed, and flags of the job; what can be told before torch is imported is told now."""
+    """The model to compress, and flags of its job; mistakes that need no torch are reported now."""
     from shoestring.compression.weight_source import is_weights, job_needed, refuse_onnx
     from shoestring.jobfile import job_path, parsed_flags
     from shoestring.planning.names import check_written
@@ -120,7 +120,7 @@ def target_of(command: CompressCommand) -> Path:
 
 
 def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
-    """Tell of a model that was written and measured."""
+    """Report a model that was written and measured."""
     import json
 
     from shoestring.compression.command_text import measured_text
@@ -137,7 +137,7 @@ def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Pat
 
 
 def loading(source: ModelSource, target: Path) -> str:
-    """How a user loads the folder that was written."""
+    """How to load the folder that was written."""
     from shoestring.jobfile import BUILT_IN, job_path
 
     origin = source.job.origin
@@ -146,7 +146,7 @@ def loading(source: ModelSource, target: Path) -> str:
 
 
 def missed(broken: list[str]) -> int:
-    """The exit code: what was measured may miss what was asked for, which is told."""
+    """The exit code: the measured model may miss a requested limit, which is reported."""
     from shoestring.core.exit_codes import OVER_BUDGET
 
     for text in broken:

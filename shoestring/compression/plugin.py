@@ -1,4 +1,4 @@
-"""What compression brings to the code that all rooms share."""
+"""Compression as a room: what it supplies to the code that all rooms share."""
 
 from __future__ import annotations
 

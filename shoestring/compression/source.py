@@ -129,7 +129,7 @@ def load_state(model: nn.Module, path: Path) -> None:
 
 
 def first_sentence(error: Exception) -> str:
-    """Of torch's message, which goes on with advice, partly in bold, on how to run the file's code."""
+    """The first sentence of torch's message, without its advice on how to execute the file's code."""
     return str(error).split("\n")[0].split(". ")[0][:200]
 
 

@@ -1,7 +1,7 @@
-"""What can be asked of a distillation: flags of `shoestring distill`, arguments of `shoestring.distill`, and flags of
-its job, which its run keeps. Nothing heavy is imported.
+"""Options of a distillation: flags of `shoestring distill`, arguments of `shoestring.distill`, and flags of its job,
+which its run stores. Imports nothing heavy.
 
-    DistillOptions -> flags of distillation/job.py -> Request (kept, compared when the run goes on) -> Job, in every process
+    DistillOptions -> flags of distillation/job.py -> Request (stored, compared on resume) -> Job, in every process
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = ("unlabelled", "noise")  # may name a file, which is pinned
 
 @dataclass(frozen=True)
 class DistillOptions:
-    """None: as the job of distillations has it, whose values for peers are others than those for a teacher."""
+    """None: the default of the distillation job, which differs between peers and teachers."""
 
     teacher: tuple[str, ...] = argument(
         "RUN",
@@ -60,8 +60,8 @@ class DistillOptions:
             )
 
     def flags(self, student: str, own: Mapping[str, Any]) -> dict[str, Any]:
-        """The flags of the job that teaches the student of this file, whose flags are its `own`. Files and weights are pinned: named with
-        what they are known by."""
+        """The flags of the distillation job for this student, whose own flags are `own`. Files and weights are pinned
+        by their digests."""
         import shlex
 
         from shoestring.compression.distillation.job import FILE

@@ -80,18 +80,18 @@ class NarrowAttention(nn.Module):
             mixed, told = functional.scaled_dot_product_attention(queries, keys, values, mask, dropout), None
         out = self.out_proj(
             mixed.permute(2, 0, 1, 3).flatten(2)
-        )  # rows in torch's order: a repair compares them one by one
+        )  # rows in torch's order, because a repair compares them one by one
         if not whole:
             return out[:, 0], None if told is None else told[0]
         return (out.transpose(0, 1) if self.batch_first else out), told
 
     def mask(self, attention: Tensor | None, padding: Tensor | None, like: Tensor) -> Tensor | None:
-        """Both masks as what is added to the scores; True in a mask of booleans means: not to be looked at."""
+        """Both masks as an addend of the scores; True in a boolean mask means: do not attend."""
         total: Tensor | None = None
         if attention is not None:
             total = added(attention, like)
             if total.dim() == 3:
-                total = total.unflatten(0, (like.shape[0], -1))  # a mask for every head: one for each that is left
+                total = total.unflatten(0, (like.shape[0], -1))  # a mask per head: keep those of the remaining heads
         if padding is not None:
             hidden = added(padding, like)[:, None, None]
             total = hidden if total is None else total + hidden

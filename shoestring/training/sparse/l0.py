@@ -7,8 +7,8 @@
     operations     those of the model unchanged (weights with zeros are multiplied like others on dense hardware); a few passes over the
                    weights in every update
 
-`of="columns"` closes inputs of a layer, and so whole units of the layer before: neurons in an MLP's second layer; heads
-in an attention's output projection, with `group=` the width of a head. `of="matrices"` closes whole weights, and so
+`of="columns"` closes inputs of a layer, and with them the units that produce these: neurons, in an MLP's second layer;
+heads, in an attention's output projection with `group=` the width of a head. `of="matrices"` closes whole weights, and so
 whole layers of a residual network. `share` counts gates: at `end`, exactly that share is closed, and the others are
 merged into the weights. The gates have an Adam of their own with `rate`; clipping covers the weights' gradients only.
 Not exact, and only used on request. Seldom the best choice: on Fashion-MNIST an MLP with 90 % zeros loses 2.1 points of
