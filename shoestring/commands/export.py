@@ -23,18 +23,17 @@ class ExportCommand:
     run: str = argument("run", "folder of a run", positional=True)
     job: str | None = argument(
         "FILE",
-        "for hf, peft and onnx: the job that the run was trained with, a file or a built-in one, and its flags; no file that a run "
-        "names is ever run",
+        "for hf, peft and onnx: the run's job, a file or a built-in one, with its flags; a file that a run names is never executed",
     )
     to: str = argument(
         "",
-        "safetensors: the weights; hf: a folder for from_pretrained; peft: what LowRank trained, as an adapter; onnx: a file for "
-        "onnxruntime (onnx-int8: with products of whole numbers); csv: steps; json: all that happened",
+        "safetensors: the weights; hf: a folder for from_pretrained; peft: the low-rank adapter of LowRank; "
+        "onnx: a file for onnxruntime (onnx-int8: with int8 products); csv: the steps; json: the whole report",
         choices=("safetensors", "hf", "peft", "onnx", "onnx-int8", "csv", "json"),
         required=True,
     )
-    out: str | None = argument("PATH", "where to (default: RUN/export.KIND)")
-    trained: bool = argument("", "the weights that were trained, where the run averaged them (EMA)", False)
+    out: str | None = argument("PATH", "output path (default: RUN/export.KIND)")
+    trained: bool = argument("", "the trained weights instead of their averages (EMA)", False)
     step: int | None = argument("STEP", "the checkpoint of this step (default: the newest good one)", read=int)
     best: bool = argument("", "the weights that were best in validation, by the job's goal", False)
 

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 EVERY_ROOM = (
     Command(
         "watch",
-        "a live page of runs: plan, memory, loss, events; says when a run died and where it stands",
+        "a live page of runs: plan, memory, loss and events, and whether a run died",
         "shoestring.commands.watch:WatchCommand",
         "shoestring.commands.watch:run",
     ),
     Command(
         "export",
-        "the weights or the course of a run in other people's formats",
+        "a run's weights or figures in other formats",
         "shoestring.commands.export:ExportCommand",
         "shoestring.commands.export:run",
         job_flags=True,
@@ -134,8 +134,7 @@ def parser(commands: Mapping[str, Command], asked: str) -> Parser:
     """The parser of all commands; only the requested command's options are imported and get flags."""
     top = Parser(
         prog="shoestring",
-        description="Deep learning on a budget: your PyTorch model and your memory, "
-        "the plan that meets it, and the proof.",
+        description="Deep learning on a budget: train, federate and compress PyTorch models within limits that you set.",
     )
     from shoestring import __version__
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoestring.compression.source import ModelSource
     from shoestring.core.command import Call
 
-LOOKING = "looking at the model, and at what storing each weight otherwise would do to its answers …"
+LOOKING = "calibrating: measuring the damage of storing each weight in fewer bits …"
 
 
 def run(command: CompressCommand, call: Call) -> int:

@@ -197,7 +197,7 @@ def kept_beginning(folder: Path, plan: str) -> dict[str, Any] | None:
         or not isinstance(kept.get("objective"), str)
         or not (isinstance(kept.get("rate"), float) and 0 < kept["rate"] < float("inf"))
     ):
-        raise Mistake(f"{folder / BEGUN} says what can't be ({str(kept)[:120]}): remove {folder} to heal anew")
+        raise Mistake(f"{folder / BEGUN} has impossible content ({str(kept)[:120]}): remove {folder} to heal anew")
     return kept
 
 

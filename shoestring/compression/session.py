@@ -90,7 +90,7 @@ class CompressOptions:
             raise Mistake(f"fidelity is measured as {', '.join((AUTO, *MEASURES))}, not as {self.measure!r}")
         if not self.budget.limits() and self.floor is None and self.use is None:
             raise Mistake(
-                "nothing says how small or how fast: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
+                "no limit was given: give --size 16MB, --latency 5ms or --keep 0.998 (or techniques by --use)"
             )
 
 
@@ -198,7 +198,7 @@ class CompressSession:
         study, sample = self.plan.details.cost.study, self.given.unseen[:1]
         if not same(study.said(sample, loaded)[0], study.said(sample, made)[0]):
             raise Mistake(
-                f"the model that was written to {target} answers otherwise than the one in memory: it has state that is neither "
+                f"the model that was written to {target} gives other outputs than the one in memory: it has state that is neither "
                 f"a weight nor a buffer (or its factory draws numbers); keep such tensors in buffers"
             )
         return loaded
@@ -288,7 +288,7 @@ class CompressSession:
     def fidelity_report(self, measured: CompressedMeasurement, damage: float | None) -> FidelityReport:
         """`damage`: predicted; None: not predicted."""
         found, leading, checked = measured.fidelity, measured.fidelity.leading, self.plan.details.checked
-        assert leading is not None, "what was measured has outputs"
+        assert leading is not None, "measurements have outputs"
         return FidelityReport(
             by=leading.measure,
             output=leading.name,

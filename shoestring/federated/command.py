@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoestring.training.commands.job_flags import JobLoader
 
 ROOM = "shoestring.federated.session"
-LOOKING = "looking at the clients and at how fast devices work …"
+LOOKING = "inspecting the clients and timing devices' work …"
 
 
 def run(command: FederateCommand, call: Call) -> int:

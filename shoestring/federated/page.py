@@ -21,8 +21,8 @@ from shoestring.show.page.words import counted, loss_text, short
 
 class FederatedPage(RoomPage[FederationReport]):
     note: ClassVar[str] = (
-        "Bytes of one device in one round, and times. The difference is that of what was measured from what was predicted; plain "
-        "is the round without any technique."
+        "Bytes of one device in one round, and times. The difference is measured minus predicted; plain is the round "
+        "without techniques."
     )
     at_the_end: ClassVar[tuple[str, ...]] = ("total_seconds", "epsilon")
     plans_memory: ClassVar[bool] = False
@@ -32,6 +32,7 @@ class FederatedPage(RoomPage[FederationReport]):
 
     def flags(self, own: FederationReport) -> Mapping[str, object]:
         """
+        >>> from shoestring.federated.options import FederateOptions
         >>> from shoestring.federated.plugin import FEDERATED
         >>> FederatedPage(FEDERATED).flags(FederationReport(FederateOptions(per_round=50, upload=2048, epsilon=4.0)))
         {'per round': 50, 'upload': '2.00 KiB', 'epsilon': '4'}

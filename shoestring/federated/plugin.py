@@ -28,7 +28,7 @@ class FederatedPlugin(RoomPlugin):
         return (
             Command(
                 "federate",
-                "train or tune where the data lives: updates leave, records never do",
+                "train or tune where the data are: updates leave a device, records never do",
                 "shoestring.federated.options:FederateCommand",
                 "shoestring.federated.command:run",
                 "The job's own arguments are flags too: name the job before --help to see them. Built-in jobs with clients: "

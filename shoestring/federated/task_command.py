@@ -81,7 +81,7 @@ def run_task(command: FederateCommand, call: Call, job: Job, asked: FederateOpti
 
     options = command.tasks
     settings: list[Any] = list(settings_of(options.settings)) if options.settings else [{}]
-    say(call, "looking at the clients and at how fast devices work …")
+    say(call, "inspecting the clients and timing devices' work …")
     with blaming_the_job():
         given = prepared(job, replace(asked, per_round=None))
     models = models_of(given, options.model or [])

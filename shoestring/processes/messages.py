@@ -54,7 +54,7 @@ class Happened(Message):
         found = usable(dict(self.record))
         found = event_of(found) if isinstance(found, dict) else found
         if found is None:
-            raise Mistake(f"a worker told of something that is no event: {str(self.record)[:80]}")
+            raise Mistake(f"a worker reported something that is no event: {str(self.record)[:80]}")
         return found
 
 
@@ -146,7 +146,7 @@ def read_message(text: str | bytes) -> Message:
         return from_json(KINDS[data.pop("message")], data)
     except NONSENSE as error:
         raise Mistake(
-            f"a worker, or another machine, said what is no message ({type(error).__name__}): {text[:80]!r}"
+            f"an unreadable message came from a worker or another machine ({type(error).__name__}): {text[:80]!r}"
         ) from error
 
 

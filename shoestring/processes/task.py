@@ -114,4 +114,4 @@ def read_task(text: str) -> Task[Any]:
     except Mistake:
         raise
     except NONSENSE as error:
-        raise Mistake(f"what came is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error
+        raise Mistake(f"the message is no task ({type(error).__name__}: {str(error)[:120]}): {text[:80]!r}") from error

@@ -135,7 +135,7 @@ def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
     except BROKEN as error:
         said = (str(error).strip().splitlines() or [""])[0][:200]
         raise Mistake(
-            f"the checkpoint {checkpoint.path} says what can't be ({type(error).__name__}: {said}): it is whole, and no run of "
+            f"the checkpoint {checkpoint.path} has impossible content ({type(error).__name__}: {said}): it is whole, and no run of "
             f"this job has written it; use another checkpoint, or begin anew with --fresh"
         ) from error
 

@@ -69,7 +69,7 @@ def reported(
         shown(report, place) if shown is not None else show(report, told, place)
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise Mistake(
-            f"{run / 'report.json'} says what can't be ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
+            f"{run / 'report.json'} has impossible content ({type(error).__name__}: {str(error)[:120]}): remove it, and the same "
             f"command makes it again"
         ) from error
     return DONE

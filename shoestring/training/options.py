@@ -37,7 +37,7 @@ class PlanOptions:
 
     memory: str | int | None = argument(
         "MEMORY",
-        "most bytes of the training process, such as 600MiB; those that load data are not counted (default: what is free)",
+        "memory limit of the training process, such as 600MiB; data-loading processes are not counted (default: what is free)",
     )
     use: tuple[TrainingTechnique | str, ...] | None = argument(
         "TECHNIQUE",
@@ -46,11 +46,13 @@ class PlanOptions:
     )
     plan: str | None = argument("FILE", "replay a plan that was saved", command_only=True)
     fresh_plan: bool = argument(
-        "", "measure again what was measured when this job was planned before (after its data changed, say)", False
+        "",
+        "measure again, instead of using measurements of earlier plannings of this job (after its data changed, for example)",
+        False,
     )
     exact: str | None = argument(
         "",
-        "the least that the weights must be of those of plain training: "
+        "required level of equivalence with plain training: "
         + ", ".join(f"{name} ({level.word})" for name, level in ASKED.items())
         + f" (default: {Exactness.ROUNDING.word} if such a plan fits, else {Exactness.DISTRIBUTION.word})",
         choices=tuple(ASKED),
@@ -112,10 +114,10 @@ class WorkerOptions:
         command_only=True,
     )
     patience: str = argument(
-        "TIME", "without a sign of life for so long, a worker is replaced (default 30s)", "30s", command_only=True
+        "TIME", "replace a worker that shows no sign of life for this long (default 30s)", "30s", command_only=True
     )
     restarts: int = argument(
-        "N", "how often to go on after a worker's death (default 10)", 10, read=int, command_only=True
+        "N", "how often to restart after a worker died (default 10)", 10, read=int, command_only=True
     )
 
     def team(self, environment: Mapping[str, str]) -> Team:
@@ -131,9 +133,7 @@ class PlanCommand:
     course: Course = group(Course)
     plan: PlanOptions = group(PlanOptions)
     workers: WorkerOptions = group(WorkerOptions)
-    hardware: str | Path | None = argument(
-        "FILE", "plan for a cluster that this file describes and that need not be here"
-    )
+    hardware: str | Path | None = argument("FILE", "plan for the cluster described in this file")
     save: str | None = argument("FILE", "save the chosen plan", command_only=True)
 
 
@@ -145,7 +145,7 @@ class TrainCommand:
     workers: WorkerOptions = group(WorkerOptions)
     run: RunOptions = group(RunOptions)
     replan: bool = argument(
-        "", "go on in --run with a plan made from what was measured there", False, command_only=True
+        "", "resume --run with the plan that was made after it ran out of memory", False, command_only=True
     )
     tensorboard: bool = argument("", "write event files for TensorBoard into the run", False, command_only=True)
 

@@ -185,8 +185,8 @@ class Calibration:
         found = self.said(self.probe)
         if not same(found[0], self.said(self.probe[:1])[0]):
             raise Mistake(
-                "the model gives other outputs for the same batch when it is called again: what a smaller one does to them can't "
-                "be told from chance; let it draw nothing and keep nothing in eval mode"
+                "the model gives different outputs when it is called again on the same batch, so the damage of compression can't be "
+                "measured; in eval mode it must neither draw random numbers nor keep state"
             )
         return found
 

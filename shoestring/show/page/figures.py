@@ -205,8 +205,5 @@ def parts(report: Report) -> Markup:
         start = end
     label = "The peak is made of " + ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes)
     return render(
-        "parts.html",
-        note=f"At the highest moment the tensors take {bytes_text(total)}.",
-        bar=strip(label, spans),
-        parts=rows,
+        "parts.html", note=f"At the peak, tensors take {bytes_text(total)}.", bar=strip(label, spans), parts=rows
     )

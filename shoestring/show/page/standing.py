@@ -69,7 +69,7 @@ def diverged(report: Report) -> str:
     >>> from shoestring.runs.report import Curves
     >>> def seen(losses): return diverged(Report(curves=Curves(range(1, len(losses) + 1), losses)))
     >>> seen([2.0, 1.0, float("nan"), float("nan")])
-    'The loss is not a number since step 3.'
+    'The loss has been NaN or infinite since step 3.'
     >>> seen([2.0] * 10 + [9.0] * 10), seen([2.0, 1.9, 2.1] * 10)
     ('The loss ended at 9.000, far above the 2.000 it began with.', '')
     """
@@ -77,7 +77,7 @@ def diverged(report: Report) -> str:
     known = numbers(losses)
     if losses and not isfinite(losses[-1]):
         place = next((place for place in range(len(losses) - 1, -1, -1) if isfinite(losses[place])), -1) + 1
-        return f"The loss is not a number since {step_word(report)} {report.curves.numbers[place]:,}."
+        return f"The loss has been NaN or infinite since {step_word(report)} {report.curves.numbers[place]:,}."
     count = max(3, min(50, len(known) // 10))
     if len(known) < 2 * count:
         return ""

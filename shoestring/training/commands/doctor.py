@@ -61,7 +61,7 @@ def rows(found: Hardware) -> list[list[str]]:
     from shoestring.core.units import bytes_text
     from shoestring.measure.probe import QUIET
 
-    again = "; the machine was busy, so it is measured again when it is quieter" if found.busy > QUIET else ""
+    again = "; the machine was busy, so it will be measured again when it is quieter" if found.busy > QUIET else ""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.when))
     variables = ", ".join(f"{one}={value}" for one, value in found.environment.items())
     return [

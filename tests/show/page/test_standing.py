@@ -38,10 +38,10 @@ FALLING = [3 / (1 + 0.1 * step) for step in range(100)]
         ([2.0] * 5, ""),
         ([*FALLING, *(8.0 + 0.1 * (step % 3) for step in range(40))], "far above"),
         ([-1.0] * 50 + [0.5] * 50, "far above"),
-        ([*FALLING, nan], "not a number since step 101"),
-        ([*FALLING[:50], nan, *FALLING[50:], inf, nan], "not a number since step 102"),
+        ([*FALLING, nan], "NaN or infinite since step 101"),
+        ([*FALLING[:50], nan, *FALLING[50:], inf, nan], "NaN or infinite since step 102"),
         ([nan, *FALLING], ""),  # it recovered
-        ([nan], "not a number since step 1"),
+        ([nan], "NaN or infinite since step 1"),
     ],
 )
 def test_a_loss_that_went_astray_is_told_apart_from_noise(losses: list[float], why: str) -> None:
