@@ -91,7 +91,7 @@ def run(words: list[str]) -> int:
     """Run a command; returns its exit code."""
     shown = "--traceback" in words
     try:
-        return done(words)
+        return parse_and_run(words)
     except OverBudget as error:
         return refused(error, "--json" in words)
     except Mistake as error:
@@ -107,7 +107,7 @@ def run(words: list[str]) -> int:
         return failed(error, FAULT, shown)
 
 
-def done(words: list[str]) -> int:
+def parse_and_run(words: list[str]) -> int:
     """Parse the words and run the command. Words that are not its flags are passed to a command with a job."""
     asked = words[0] if words else ""
     named = known_commands(asked)

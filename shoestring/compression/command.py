@@ -30,7 +30,7 @@ def run(command: CompressCommand, call: Call) -> int:
     asked = command.asked
     asked.check()
     target = target_of(command)
-    from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+    from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
     from shoestring.compression.source import open_source
     from shoestring.runs.session import Session
 
@@ -41,7 +41,7 @@ def run(command: CompressCommand, call: Call) -> int:
         warn(source.notes)
         if command.plan_only:
             return planned_only(call, source, asked)
-    with Session(held_folder(source, target, asked), drawn, lambda text: warn([text])) as session:
+    with Session(held_folder(source, target, asked), draw_page, lambda text: warn([text])) as session:
         played = session.play(
             CompressRun(
                 session,
@@ -57,7 +57,7 @@ def run(command: CompressCommand, call: Call) -> int:
         if played.ended is None:
             say(call, f"{target} is finished; --fresh compresses anew")
         assert played.report is not None, "a compression that ends is finished"
-        return told(call, source, played.report, target)
+        return report_written(call, source, played.report, target)
 
 
 def planned_only(call: Call, source: ModelSource, asked: CompressArguments) -> int:
@@ -119,7 +119,7 @@ def target_of(command: CompressCommand) -> Path:
     return Path(command.out or f"{Path(command.job).name.removesuffix('.py')}-compressed")
 
 
-def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
+def report_written(call: Call, source: ModelSource, report: Mapping[str, Any], target: Path) -> int:
     """Report a model that was written and measured."""
     import json
 
@@ -133,7 +133,7 @@ def told(call: Call, source: ModelSource, report: Mapping[str, Any], target: Pat
             f"written: {os.path.abspath(target)} (load it with {loading(source, target)}); report: "
             f"{os.path.abspath(target / 'report.html')}"
         )
-    return missed(report["missed"])
+    return exit_code(report["missed"])
 
 
 def loading(source: ModelSource, target: Path) -> str:
@@ -145,7 +145,7 @@ def loading(source: ModelSource, target: Path) -> str:
     return f"shoestring.load({str(target)!r}{', ' * bool(job)}{job})"
 
 
-def missed(broken: list[str]) -> int:
+def exit_code(broken: list[str]) -> int:
     """The exit code: the measured model may miss a requested limit, which is reported."""
     from shoestring.core.exit_codes import OVER_BUDGET
 

@@ -57,7 +57,7 @@ def healed(session: CompressSession, time: str, folder: Path) -> CompressSession
             f"--heal trains numbers on grids and plain ones, and {plan} has none of them: heal before it, or leave --heal out"
         )
     lesson = HealingSettings(session, student_of(session, forms), folder)
-    job = lesson.begun(seconds)
+    job = lesson.begin_job(seconds)
     model = lesson.student()
     kept = RunOptions(run=folder / "run", save_every=f"{max(min(30.0, seconds / 10), 0.001):.3f}s")
     for _ in drawing_apart(kept_steps(job, (), model, kept)):
@@ -101,16 +101,16 @@ class HealingSettings:
     student: Callable[[], nn.Module]
     folder: Path
 
-    def begun(self, seconds: float) -> Job:
+    def begin_job(self, seconds: float) -> Job:
         """The healing's job, determined once: other timings and trials would lead to other weights."""
         plan = digest(self.session, seconds)
         kept = kept_beginning(self.folder, plan)
         if kept is None:
-            kept = {"plan": plan, **self.chosen(seconds)}
+            kept = {"plan": plan, **self.choose_settings(seconds)}
             write_whole(self.folder / BEGUN, sealed(kept))
         return self.job(kept["rate"], kept["objective"], steps=kept["steps"])
 
-    def chosen(self, seconds: float) -> dict[str, Any]:
+    def choose_settings(self, seconds: float) -> dict[str, Any]:
         """What to learn, the number of steps, and the learning rate, found by trying each rate for a few steps."""
         source, batch = self.session.source, self.session.given.calibration[0]
         states = matching_states(
@@ -121,14 +121,14 @@ class HealingSettings:
         few = int(TRIED * steps)
         if few < FEWEST:
             return {"steps": steps, "rate": 1.0, "objective": wanted}
-        tried = {rate: self.tried(self.job(rate, wanted, steps=few)) for rate in RATES}
+        tried = {rate: self.damage_after(self.job(rate, wanted, steps=few)) for rate in RATES}
         return {
             "steps": steps - few * len(RATES),
             "rate": min(tried, key=lambda rate: tried[rate]),
             "objective": wanted,
         }
 
-    def tried(self, job: Job) -> float:
+    def damage_after(self, job: Job) -> float:
         """The damage after a trial."""
         model = self.student()
         for _ in drawing_apart(steps_here(job, (), model)):

@@ -11,7 +11,7 @@ from torch import nn
 
 from shoestring.compression.arguments import CompressArguments
 from shoestring.compression.load import load
-from shoestring.compression.run import CompressRun, drawn, held_folder, options_of
+from shoestring.compression.run import CompressRun, draw_page, held_folder, options_of
 from shoestring.compression.session import loaded_model
 from shoestring.compression.source import (
     ModelSource,
@@ -115,7 +115,7 @@ def compress(
     arguments.check()
     options_of(arguments, given)  # reports a mistake in it now
     found = source_of(source, model, flags, job, newest)
-    with Session(held_folder(found, Path(out), arguments), drawn, by_script=True) as session:
+    with Session(held_folder(found, Path(out), arguments), draw_page, by_script=True) as session:
         played = session.play(CompressRun(session, found, arguments, given))
         assert played.report is not None, "a compression that ends is finished"
         return Smaller(loaded_model(found, Path(out)), Path(out), played.report)

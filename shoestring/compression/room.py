@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from shoestring.compression.allocate import Allocation
-from shoestring.compression.calibration.calibration import Calibration, unharmed
+from shoestring.compression.calibration.calibration import Calibration, perfect_fidelity
 from shoestring.compression.calibration.fidelity import Fidelity, FidelitySums
 from shoestring.compression.calibration.latency import Latency, latencies, one_sample
 from shoestring.compression.calibration.output_kinds import AUTO, measures_of
@@ -78,7 +78,7 @@ CompressOutcome = Outcome[CompressPlan]
 
 def compressed_model(plan: CompressPlan) -> Compressed:
     """A copy of the model, compressed as planned."""
-    return compressed(plan.techniques, plan.details.cost, plan.details.first, plan.details.learned)
+    return compress_model(plan.techniques, plan.details.cost, plan.details.first, plan.details.learned)
 
 
 class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
@@ -115,7 +115,7 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
         by the measurement, allocate again with damages scaled by the measured excess; the same for latency."""
         cost = one.cost
         for _ in range(TRIES):
-            found, late = self.compared(one.techniques, cost)
+            found, late = self.measure_candidate(one.techniques, cost)
             known = {**cost.known, "quality": max(found.mean, 0.0), "damage": found.damage}
             if late is not None:
                 median = cost.known["median_seconds"] + late
@@ -131,17 +131,19 @@ class CompressRoom(Room[CompressTechnique, ModelCost, CompressPlan]):
                 return plan
         return plan
 
-    def compared(self, techniques: Sequence[CompressTechnique], cost: ModelCost) -> tuple[Fidelity, float | None]:
+    def measure_candidate(
+        self, techniques: Sequence[CompressTechnique], cost: ModelCost
+    ) -> tuple[Fidelity, float | None]:
         """Measured fidelity; if there is a latency limit, also the seconds by which an answer exceeds the prediction."""
         study = cost.study
         if not techniques:  # the model unchanged
-            return unharmed(study.measures), None
+            return perfect_fidelity(study.measures), None
         if self.wanted is None:
             self.wanted = [
                 {name: self.first.scratch.keep(one) for name, one in study.said([batch], self.original)[0].items()}
                 for batch in self.batches
             ]
-        made, comparison = compressed(techniques, cost, self.first).model, FidelitySums(study.measures)
+        made, comparison = compress_model(techniques, cost, self.first).model, FidelitySums(study.measures)
         for batch, wanted in zip(self.batches, self.wanted, strict=True):
             comparison.add(
                 study.said([batch], made)[0], {name: self.first.scratch.read(place) for name, place in wanted.items()}
@@ -210,7 +212,7 @@ def plain_cost(
     return ModelCost(study, budget, buffers_of(source.model), source.about, plain_offers(study))
 
 
-def compressed(
+def compress_model(
     techniques: Sequence[CompressTechnique],
     cost: ModelCost,
     first: Calibration,

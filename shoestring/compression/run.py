@@ -21,7 +21,7 @@ from shoestring.compression.healing import healed
 from shoestring.compression.onnx.sized import OnnxFile, onnx_file
 from shoestring.compression.room import CompressOutcome, CompressPlan
 from shoestring.compression.sections import compression_page
-from shoestring.compression.session import CompressOptions, CompressSession, begun, nearest_session
+from shoestring.compression.session import CompressOptions, CompressSession, begin_session, nearest_session
 from shoestring.compression.source import ModelSource
 from shoestring.compression.technique import CompressTechnique
 from shoestring.core.codec import Unreadable, finite_json, to_json
@@ -73,7 +73,7 @@ def held_folder(source: ModelSource, out: Path, arguments: CompressArguments) ->
     return held
 
 
-def drawn(told: Report) -> str:
+def draw_page(told: Report) -> str:
     """The page of a compression: the model's if it exists, before that the run's."""
     return compression_page(told.of_room) if isinstance(told.of_room, CompressReport) else page(told)
 
@@ -133,7 +133,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
             work = self.heal(work, self.arguments.heal)
         with self.onnx(work) as (work, file, draft):
             note(self.folder, Begun(pid=os.getpid(), steps=1, step=0, how=looked_at(work)))
-            measured = work.packed(self.folder)
+            measured = work.write_and_measure(self.folder)
             report = work.report(measured, self.folder)
             if file is not None:
                 draft.replace(self.folder / "model.onnx")
@@ -178,7 +178,7 @@ class CompressRun(Execution[CompressPlan, CompressResult]):
 def plan(source: ModelSource, options: CompressOptions, heal: str | None, say: Tell) -> CompressSession:
     """The plan. With healing, if only fidelity falls short, the nearest plan, because healing repairs that."""
     try:
-        return begun(source, options)
+        return begin_session(source, options)
     except OverBudget as error:
         if heal is None or (found := nearest_session(source, options, error)) is None:
             raise

@@ -62,7 +62,7 @@ def compression_page(report: CompressReport) -> str:
         frame=FRAME,
         plan=plan_rows((report.techniques or ())[:MOST_ROWS]),
         told_plan=report.techniques is not None,
-        healed=healed(report),
+        healed=healing_text(report),
         layers=layers(report),
         notes=report.notes[:MOST_NOTES],
         notes_more=len(report.notes) - MOST_NOTES,
@@ -349,7 +349,7 @@ def bar(value: float | None, most: float) -> str:
     return f"{max(0.5, min(100.0, 100 * (value / most))):.1f}" if value is not None and value > 0 and most > 0 else ""
 
 
-def healed(report: CompressReport) -> str:
+def healing_text(report: CompressReport) -> str:
     """The effect of healing, in a sentence."""
     told = report.healed
     if told is None:

@@ -129,7 +129,7 @@ class CompressSession:
         assert self.outcome.plain is not None, "it was planned"
         return self.outcome.plain
 
-    def packed(self, target: Path) -> CompressedMeasurement:
+    def write_and_measure(self, target: Path) -> CompressedMeasurement:
         """Write the folder, load it back, and measure the loaded model; if that fails, the folder is removed."""
         plan = self.plan
         made = compressed_model(plan)
@@ -142,30 +142,30 @@ class CompressSession:
             self.job_copy(),
         )
         try:
-            return self.measured(target, made.model, size)
+            return self.measure_folder(target, made.model, size)
         except BaseException:
             for name in (MANIFEST, TENSORS):
                 (target / name).unlink(missing_ok=True)
             raise
 
-    def measured(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
+    def measure_folder(self, target: Path, made: nn.Module, size: int) -> CompressedMeasurement:
         """The measurements of a folder; `made` is the model in memory."""
-        loaded = self.loaded(target, made)
+        loaded = self.reload(target, made)
         mine, plain = latencies([loaded, self.source.model], self.source.job.forward, one_sample(self.given.unseen[0]))
         busy = (
             (f"{mine.warning}; the plain model took {1e3 * plain.p50:.3g} ms in turns with it",) if mine.warning else ()
         )
         notes: list[str] = []
-        found, now, original = self.compared(loaded, notes)
+        found, now, original = self.compare_loaded(loaded, notes)
         edits = self.plan.details.cost.about.get("edits", ())
         exits = exits_measured(loaded, self.source.model, edits, self.given.unseen, self.source.job.forward)
         notes += [exits.told] if exits is not None else []
-        predicted = self.predicted(made, original)
+        predicted = self.predicted_metrics(made, original)
         return CompressedMeasurement(
             size, memory_of(loaded), mine, found, now, original, predicted, (*busy, *notes), exits
         )
 
-    def compared(
+    def compare_loaded(
         self, loaded: nn.Module, notes: list[str]
     ) -> tuple[Fidelity, Mapping[str, MetricValue], Mapping[str, MetricValue]]:
         """Fidelity, and the metrics of the model and of the original, on unseen samples, from one forward pass of each.
@@ -179,7 +179,7 @@ class CompressSession:
             now, original = (combine_batches(one) for one in zip(*told, strict=True))
         return comparison.fidelity, now, original
 
-    def predicted(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
+    def predicted_metrics(self, made: nn.Module, original: Mapping[str, MetricValue]) -> dict[str, MetricValue]:
         """Predicted metrics on unseen samples: the original's there, plus the change seen on the samples for deciding.
         A job with its own validation can't be predicted."""
         job, batches = self.source.job, self.given.deciding or self.given.checked
@@ -192,7 +192,7 @@ class CompressSession:
             if name in before and name in after
         }
 
-    def loaded(self, target: Path, made: nn.Module) -> nn.Module:
+    def reload(self, target: Path, made: nn.Module) -> nn.Module:
         """The folder as a user will load it; its outputs must be bit-equal to those of the model in memory."""
         loaded = loaded_model(self.source, target)
         study, sample = self.plan.details.cost.study, self.given.unseen[:1]
@@ -207,7 +207,7 @@ class CompressSession:
         origin = self.source.job.origin
         return {"job.py": Path(origin.file).read_bytes()} if origin is not None else {}
 
-    def missed(self, measured: CompressedMeasurement) -> list[str]:
+    def missed_limits(self, measured: CompressedMeasurement) -> list[str]:
         """Requested limits that the result misses, as text. Latency is judged by the requested percentile."""
         budget = self.asked.budget
         tail = measured.latency.p99 if budget.percentile > 0.5 else measured.latency.p50
@@ -323,7 +323,7 @@ class CompressSession:
             healed=self.healed,
             asked={one.name: one.value for one in self.asked.budget.limits()}
             | ({"metric": str(self.asked.floor)} if self.asked.floor is not None else {}),
-            missed=tuple(self.missed(measured)),
+            missed=tuple(self.missed_limits(measured)),
             notes=(*self.source.notes, *self.given.notes, *plan.details.cost.told, *measured.notes),
             files=(TENSORS, MANIFEST),
         )
@@ -356,7 +356,7 @@ def compared_batch(
         return [batch_metrics(job, one, batch, notes) for one in said] if job.validate is None else []
 
 
-def begun(
+def begin_session(
     source: ModelSource, asked: CompressOptions, cost: ModelCost | None = None, given: CalibrationSamples | None = None
 ) -> CompressSession:
     """Calibrate a model and choose how to compress it. Raises OverBudget if nothing keeps the budget."""

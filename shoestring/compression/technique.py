@@ -92,7 +92,7 @@ class ModelCost:
         """Messages for the user: weights that techniques left alone, and why."""
         return (*self.study.told, *self.notes)
 
-    def priced(self) -> Options:
+    def priced_options(self) -> Options:
         """The options of every weight, with bytes in the folder, damage (as far as known now) and seconds."""
         return {
             weight.name: [self.option(weight, offer) for offer in self.offers[weight.name]]
@@ -129,11 +129,11 @@ class ModelCost:
     @cached_property
     def choice(self) -> AllocationChoice:
         """Allocate, measure the damages that the allocation relies on, and allocate again with these."""
-        found = AllocationChoice(options := self.priced(), self.best(options))
+        found = AllocationChoice(options := self.priced_options(), self.best(options))
         for _ in range(ROUNDS if self.can_be_small(options) else 0):
             if not self.measure(found.allocation):
                 break
-            found = AllocationChoice(options := self.priced(), self.best(options))
+            found = AllocationChoice(options := self.priced_options(), self.best(options))
         return found
 
     def can_be_small(self, options: Options) -> bool:
@@ -169,7 +169,7 @@ class ModelCost:
             taken = allocation[weight.name]
             counts = any(one > COUNTS * every for one, every in zip(taken.damages, whole, strict=True))
             if weight.is_matrix and counts and (weight.name, taken.what.label) not in self.study.damages:
-                self.study.measured(weight, taken.what.label)
+                self.study.measure_damage(weight, taken.what.label)
                 new = True
         return new
 

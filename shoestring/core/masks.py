@@ -58,18 +58,18 @@ def seed_scores(count: int, seed: int) -> Tensor:
     >>> seed_scores(2, seed=0).tolist()
     [7070836379803831727, -1263085514660420108]
     """
-    z = torch.arange(1, count + 1, dtype=torch.int64) * signed(GOLDEN) + signed(seed)
-    z = (z ^ shifted(z, 30)) * signed(FIRST)
-    z = (z ^ shifted(z, 27)) * signed(SECOND)
-    return z ^ shifted(z, 31) ^ signed(1 << 63)
+    z = torch.arange(1, count + 1, dtype=torch.int64) * to_signed(GOLDEN) + to_signed(seed)
+    z = (z ^ shift_right(z, 30)) * to_signed(FIRST)
+    z = (z ^ shift_right(z, 27)) * to_signed(SECOND)
+    return z ^ shift_right(z, 31) ^ to_signed(1 << 63)
 
 
-def signed(number: int) -> int:
+def to_signed(number: int) -> int:
     """The signed 64-bit integer with these bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def shifted(z: Tensor, places: int) -> Tensor:
+def shift_right(z: Tensor, places: int) -> Tensor:
     """z >> places, with zeros coming in from the left whatever the sign."""
     return (z >> places) & ((1 << (64 - places)) - 1)
 

@@ -95,33 +95,33 @@ class RoomPlugin:
 
 def room_named(name: str) -> RoomPlugin:
     """The room with this name. Raises Mistake if no installed package declares it."""
-    found = declared().get(name)
+    found = room_entries().get(name)
     if found is None:
         raise Mistake(
-            f"no room {name!r} is installed{did_you_mean(name, declared())}; there are {', '.join(declared())}: "
+            f"no room {name!r} is installed{did_you_mean(name, room_entries())}; there are {', '.join(room_entries())}: "
             f"install the package that brings it"
         )
-    return loaded(found)
+    return load_room(found)
 
 
 @cache
 def installed_rooms() -> tuple[RoomPlugin, ...]:
     """All rooms, without those that fail to import; `room_named` gives the reason for such a one."""
     found = []
-    for entry in declared().values():
+    for entry in room_entries().values():
         with suppress(Mistake):
-            found.append(loaded(entry))
+            found.append(load_room(entry))
     return tuple(found)
 
 
 @cache
 def own_rooms() -> tuple[RoomPlugin, ...]:
     """The rooms of this package only."""
-    return tuple(loaded(entry) for entry in own_entries())
+    return tuple(load_room(entry) for entry in own_entries())
 
 
 @cache
-def loaded(entry: Entry) -> RoomPlugin:
+def load_room(entry: Entry) -> RoomPlugin:
     """The room that an entry point declares. Raises Mistake if it is not a room."""
     try:
         found: object = named_object(entry.value)
@@ -135,7 +135,7 @@ def loaded(entry: Entry) -> RoomPlugin:
 
 
 @cache
-def declared() -> Mapping[str, Entry]:
+def room_entries() -> Mapping[str, Entry]:
     """The entry points of all rooms by name. Ours come first, so no other package can replace them."""
     found: dict[str, Entry] = {}
     for entry in (*own_entries(), *(one for place in packages() for one in entries_in(place, f"[{GROUP}]"))):

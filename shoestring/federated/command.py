@@ -69,7 +69,7 @@ def run(command: FederateCommand, call: Call) -> int:
         loader.resolve,
     )
     with session_of(held) as session:
-        return federated(command, call, loader, session)
+        return run_federation(command, call, loader, session)
 
 
 def check_use(use: tuple[str, ...]) -> None:
@@ -91,11 +91,11 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
 
     from shoestring.core.codec import finite_json
     from shoestring.federated.command_text import federation_text, verdict_text
-    from shoestring.federated.session import chosen
+    from shoestring.federated.session import choose_plan
     from shoestring.federated.verify import verify_plan
 
     say(call, LOOKING)
-    outcome, given = chosen(job, asked, command.use)
+    outcome, given = choose_plan(job, asked, command.use)
     if not command.verify:
         print(
             json.dumps(finite_json(outcome.as_json()))
@@ -108,7 +108,7 @@ def without_folder(command: FederateCommand, call: Call, job: Job, asked: Federa
     return DONE if found.kept else NOT_KEPT
 
 
-def federated(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
+def run_federation(command: FederateCommand, call: Call, loader: JobLoader, session: Session) -> int:
     """Run a federation in a folder that this process holds."""
     from contextlib import contextmanager
 
@@ -141,10 +141,10 @@ def federated(command: FederateCommand, call: Call, loader: JobLoader, session: 
         return unfinished(call, command.run, session, played.ended.stopped, played.ended.unsaved)
     if played.ended is None:
         say(call, f"{session.folder.path} is finished; --fresh federates it anew")
-    return reported(call, command.run, played.report, session, shown)
+    return reported(call, command.run, played.report, session, print_report)
 
 
-def shown(report: Mapping[str, Any], page: Path) -> None:
+def print_report(report: Mapping[str, Any], page: Path) -> None:
     from shoestring.federated.command_text import report_text
 
     print(report_text(report, screen(sys.stdout)))

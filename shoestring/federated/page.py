@@ -11,7 +11,7 @@ from shoestring.federated.fold import FederationReport
 from shoestring.federated.page_style import STYLE_OF_FEDERATED
 from shoestring.federated.sections import Privacy, charts, how_federated, privacy, round_line, tables
 from shoestring.runs.report import Report
-from shoestring.show.page import paired, wide
+from shoestring.show.page import in_two_columns, wide
 from shoestring.show.page.charts import Line
 from shoestring.show.page.drawing import strip
 from shoestring.show.page.room_page import Cell, RoomCell, RoomPage
@@ -41,7 +41,7 @@ class FederatedPage(RoomPage[FederationReport]):
         return {name.replace("_", " "): asked_text(name, value) for name, value in asked if value is not None}
 
     def sections(self, own: FederationReport, report: Report) -> Iterable[str]:
-        return [*map(wide, comparisons(own)), *paired(charts(own, report)), *paired(tables(own))]
+        return [*map(wide, comparisons(own)), *in_two_columns(charts(own, report)), *in_two_columns(tables(own))]
 
     def tiles(self, own: FederationReport) -> Iterable[Tile]:
         return round_tiles(own)
@@ -52,9 +52,9 @@ class FederatedPage(RoomPage[FederationReport]):
     def cells(self, own: FederationReport) -> Iterator[RoomCell]:
         took, spent = own.rounds[-1].participants if own.rounds else None, privacy(own)
         yield RoomCell("Participants", Cell() if took is None else Cell(f"{took:,}", took), "down")
-        yield RoomCell("Bytes up", Cell(bytes_text(own.up), rounded(own.up)) if own.rounds else Cell())
+        yield RoomCell("Bytes up", Cell(bytes_text(own.up), sort_number(own.up)) if own.rounds else Cell())
         if spent is not None:
-            yield RoomCell("Epsilon spent", Cell(loss_text(spent.spent), rounded(spent.spent), spent.over))
+            yield RoomCell("Epsilon spent", Cell(loss_text(spent.spent), sort_number(spent.spent), spent.over))
 
     def lines(self, own: FederationReport) -> Iterable[tuple[str, Line]]:
         return (
@@ -64,7 +64,7 @@ class FederatedPage(RoomPage[FederationReport]):
         )
 
 
-def rounded(value: float) -> float:
+def sort_number(value: float) -> float:
     """A number to sort by."""
     return float(f"{value:.6g}")
 

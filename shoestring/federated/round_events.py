@@ -23,7 +23,7 @@ def events_of_round(
     played: RoundResult, before: Tensors, seconds: float, spent: Mapping[str, float] | None
 ) -> list[Event]:
     """`before`: the server's state before the round; `spent`: epsilon spent by a private run, None: not private."""
-    number, clocks = played.server.round, grown(before, played.server.state, CLOCK)
+    number, clocks = played.server.round, increased_counters(before, played.server.state, CLOCK)
     simulated = max(clocks.values(), default=played.seconds)
     named, figures = spent is None, spent or {}
     finished = RoundFinished(
@@ -44,7 +44,11 @@ def events_of_round(
         simulated=simulated if simulated not in (0.0, 1.0) else None,
     )
     stepped = Stepped(number, played.loss, seconds, status("VmRSS"), status("VmHWM"))
-    return [stepped, finished, *map(Warned, round_warnings(played, named, grown(before, played.server.state, SKIPPED)))]
+    return [
+        stepped,
+        finished,
+        *map(Warned, round_warnings(played, named, increased_counters(before, played.server.state, SKIPPED))),
+    ]
 
 
 def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float]) -> list[str]:
@@ -72,7 +76,7 @@ def round_warnings(played: RoundResult, named: bool, skipped: Mapping[str, float
     ]
 
 
-def unlearned(losses: Sequence[float]) -> str:
+def stagnation_warning(losses: Sequence[float]) -> str:
     """A warning if losses did not fall; empty if they did, or if there are too few rounds to tell.
 
     >>> unlearned([2.0, 2.1, 2.2, 2.3, 2.2, 2.4]), unlearned([2.0, 2.1, 1.0]), unlearned([1.0, 2.0])
@@ -85,7 +89,7 @@ def unlearned(losses: Sequence[float]) -> str:
     )
 
 
-def grown(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
+def increased_counters(before: Tensors, after: Tensors, word: str) -> dict[str, float]:
     """Counters of techniques with this suffix that increased in a round, and by how much."""
     found = {
         name.removesuffix(word): float(value) - float(before.get(name, torch.zeros(())))

@@ -25,19 +25,19 @@ from shoestring.federated.events import RoundFinished
 from shoestring.federated.prepare import Prepared
 from shoestring.federated.room import FederatedPlan, doubt
 from shoestring.federated.round import ServerState
-from shoestring.federated.round_events import events_of_round, unlearned
+from shoestring.federated.round_events import events_of_round, stagnation_warning
 from shoestring.federated.saved_weights import fits, row_of, weights_and_aliases
 from shoestring.federated.simulation.simulation import Simulation
 from shoestring.federated.techniques.private.release import RunLedger, check_delta_for, release_of
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import (
     RunCheckpoint,
-    believed,
     best_in,
     clear_drafts,
     forget_best,
     move_aside,
     newest_good,
+    reading_untrusted,
     whole_number,
 )
 from shoestring.runs.digest import weights_sha256
@@ -136,7 +136,7 @@ class Runner:
         self.tell_again()
 
     def restore(self, checkpoint: RunCheckpoint) -> None:
-        with believed(checkpoint):
+        with reading_untrusted(checkpoint):
             self.take(checkpoint, checkpoint.state())
 
     def take(self, checkpoint: RunCheckpoint, state: dict[str, Any]) -> None:
@@ -337,7 +337,7 @@ class Runner:
                     f", so there is none"
                 )
             )
-        if found := unlearned([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
+        if found := stagnation_warning([loss for loss in report_of(self.folder.path).curves.losses if isfinite(loss)]):
             self.say(Warned("; ".join(filter(None, (found, doubt(self.plan))))))
         self.given.layout.load(self.model, self.server.row)
         shown = self.shown()

@@ -94,7 +94,7 @@ def how_federated(own: FederationReport, ended: str = "") -> str:
 
 def charts(own: FederationReport, report: Report) -> list[Markup]:
     """By round: participants, epsilon spent, bytes up and down, metrics on devices, and simulated time."""
-    found = [participants(own), epsilon(own), traffic(own, report), *on_devices(own), simulated(own)]
+    found = [participants(own), epsilon(own), traffic(own, report), *on_devices(own), simulated_time(own)]
     return [one for one in found if one]
 
 
@@ -169,7 +169,7 @@ def on_devices(own: FederationReport) -> Iterator[Markup]:
         ).drawn()
 
 
-def simulated(own: FederationReport) -> Markup:
+def simulated_time(own: FederationReport) -> Markup:
     """Simulated time of the rounds, for devices of different speeds."""
     line = round_line(own, lambda one: one.simulated, "a round", "buffers")
     known = numbers(line.y)

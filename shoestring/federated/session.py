@@ -53,7 +53,7 @@ def blaming_the_job() -> Iterator[None]:
 
 
 @blaming_the_job()
-def chosen(
+def choose_plan(
     job: Job, asked: FederateOptions, use: Sequence[str] | None, offers: AvailableTechniques | None = None
 ) -> PlannedFederation:
     """The plan for these options."""

@@ -90,7 +90,7 @@ class MeasuredAnswers:
         found = (
             value_of(kind, self.answers[key]) if key in self.answers else None
         )  # None: written by a version with another format
-        if found is not None and not (key in self.earlier and disturbed(found)):
+        if found is not None and not (key in self.earlier and was_disturbed(found)):
             self.used |= key in self.earlier
             return found
         new = work()
@@ -111,7 +111,7 @@ class MeasuredAnswers:
         """The times of a step with this log that were measured first, for any job with the same `alike`. So two jobs
         that differ in a learning rate get the same times and the same plan. Of two measurements on a busy machine, the
         less disturbed one counts."""
-        known = opened({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
+        known = open_answers({**self.alike, "step": digest(to_json(log))}, self.speed, self.fresh)
         found = known.answer(question, type(measured), lambda: measured)
         known.save()
         if known.used:
@@ -132,7 +132,7 @@ class MeasuredAnswers:
                 old.unlink(missing_ok=True)
 
 
-def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> MeasuredAnswers:
+def open_answers(about: Mapping[str, Any], speed: float, fresh: bool = False) -> MeasuredAnswers:
     """The cached answers for a job; `about` identifies it by everything that the answers depend on. With `fresh`, none."""
     alike = {**about, "flags": without_numbers(about.get("flags", {}))}
     new = MeasuredAnswers(cache_folder() / "evidence" / f"{digest(about)[:32]}.json", speed, alike=alike, fresh=fresh)
@@ -141,13 +141,13 @@ def opened(about: Mapping[str, Any], speed: float, fresh: bool = False) -> Measu
     found = read_kept(new.place, KeptFile)
     if found is None or found.version != VERSION or max(found.speed, speed) > DRIFTED * min(found.speed, speed):
         return new
-    answers = unpacked(found.answers)
+    answers = unpack_answers(found.answers)
     if not answers or not all(map(importable, found.files)) or digests(found.files) != found.files:
         return new
     return MeasuredAnswers(new.place, found.speed, answers, found.when, found.files, frozenset(answers), alike=alike)
 
 
-def unpacked(answers: str) -> dict[str, Any]:
+def unpack_answers(answers: str) -> dict[str, Any]:
     """The answers in a file; none if they are not as `save` packs them."""
     try:
         data = json.loads(zlib.decompressobj().decompress(b85decode(answers), UNPACKED))
@@ -171,7 +171,7 @@ def held_up(answer: object) -> float:
     return answer.held_up if isinstance(answer, TimedResult) else 0.0
 
 
-def disturbed(answer: object) -> bool:
+def was_disturbed(answer: object) -> bool:
     """Whether an answer was timed on a busy machine, so the next planning should measure again."""
     return held_up(answer) > HELD_UP
 

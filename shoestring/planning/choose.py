@@ -256,7 +256,7 @@ class Chooser(Generic[T, C, P]):
         )
         return OverBudget(
             f"nothing fits {limits}: {len(found):,} combinations were tried and the least that works is "
-            f"{self.taken(nearest, budget, self.room.phrases)}, with {nearest} "
+            f"{self.needs_text(nearest, budget, self.room.phrases)}, with {nearest} "
             f"({nearest.exactness.word}, {self.reached(nearest)}){hint}{self.room.hint()}",
             nearest,
         )
@@ -268,11 +268,11 @@ class Chooser(Generic[T, C, P]):
         if least is None or budget.used(least.numbers()) >= budget.used(nearest.numbers()):
             return ""
         return (
-            f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.taken(least, budget, {})} "
+            f"; {level.flag} ({level.word}) allows {self.room.sketch(least)}, which needs {self.needs_text(least, budget, {})} "
             f"{self.room.arithmetic} ({self.reached(least)})"
         )
 
-    def taken(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
+    def needs_text(self, one: HasNumbers, budget: Budget, phrases: Mapping[str, str]) -> str:
         """What it needs of each limited figure, rounded so that it can be given as a limit."""
         numbers = one.numbers()
         return " and ".join(

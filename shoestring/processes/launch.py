@@ -48,10 +48,10 @@ def run_worker(
         aside = (
             None if task.run_folder else stack.enter_context(os.fdopen(os.memfd_create("what a worker says"), "w+b"))
         )
-        return worked(task, environment, on_event, lock, on_stop, aside)
+        return run_child(task, environment, on_event, lock, on_stop, aside)
 
 
-def worked(
+def run_child(
     task: Task[R],
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoestring.core.link import Link
 
 
-def done(task: Task[Any], send: Send, link: Link | None = None) -> Any:
+def perform_task(task: Task[Any], send: Send, link: Link | None = None) -> Any:
     """Do a task and return its result. `link` leads to the other workers of a group."""
 
     def tell(event: Event) -> None:
@@ -58,7 +58,7 @@ def main() -> None:
     task = read_task(sys.stdin.buffer.read().decode())
     if isinstance(task, JobTask):
         load_compiler()
-    last = last_message(task, lambda: done(task, send))
+    last = last_message(task, lambda: perform_task(task, send))
     if isinstance(last, Failure):
         sys.stderr.write(last.trace)
         if task.run_folder:

@@ -125,7 +125,7 @@ class RunCheckpoint:
 
 
 @contextmanager
-def believed(checkpoint: RunCheckpoint) -> Iterator[None]:
+def reading_untrusted(checkpoint: RunCheckpoint) -> Iterator[None]:
     """While inside, impossible content is reported as the checkpoint's fault: its seal may be valid although no run of
     ours wrote it."""
     try:
@@ -216,7 +216,7 @@ def digest(path: Path, sync: bool = False) -> str:
 def damage(checkpoint: RunCheckpoint, parts: Collection[str] = ()) -> str:
     """What is wrong with a checkpoint; empty if its bytes are unchanged and it can be unpacked to these parts of a
     state."""
-    return changed(checkpoint) or unfit(checkpoint, parts)
+    return changed_part(checkpoint) or unfit(checkpoint, parts)
 
 
 def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
@@ -229,7 +229,7 @@ def unfit(checkpoint: RunCheckpoint, parts: Collection[str]) -> str:
     return next((f"its state has no {name!r}" for name in parts if name not in state), "")
 
 
-def changed(checkpoint: RunCheckpoint) -> str:
+def changed_part(checkpoint: RunCheckpoint) -> str:
     """Which part of a checkpoint was changed since it was written; empty if none."""
     name = "manifest.json"  # the file being read
     try:

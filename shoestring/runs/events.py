@@ -140,14 +140,14 @@ def events_of(lines: list[bytes]) -> list[Event | StepRecord]:
     [Warned(time=1.5, text='hot')]
     """
     found = [text for text in map(json_of, lines) if text]
-    together = parsed(b"[" + b",".join(found) + b"]")  # twice as fast as parsing them one by one
+    together = parse_json(b"[" + b",".join(found) + b"]")  # twice as fast as parsing them one by one
     records = (
-        together if isinstance(together, list) and len(together) == len(found) else [parsed(text) for text in found]
+        together if isinstance(together, list) and len(together) == len(found) else [parse_json(text) for text in found]
     )
     return [event for event in map(usable, records) if event is not None]
 
 
-def parsed(text: bytes) -> Any:
+def parse_json(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

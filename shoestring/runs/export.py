@@ -16,7 +16,7 @@ from shoestring.core.errors import Mistake
 from shoestring.core.files import draft_file, write_whole
 from shoestring.core.job import Job
 from shoestring.core.run_state import StoredTensor
-from shoestring.runs.checkpoints import BEST, RunCheckpoint, believed, damage, newest_good, saved
+from shoestring.runs.checkpoints import BEST, RunCheckpoint, damage, newest_good, reading_untrusted, saved
 from shoestring.runs.folder import Folder, holder
 from shoestring.runs.history import History, best_of
 from shoestring.runs.low_rank import merge_updates
@@ -100,7 +100,7 @@ def export_weights(
     `load_state_dict(load_file(path), strict=True)` works. `names`: those of the state_dict, needed if a checkpoint does
     not record them; `trained`: the weights themselves, not their averages."""
     new(target)
-    with believed(checkpoint), draft_file(target) as draft:
+    with reading_untrusted(checkpoint), draft_file(target) as draft:
         write_tensors(draft, named_weights(checkpoint, names, trained), {"format": "pt"})
     return target
 
@@ -109,7 +109,7 @@ def named_weights(
     checkpoint: RunCheckpoint, names: Collection[str] | None = None, trained: bool = False
 ) -> dict[str, StoredTensor]:
     """The weights by all names of the model's state_dict, including those trained beside the model."""
-    with believed(checkpoint):
+    with reading_untrusted(checkpoint):
         left_out = checkpoint.outline().get("left_out")
         found = checkpoint.all_weights(trained)
         for alias, of in checkpoint.aliases().items():
@@ -123,7 +123,7 @@ def named_weights(
 
 def low_rank(checkpoint: RunCheckpoint) -> dict[str, Any] | None:
     """The state of LowRank; None if the run did not use it."""
-    with believed(checkpoint):
+    with reading_untrusted(checkpoint):
         return checkpoint.state()["parts"]["low rank"] if "low rank" in checkpoint.outline()["parts"] else None
 
 
@@ -131,7 +131,7 @@ def export_peft(checkpoint: RunCheckpoint, job: Job, target: Path, trained: bool
     """Export a folder for `peft.PeftModel.from_pretrained`: the low-rank weights, for the base model that they were
     trained on."""
     base = getattr(getattr(model_of(job.model), "config", None), "name_or_path", "") or None
-    with believed(checkpoint):
+    with reading_untrusted(checkpoint):
         return adapter_folder(checkpoint, base, target, trained)
 
 
@@ -192,7 +192,7 @@ def whole_modules(state: Mapping[str, Any]) -> list[str]:
 
 def not_in_file(checkpoint: RunCheckpoint) -> str:
     """A remark about tensors that are not dense weights; empty if there are none."""
-    with believed(checkpoint):
+    with reading_untrusted(checkpoint):
         other = [str(name) for name in checkpoint.outline().get("model", ())]
     return (
         (
@@ -242,7 +242,7 @@ def export_hugging_face(checkpoint: RunCheckpoint, job: Job, target: Path, train
     model.config.dtype = (
         dtypes[0] if dtypes else model.config.dtype
     )  # with the file's dtypes: from_pretrained makes the model from them
-    with believed(checkpoint), draft_file(target, folder=True) as draft:
+    with reading_untrusted(checkpoint), draft_file(target, folder=True) as draft:
         model.config.save_pretrained(draft)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(draft)

@@ -213,7 +213,7 @@ def measured(history: History) -> dict[str, float]:
     lives = lives_of(history)
     since = newest_plan(history)
     ours = [place for place, plan in enumerate(steps.plan) if plan >= since] if since else range(len(steps))
-    calm = settled(history, ours)
+    calm = steady_steps(history, ours)
     figures: dict[str, float] = {}
     if (largest := largest_life(history)) is not None:
         figures |= {"peak_bytes": largest.peak_bytes, "flops": largest.flops}
@@ -251,7 +251,7 @@ def newest_plan(history: History) -> int:
     return history.plan if steps and steps.plan[-1] == history.plan else 0
 
 
-def settled(history: History, ours: Sequence[int]) -> list[int]:
+def steady_steps(history: History, ours: Sequence[int]) -> list[int]:
     """The steps without the first ones of every life, if there are others."""
     found = ([place for place in ours if history.steps.age[place] > young] for young in range(YOUNG, -1, -1))
     return next(filter(None, found))

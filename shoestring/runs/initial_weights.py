@@ -26,7 +26,7 @@ from shoestring.core.private import own_buffers, own_parameters, transformers_in
 from shoestring.core.seams import calls_user
 from shoestring.core.weights import Weights, as_weights, patterns
 from shoestring.runs.tensors import TensorFile
-from shoestring.runs.weight_files import opened
+from shoestring.runs.weight_files import open_tensors
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def source(model: nn.Module, job: Job) -> WeightSource | None:
     given = as_weights(job.weights)
     if given is None:
         return None
-    files = opened(given.files)
+    files = open_tensors(given.files)
     own, names = tensors_of(model), list(model.state_dict())
     places: dict[str, tuple[TensorFile, str]] = {}
     for name, file in files.items():
@@ -176,13 +176,13 @@ def load(model: nn.Module, found: WeightSource) -> None:
         if not value.is_meta:
             value.data.copy_(read)
         elif isinstance(value, nn.Parameter):
-            replaced(model, value, nn.Parameter(read.clone(), value.requires_grad))
+            replace_parameter(model, value, nn.Parameter(read.clone(), value.requires_grad))
         else:
             module, _, last = name.rpartition(".")
             own_buffers(model.get_submodule(module))[last] = read.clone()
 
 
-def replaced(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
+def replace_parameter(model: nn.Module, old: nn.Parameter, new: nn.Parameter) -> None:
     """Replace a parameter everywhere in the model."""
     for module in model.modules():
         for name, value in own_parameters(module).items():

@@ -176,7 +176,9 @@ def report_of(path: Path, history: History | None = None) -> Report:
     if isinstance(doing, Finished) and doing.ended == DATA_ENDED:
         state = DATA_ENDED
     of_room = part_of(room, request, history, folder, damage)
-    damage += [history.wrong] * bool(history.wrong) + lost(history.damaged + (pid is None and history.rest > 0))
+    damage += [history.wrong] * bool(history.wrong) + damage_remark(
+        history.damaged + (pid is None and history.rest > 0)
+    )
     return Report(
         path=path,
         request=request,
@@ -288,7 +290,7 @@ def text_of(state: str, history: History, pid: int | None, unit: str = "step") -
     return text[:1].upper() + text[1:]
 
 
-def lost(lines: int) -> list[str]:
+def damage_remark(lines: int) -> list[str]:
     """The remark about damaged lines."""
     if not lines:
         return []

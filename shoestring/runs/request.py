@@ -107,19 +107,21 @@ def differences(before: Request, now: Request, usual: Mapping[str, Any] | None =
             found.append(f"--{name} changed: {was} before, now {is_now}")
     for name, was, now_is, given in (
         ("memory", before.memory, now.memory, now.memory is not None),
-        ("use", written(before.use), written(now.use), now.use is not None),
+        ("use", technique_texts(before.use), technique_texts(now.use), now.use is not None),
         ("inexact", before.inexact, now.inexact, now.inexact),
         ("exact", before.exact, now.exact, now.exact is not None),
         ("plan", before.plan, now.plan, now.plan is not None),
     ):
         if given and was != now_is:
-            found.append(f"--{name} changed: {shown(name, was)} before, now {shown(name, now_is)}")
+            found.append(f"--{name} changed: {option_text(name, was)} before, now {option_text(name, now_is)}")
     if before.room != now.room:
         found.append(f"it was begun as a run of {before.room}, and this is one of {now.room}")
         return found
     for name, value in now.asked.items():
         if value is not None and value != (was := before.asked.get(name)):
-            found.append(f"--{name.replace('_', '-')} changed: {shown(name, was)} before, now {shown(name, value)}")
+            found.append(
+                f"--{name.replace('_', '-')} changed: {option_text(name, was)} before, now {option_text(name, value)}"
+            )
     if before.weights != now.weights:
         found.append("the weights are not those that it was begun with")
     return found
@@ -140,7 +142,7 @@ def argument_differences(before: Request, now: Request, arguments: Mapping[str, 
     ]
 
 
-def shown(name: str, value: Any) -> str:
+def option_text(name: str, value: Any) -> str:
     """An option's value, as messages show it."""
     if value is None or value is False:
         return "not given"
@@ -155,6 +157,6 @@ def shown(name: str, value: Any) -> str:
     )
 
 
-def written(use: tuple[str, ...] | None) -> list[str] | None:
+def technique_texts(use: tuple[str, ...] | None) -> list[str] | None:
     """Techniques as messages show them."""
     return None if use is None else list(use)

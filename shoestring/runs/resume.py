@@ -50,7 +50,7 @@ def new_folder(job: str) -> Path:
     raise AssertionError("there is always another number")
 
 
-def strangers(path: Path) -> list[str]:
+def foreign_files(path: Path) -> list[str]:
     """Files in a folder that belong to no run of ours; drafts of killed processes are not counted."""
     try:
         names = sorted(one.name for one in path.iterdir())
@@ -127,7 +127,7 @@ def forget_attempt(folder: Path, begins: bool = False) -> None:
             folder.rmdir()
 
 
-def settled(now: Request, before: Request) -> Request:
+def planning_options(now: Request, before: Request) -> Request:
     """The options that determine the plan besides the job: the earlier ones, unless given now. --exact and --inexact
     count as one option."""
     return replace(
@@ -165,7 +165,7 @@ def opened(
     flags; `resolve` makes the job with these flags, and its errors leave nothing behind. `resolve` is None for a job
     made by a script, whose process imports other modules besides; changed ones are reported when it trains. `place`:
     the flag that names the folder."""
-    strange = strangers(path)
+    strange = foreign_files(path)
     if strange or path.is_file():
         raise Mistake(
             f"{path} is there and is not a run of shoestring ({', '.join(strange[:3]) or 'a file'}): give another {place}"
@@ -187,8 +187,8 @@ def opened(
         if in_the_way := not_a_folder(folder.checkpoints):
             raise Mistake(f"{in_the_way}, for the run's checkpoints: move it away, or give another {place}")
         before = folder.request()
-        held = gone_on(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
-        return held or begun(folder, lock, asked, source, resolve)
+        held = continue_run(folder, lock, before, asked, source, adopt, usual, resolve) if before is not None else None
+        return held or start_run(folder, lock, asked, source, resolve)
     except BaseException:
         if ours and not (path / "run.json").exists():
             forget_attempt(path)
@@ -196,7 +196,7 @@ def opened(
         raise
 
 
-def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> OpenedRun:
+def start_run(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Resolve | None) -> OpenedRun:
     """Start a new run in a folder."""
     request = asked
     if resolve is not None:
@@ -207,7 +207,7 @@ def begun(folder: Folder, lock: Lock, asked: Request, source: bytes, resolve: Re
     return OpenedRun(folder, lock, request, True)
 
 
-def gone_on(
+def continue_run(
     folder: Folder,
     lock: Lock,
     before: Request,
@@ -218,7 +218,7 @@ def gone_on(
     resolve: Resolve | None,
 ) -> OpenedRun | None:
     """The run in a folder if it is the same or is adopted; None: it had not begun, and another one is requested."""
-    path, beside, request = folder.path, Path(asked.job).parent, settled(asked, before)
+    path, beside, request = folder.path, Path(asked.job).parent, planning_options(asked, before)
     modules = (kept_modules(folder) if resolve is not None else None) or {}
     changed = set(changes(modules, {}, beside).changed)
     found = differences(before, asked, usual)

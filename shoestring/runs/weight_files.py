@@ -17,7 +17,7 @@ PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  #
 INDEX = ".safetensors.index.json"
 
 
-def opened(paths: Iterable[str]) -> dict[str, TensorFile]:
+def open_tensors(paths: Iterable[str]) -> dict[str, TensorFile]:
     """All tensors by name, with the file that each is in."""
     found: dict[str, TensorFile] = {}
     for path in (file for one in paths for file in files_of(Path(one))):

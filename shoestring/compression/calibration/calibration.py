@@ -194,7 +194,7 @@ class Calibration:
     def base(self) -> Fidelity:
         """The fidelity of this model to the original, before any weight is stored in another format."""
         if self.original is None or self.original is self.model:
-            return unharmed(self.measures)
+            return perfect_fidelity(self.measures)
         return self.comparison(self.others, self.model, self.original).fidelity
 
     # Formats
@@ -356,9 +356,9 @@ class Calibration:
         label = f"grid {PROBE.bits}/{PROBE.group}"
         self.grids(weight, [PROBE])
         error = self.ways[weight.name, label].error
-        return tuple(one / error for one in self.measured(weight, label)) if error > 0 else self.nothing
+        return tuple(one / error for one in self.measure_damage(weight, label)) if error > 0 else self.nothing
 
-    def measured(self, weight: Weight, label: str) -> Damages:
+    def measure_damage(self, weight: Weight, label: str) -> Damages:
         """The damage of storing this one weight in this format, measured on the probe."""
         key = weight.name, label
         if key not in self.damages:
@@ -367,15 +367,15 @@ class Calibration:
             else:
                 wanted, form = self.wanted, self.ways[key].form  # before the weight is replaced
                 with (
-                    swapped(self.values[weight.name], form.dense())
+                    with_values(self.values[weight.name], form.dense())
                     if form.keeps_inputs
                     else temporary_formats(self.model, {weight.name: form})
                 ):
-                    found = self.probed(wanted)
+                    found = self.fidelity_on_probe(wanted)
                 self.damages[key] = tuple(one if one > NOTHING else 0.0 for one in found.damages)
         return self.damages[key]
 
-    def probed(self, wanted: Sequence[Outputs]) -> Fidelity:
+    def fidelity_on_probe(self, wanted: Sequence[Outputs]) -> Fidelity:
         """Fidelity of the model as it is now to these outputs of the probe."""
         found = FidelitySums(self.measures)
         for batch, one in zip(self.probe, wanted, strict=True):
@@ -390,8 +390,10 @@ class Calibration:
             wanted = self.wanted
             with ExitStack() as stack:
                 for weight in vectors:
-                    stack.enter_context(swapped(self.values[weight.name], self.ways[weight.name, label].form.dense()))
-                found = self.probed(wanted)
+                    stack.enter_context(
+                        with_values(self.values[weight.name], self.ways[weight.name, label].form.dense())
+                    )
+                found = self.fidelity_on_probe(wanted)
             self.damages["", label] = tuple(max(one, 0.0) / max(len(vectors), 1) for one in found.damages)
         return self.damages["", label]
 
@@ -408,12 +410,12 @@ class Calibration:
             if self.usage[weight.name].calls:
                 found[weight.name] = True
                 continue
-            with swapped(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
+            with with_values(self.values[weight.name], self.values[weight.name] * 1.5 + 0.01):
                 found[weight.name] = not same(self.said(self.probe[:1])[0], wanted[0])
         return found
 
 
-def unharmed(measures: Sequence[OutputMeasure]) -> Fidelity:
+def perfect_fidelity(measures: Sequence[OutputMeasure]) -> Fidelity:
     """The fidelity of an unchanged model."""
     return Fidelity(1.0, 1.0, 0, tuple(OutputFidelity(one.name, one.measure, 1.0, 1.0, 0, 0, None) for one in measures))
 
@@ -433,7 +435,7 @@ def grid_form(weight: Weight, setting: GridSetting, one: RoundedWeight, transpos
 
 
 @contextmanager
-def swapped(weight: Tensor, value: Tensor) -> Iterator[None]:
+def with_values(weight: Tensor, value: Tensor) -> Iterator[None]:
     """While inside, a weight has other numbers. It stays the same parameter, so all references see them."""
     before = weight.data
     weight.data = value.to(weight.dtype)

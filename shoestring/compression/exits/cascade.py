@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.confidence import check_logits, measure_named
 from shoestring.compression.exits.early_exit import ExitOutput
-from shoestring.compression.exits.rows import logits_of, row_count, taken, with_logits
+from shoestring.compression.exits.rows import logits_of, row_count, select_rows, with_logits
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 
@@ -76,10 +76,10 @@ class Cascade(nn.Module):
             if number < last:
                 confidence[rows[goes]] = sure[goes]
             on = (~goes).nonzero()[:, 0]
-            given = taken(given, on, len(rows)) if 0 < len(on) < len(rows) else given
+            given = select_rows(given, on, len(rows)) if 0 < len(on) < len(rows) else given
             rows = rows[on]
         if self.kind is None:  # no row has reached the last model yet: send one, to see the type of its output
-            some, named = taken((args, kwargs), torch.arange(1), count)
+            some, named = select_rows((args, kwargs), torch.arange(1), count)
             self.kind = type(self.models[last](*some, **named))
         return ExitOutput(with_logits(self.kind, whole if whole is not None else torch.empty(0)), exits, confidence)
 

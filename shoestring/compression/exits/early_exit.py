@@ -24,7 +24,15 @@ from torch import Tensor, nn
 
 from shoestring.compression.exits.blocks import ancestors, chain_of, is_plain
 from shoestring.compression.exits.confidence import check_logits, measure_named
-from shoestring.compression.exits.rows import hidden_of, logits_of, row_count, taken, unmoved, with_hidden, with_logits
+from shoestring.compression.exits.rows import (
+    hidden_of,
+    logits_of,
+    row_count,
+    select_rows,
+    shared_leaves,
+    with_hidden,
+    with_logits,
+)
 from shoestring.compression.exits.thresholds import checked_thresholds
 from shoestring.core.errors import Mistake
 from shoestring.core.private import tree_leaves
@@ -148,7 +156,7 @@ class EarlyExitModel(nn.Module):
             {block: instead(block, passage.around(number, block)) for number, block in enumerate(self.chain())}
         ):
             try:
-                logits = passage.ended(self.model(*args, **kwargs))
+                logits = passage.end_logits(self.model(*args, **kwargs))
             except AllLeft:
                 logits = None
             except (RuntimeError, IndexError) as error:
@@ -162,7 +170,7 @@ class EarlyExitModel(nn.Module):
         if (
             self.kind is None
         ):  # all rows of the first batch left: one of them goes to the end, to see the type of the model's output
-            args, kwargs = taken((args, kwargs), torch.arange(1), passage.count)
+            args, kwargs = select_rows((args, kwargs), torch.arange(1), passage.count)
             self.kind = type(self.model(*args, **kwargs))
         found = passage.put_together(logits)
         return found._replace(output=with_logits(self.kind, found.output))
@@ -199,7 +207,7 @@ class EarlyExitModel(nn.Module):
         """The blocks as they are now: other techniques may have replaced some."""
         return [self.model.get_submodule(name) for name in self.names]
 
-    def used(self) -> dict[int, tuple[int, float]]:
+    def active_exits(self) -> dict[int, tuple[int, float]]:
         """Number of blocks before the exit -> number and threshold, for exits that are on."""
         return {
             after: (number, limit)
@@ -213,7 +221,7 @@ class Passage:
 
     def __init__(self, early: EarlyExitModel, count: int, given: tuple[Any, Any]) -> None:
         self.early, self.count, self.given = early, count, given
-        self.exits_at, self.called = early.used(), 0
+        self.exits_at, self.called = early.active_exits(), 0
         self.rows: Tensor | None = None  # the remaining rows; None: all
         self.first: Any = None  # the first block's input
         self.last: Any = None  # the last block's output, for the remaining rows
@@ -263,14 +271,14 @@ class Passage:
                 f"between its blocks, where rows of the whole batch may be mixed with those that are left; put that into a "
                 f"block, or make the model an nn.Sequential"
             )
-        small: tuple[Any, Any] = taken((args, kwargs), self.rows, self.count, self.looked(), hidden)
+        small: tuple[Any, Any] = select_rows((args, kwargs), self.rows, self.count, self.shared_arguments(), hidden)
         return small
 
-    def looked(self) -> frozenset[int]:
+    def shared_arguments(self) -> frozenset[int]:
         """Arguments of blocks that do not become shorter for a smaller batch, found once: all rows share them, whatever
         their size."""
         if self.early.shared is None:
-            fewer = taken(self.given, torch.arange(self.count - 1), self.count)
+            fewer = select_rows(self.given, torch.arange(self.count - 1), self.count)
             first = self.early.chain()[0]
 
             def stop(*args: Any, **kwargs: Any) -> Any:
@@ -280,7 +288,7 @@ class Passage:
                 with patched({first: stop}):
                     self.early.model(*fewer[0], **fewer[1])
             except Looked as found:
-                self.early.shared = unmoved(self.first, found.given)
+                self.early.shared = shared_leaves(self.first, found.given)
         return self.early.shared or frozenset()
 
     def let_leave(self, after: int, output: Any) -> Any:
@@ -307,7 +315,7 @@ class Passage:
             stays[int((~stays).nonzero()[0, 0])] = True  # a second row for the last one; its answer is known already
         on = stays.nonzero()[:, 0]
         self.rows = rows[on]
-        return taken(output, on, len(rows))
+        return select_rows(output, on, len(rows))
 
     def handed_on(self, number: int, output: Any) -> Any:
         """The block's output as the model gets it."""
@@ -319,7 +327,7 @@ class Passage:
         full[self.rows] = hidden
         return with_hidden(output, full)
 
-    def ended(self, output: Any) -> Tensor:
+    def end_logits(self, output: Any) -> Tensor:
         """Logits of the rows that went to the end."""
         self.early.kind = type(output)
         logits = check_logits(logits_of(output), "the model")

@@ -80,11 +80,11 @@ def ponder_job(job: Job, tau: float) -> Job:
     inner, metrics = job.loss, job.metrics
 
     def loss(output: Any, batch: Any) -> Tensor:
-        found = checked(output)
+        found = check_pondered(output)
         return inner(found.value, batch) + tau * found.ponder.mean()
 
     def with_steps(output: Any, batch: Any) -> Mapping[str, Any]:
-        found = checked(output)
+        found = check_pondered(output)
         taken = found.steps[found.steps > 0].float()
         return {
             **(metrics(found.value, batch) if metrics is not None else {}),
@@ -94,7 +94,7 @@ def ponder_job(job: Job, tau: float) -> Job:
     return replace(job, loss=loss, metrics=with_steps if job.held_out is not None or job.clients is not None else None)
 
 
-def checked(output: Any) -> Pondered:
+def check_pondered(output: Any) -> Pondered:
     if not isinstance(output, Pondered):
         raise Mistake(
             f"the model gave a {type(output).__name__}, and the ponder cost travels in a Pondered: let the model's forward "

@@ -64,7 +64,7 @@ class AdaptiveRecurrent(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None, compact: bool | None = None) -> Pondered:
         """`compact`: compute only running rows; by default in evaluation."""
         rows, time = x.shape[:2]
-        ponder = self.compacted if (not self.training if compact is None else compact) else self.masked
+        ponder = self.compute_compact if (not self.training if compact is None else compact) else self.compute_masked
         lengths = torch.full((rows,), time, device=x.device) if lengths is None else lengths.to(x.device)
         state = tuple(x.new_zeros(rows, self.width) for _ in range(2 if isinstance(self.cell, nn.LSTMCell) else 1))
         outputs, ponders, steps = [], [], []
@@ -94,7 +94,7 @@ class AdaptiveRecurrent(nn.Module):
         after: State = found if isinstance(found, tuple) else (found,)
         return after, torch.sigmoid(self.halting(after[0]))[:, 0]
 
-    def masked(self, x: Tensor, state: State) -> Element:
+    def compute_masked(self, x: Tensor, state: State) -> Element:
         """All rows until the last one has halted, with weight 0 for halted ones."""
         mean = tuple(torch.zeros_like(one) for one in state)
         total, remainder = x.new_zeros(len(x)), x.new_zeros(len(x))
@@ -110,7 +110,7 @@ class AdaptiveRecurrent(nn.Module):
                 break
         return Element(mean, steps + remainder, steps)
 
-    def compacted(self, x: Tensor, state: State) -> Element:
+    def compute_compact(self, x: Tensor, state: State) -> Element:
         """The same, computing only the rows that still run."""
         mean = tuple(torch.zeros_like(one) for one in state)
         total, remainder = x.new_zeros(len(x)), x.new_zeros(len(x))

@@ -29,7 +29,7 @@ def has_rows(leaf: Any, count: int) -> bool:
     return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == count
 
 
-def taken(
+def select_rows(
     given: Any, rows: Tensor, count: int, shared: frozenset[int] = frozenset(), compact: Tensor | None = None
 ) -> Any:
     """Select rows of every tensor that has `count` of them; tensors with a number in `shared`, and `compact` ones, stay
@@ -50,7 +50,7 @@ def taken(
     )
 
 
-def unmoved(more: Any, fewer: Any) -> frozenset[int]:
+def shared_leaves(more: Any, fewer: Any) -> frozenset[int]:
     """Numbers of the tensors that have the same length in calls with more and with fewer rows: they have no rows, so
     all rows share them."""
     many, some = tree_leaves(more), tree_leaves(fewer)

@@ -179,7 +179,9 @@ def operate(evidence: ExitEvidence, thresholds: Sequence[float]) -> Point:
     )
 
 
-def bettered(evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float) -> Thresholds:
+def improve_threshold(
+    evidence: ExitEvidence, thresholds: Thresholds, exit: int, price: float, limit: float
+) -> Thresholds:
     """The best threshold of one exit with the others fixed: least cost + price * loss (sums over rows) among those
     within the limit."""
     used = tuple(0.0 if place == exit else one for place, one in enumerate(thresholds))  # its head is computed
@@ -220,7 +222,7 @@ def between(confidence: Tensor, last: int) -> float:
     return middle if float(confidence[last + 1]) < middle <= value else value
 
 
-def descended(
+def coordinate_descent(
     evidence: ExitEvidence, thresholds: Thresholds, price: float, limit: float = math.inf, held: int | None = None
 ) -> Thresholds:
     """Coordinate descent over exits, from the last to the first, until none changes; one may be fixed in the first
@@ -229,7 +231,7 @@ def descended(
         before = thresholds
         for exit in reversed(range(len(thresholds))):
             if turn or exit != held:
-                thresholds = bettered(evidence, thresholds, exit, price, limit)
+                thresholds = improve_threshold(evidence, thresholds, exit, price, limit)
         if thresholds == before:
             break
     return thresholds
@@ -240,7 +242,7 @@ def proposals(evidence: ExitEvidence) -> Iterator[Thresholds]:
     yield never
     for price in PRICES:
         for start in (never, (0.0,) * len(never)):
-            yield descended(evidence, start, price * evidence.whole)
+            yield coordinate_descent(evidence, start, price * evidence.whole)
 
 
 def within(evidence: ExitEvidence, limit: float, known: Sequence[Point]) -> Iterator[Thresholds]:
@@ -248,13 +250,13 @@ def within(evidence: ExitEvidence, limit: float, known: Sequence[Point]) -> Iter
     several shares of rows leaving."""
     allowed = sorted((point for point in known if point.loss <= limit + 1e-12), key=lambda point: point.cost)
     for point in allowed[:3]:
-        yield descended(evidence, point.thresholds, 0.0, limit)
+        yield coordinate_descent(evidence, point.thresholds, 0.0, limit)
     shares = torch.tensor(SHARES if len(evidence.heads) > 1 else (), dtype=torch.float64)
     for exit in range(len(evidence.heads)):
         for value in torch.quantile(evidence.confidence[:, exit], shares).tolist():
             start = tuple(value if place == exit else NEVER for place in range(len(evidence.heads)))
             if operate(evidence, start).loss <= limit + 1e-12:
-                yield descended(evidence, start, 0.0, limit, held=exit)
+                yield coordinate_descent(evidence, start, 0.0, limit, held=exit)
 
 
 def frontier(evidence: ExitEvidence, limits: Sequence[float] = ()) -> tuple[Point, ...]:

@@ -65,13 +65,13 @@ class AdaptiveTokens(nn.Module):
         """`compact`: compute only running tokens; by default in evaluation."""
         rows, tokens, _ = x.shape
         real = torch.ones(rows, tokens, dtype=torch.bool, device=x.device) if padding is None else ~padding
-        run = self.compacted if (not self.training if compact is None else compact) else self.masked
+        run = self.compute_compact if (not self.training if compact is None else compact) else self.compute_masked
         found = run(x, real)
         steps = found.steps
         ponder = ((steps + found.remainder) * real).sum(1) / real.sum(1).clamp(min=1)
         return Pondered(found.mean, ponder, steps)
 
-    def begun(self, x: Tensor) -> HaltingState:
+    def initial_state(self, x: Tensor) -> HaltingState:
         empty = x.new_zeros(x.shape[:2])
         return HaltingState(x, torch.zeros_like(x), empty, empty, torch.zeros_like(empty, dtype=torch.long))
 
@@ -89,9 +89,9 @@ class AdaptiveTokens(nn.Module):
         keys, values = key_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return keys, values
 
-    def masked(self, x: Tensor, real: Tensor) -> HaltingState:
+    def compute_masked(self, x: Tensor, real: Tensor) -> HaltingState:
         """All tokens until the last one has halted, with weight 0 for halted ones."""
-        at, running = self.begun(x), real
+        at, running = self.initial_state(x), real
         for number in range(self.max_steps):
             mine = running[:, :, None]
             input = torch.where(mine, at.state + self.step_embedding[number], at.state)
@@ -114,10 +114,10 @@ class AdaptiveTokens(nn.Module):
                 break
         return at
 
-    def compacted(self, x: Tensor, real: Tensor) -> HaltingState:
+    def compute_compact(self, x: Tensor, real: Tensor) -> HaltingState:
         """The same, computing only running tokens, gathered from all rows."""
         rows, tokens, _ = x.shape
-        at, running = self.begun(x), real
+        at, running = self.initial_state(x), real
         cache = self.key_value(self.first_norm(x))  # includes halted tokens, and padding, which is masked
         for number in range(self.max_steps):
             chosen = running.flatten().nonzero()[:, 0]
@@ -126,7 +126,7 @@ class AdaptiveTokens(nn.Module):
             input = at.state.flatten(0, 1)[chosen] + self.step_embedding[number]
             normed = self.first_norm(input)
             now = cache.flatten(0, 1).index_copy(0, chosen, self.key_value(normed)).view(rows, tokens, -1)
-            middle = input + self.asked(normed, now, real, running)
+            middle = input + self.attend_running(normed, now, real, running)
             state = middle + self.work(self.second_norm(middle))
             found = halt(
                 torch.sigmoid(self.halting(state))[:, 0],
@@ -150,7 +150,7 @@ class AdaptiveTokens(nn.Module):
             running = running.flatten().index_fill(0, over, False).view(rows, tokens)
         return at
 
-    def asked(self, normed: Tensor, key_values: Tensor, real: Tensor, running: Tensor) -> Tensor:
+    def attend_running(self, normed: Tensor, key_values: Tensor, real: Tensor, running: Tensor) -> Tensor:
         """Attention of running tokens (gathered) in their rows; rows without one are left out, and queries are padded
         to the largest number per row."""
         here = running.any(1).nonzero()[:, 0]

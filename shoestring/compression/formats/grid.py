@@ -67,7 +67,7 @@ class GridFormat(WeightFormat):
         rows, columns = grid_shape(self.shape, self.settings)
         bits = int(self.settings["bits"])
         codes = unpack_bits(self.codes, bits, rows * columns).view(rows, columns)
-        found = self.valued(codes, self.scales, self.zero_points())
+        found = self.dequantize(codes, self.scales, self.zero_points())
         return (found.T.contiguous() if self.settings.get("transposed") else found).view(self.shape)
 
     def rows(self, index: Tensor) -> Tensor:
@@ -78,12 +78,14 @@ class GridFormat(WeightFormat):
         codes = unpack_bits(self.codes.view(rows, -1)[wanted].reshape(-1), bits, len(wanted) * columns).view(
             len(wanted), columns
         )
-        return self.valued(codes, self.scales[wanted], self.zero_points()[wanted]).view(*index.shape, *self.shape[1:])
+        return self.dequantize(codes, self.scales[wanted], self.zero_points()[wanted]).view(
+            *index.shape, *self.shape[1:]
+        )
 
     def zero_points(self) -> Tensor:
         return unpack_bits(self.zeros, int(self.settings["bits"]), self.scales.numel()).view(self.scales.shape)
 
-    def valued(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+    def dequantize(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
         """scale (code - zero) for each group, in the weight's dtype."""
         return grid_values(codes, scales.to(self.dtype), zeros.to(self.dtype), int(self.settings["group"]))
 

@@ -34,10 +34,10 @@ from shoestring.compression.onnx.interface import (
 from shoestring.compression.onnx.open_lengths import (
     LENGTH,
     answer_shapes,
-    opened,
     runs_alike,
     shorter_by_one,
     twice_as_long,
+    with_dynamic_lengths,
 )
 from shoestring.core.batch import Batch
 from shoestring.core.errors import Mistake
@@ -293,7 +293,9 @@ def with_open_lengths(
             for one in tried
         )
 
-    return opened(graph, fixed, answer_shapes(call, replace_tensors(part, shorter_by_one(tensors, fixed))), agrees)
+    return with_dynamic_lengths(
+        graph, fixed, answer_shapes(call, replace_tensors(part, shorter_by_one(tensors, fixed))), agrees
+    )
 
 
 def keep_read_inputs(proto: Any, weights: Collection[str]) -> None:

@@ -19,7 +19,9 @@ Shapes = Mapping[str, tuple[int, ...]]  # of outputs, by name
 LENGTH = 1  # axis of an input
 
 
-def opened(graph: Any, fixed: Mapping[str, int], shorter: Shapes | None, agrees: Callable[[Any], bool]) -> Any:
+def with_dynamic_lengths(
+    graph: Any, fixed: Mapping[str, int], shorter: Shapes | None, agrees: Callable[[Any], bool]
+) -> Any:
     """The graph with dynamic lengths for these inputs, or unchanged. `fixed`: length by input; `shorter`: shapes of the
     model's outputs for sequences shorter by one, None if the model refuses them; `agrees`: runs both."""
     if not fixed or shorter is None:

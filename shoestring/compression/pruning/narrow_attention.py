@@ -38,7 +38,7 @@ class NarrowAttention(nn.Module):
         self.out_proj = whole.out_proj
         self.training = whole.training
 
-    def projected(self, inputs: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
+    def project(self, inputs: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
         """Queries, keys and values: (batch, head, position, width)."""
         weights = (
             (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
@@ -66,7 +66,7 @@ class NarrowAttention(nn.Module):
         inputs = (query, key, value) if whole else (query[None], key[None], value[None])
         if whole and not self.batch_first:
             inputs = (query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
-        queries, keys, values = self.projected(inputs)
+        queries, keys, values = self.project(inputs)
         mask = self.mask(
             attn_mask, key_padding_mask if whole or key_padding_mask is None else key_padding_mask[None], queries
         )

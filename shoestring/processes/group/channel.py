@@ -30,7 +30,7 @@ class Receiver:
         self.ready.register(self.server, selectors.EVENT_READ)
         self.halves: dict[socket.socket, bytes] = {}  # per worker: the beginning of an incomplete line
 
-    def received(self) -> Iterator[tuple[int, Message]]:
+    def receive(self) -> Iterator[tuple[int, Message]]:
         """New messages: each worker's rank and message."""
         while found := self.ready.select(0):
             for key, _ in found:

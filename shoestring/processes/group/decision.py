@@ -35,7 +35,7 @@ class Setback:
     )
 
 
-def decided(setback: Setback) -> Decision:
+def decide(setback: Setback) -> Decision:
     """What to do. Causes that would happen again are tested before those that may not."""
     if setback.failures:
         return Decision.FAIL

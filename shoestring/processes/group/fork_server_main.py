@@ -86,7 +86,7 @@ def become_worker(environment: dict[str, str], private: Path, server: int) -> No
     """In a fork: become a worker with these variables; never returns."""
     die_with(server)
     os.setsid()
-    named(f"shoestring {environment['RANK']}")
+    set_process_name(f"shoestring {environment['RANK']}")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.update(environment)
     try:
@@ -98,7 +98,7 @@ def become_worker(environment: dict[str, str], private: Path, server: int) -> No
     os._exit(1)
 
 
-def named(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Set the process name shown by `ps` and `top`."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)  # PR_SET_NAME

@@ -86,10 +86,10 @@ def run_group(
             max_restarts=sys.maxsize,
             entrypoint="shoestring.processes.group.worker",
         )
-        return cast(R, supervised(supervisor, Agent(spec, supervisor, server), on_stop))
+        return cast(R, run_supervised(supervisor, Agent(spec, supervisor, server), on_stop))
 
 
-def supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]) -> Any:
+def run_supervised(supervisor: Supervisor, agent: Agent, on_stop: Callable[[], None]) -> Any:
     """Let the agent run the group to its end; returns the result, and tells the other machines how it ended."""
     closing = Closing(failure="node 0 ended")
     rendezvous = supervisor.rendezvous

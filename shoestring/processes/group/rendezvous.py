@@ -61,12 +61,12 @@ class Rendezvous(RendezvousHandler):
         self.beats: dict[int, tuple[int, float]] = {}  # per node: its last heartbeat, and when it was first seen
         self.over = threading.Event()  # set to stop the heartbeats
         if nodes.rank == 0:
-            self.store, self.port = hosted(nodes)
+            self.store, self.port = host_store(nodes)
             if nodes.torchrun:
                 torchrun_store(nodes, come).set(torchrun_key(nodes), str(self.port))
         else:
             self.port = int(torchrun_store(nodes, come).get(torchrun_key(nodes))) if nodes.torchrun else nodes.port
-            self.store = reached(nodes.host, self.port, nodes, come)
+            self.store = connect_store(nodes.host, self.port, nodes, come)
             give_up_after(max(self.patience, SILENT), self.port)
             self.check_rank_is_free()
         self.beating = threading.Thread(target=self.beat, daemon=True)
@@ -305,7 +305,7 @@ class Rendezvous(RendezvousHandler):
         )
 
 
-def hosted(nodes: Nodes) -> tuple[Store, int]:
+def host_store(nodes: Nodes) -> tuple[Store, int]:
     """The store that this machine hosts, and its port. If all processes are on one machine, other machines can't
     connect."""
     outside = nodes.of > 1 and not nodes.host.startswith("127.") and nodes.host != "localhost"
@@ -326,7 +326,7 @@ def hosted(nodes: Nodes) -> tuple[Store, int]:
     ), port
 
 
-def reached(host: str, port: int, nodes: Nodes, come: float) -> Store:
+def connect_store(host: str, port: int, nodes: Nodes, come: float) -> Store:
     """The store that node 0 hosts, as soon as it can be reached."""
     until = time.monotonic() + come
     while True:

@@ -24,7 +24,7 @@ from shoestring.core.errors import Crashed
 from shoestring.core.signals import STOP
 from shoestring.core.units import seconds_text
 from shoestring.processes.group.channel import PEER_LOST, Receiver
-from shoestring.processes.group.decision import TRIES, Decision, Setback, decided
+from shoestring.processes.group.decision import TRIES, Decision, Setback, decide
 from shoestring.processes.group.rendezvous import Rendezvous
 from shoestring.processes.group.round import GroupRound, write_round
 from shoestring.processes.launch import exit_reason, fingerprint, memory_kills, result_of, say
@@ -144,7 +144,7 @@ class Supervisor:
 
     def listen(self) -> None:
         """Read the messages of workers here and of other machines."""
-        for rank, message in self.receiver.received():
+        for rank, message in self.receiver.receive():
             self.heard[rank] = self.clock()
             self.take(rank, message)
         for news in self.rendezvous.news():
@@ -256,7 +256,7 @@ class Supervisor:
             for message in (*self.failures[:1], *(replace(death, round=here.round) for death in deaths)):
                 here.tell(message)
             return
-        decision = decided(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
+        decision = decide(Setback(self.failures, bool(self.asked), deaths, memory_kills() > self.kills))
         if decision is Decision.FAIL:
             say(self.failures[0].trace)
             raise self.failures[0].error
@@ -278,7 +278,7 @@ class Supervisor:
             self.fruitless += 1
         in_vain = self.waited and not deaths and not self.task.resumes
         last = (
-            decided(
+            decide(
                 Setback(
                     deaths=deaths, restarts=self.restarts, limit=self.limit, fruitless=self.fruitless, in_vain=in_vain
                 )

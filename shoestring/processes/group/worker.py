@@ -24,7 +24,7 @@ from shoestring.processes.launch import fingerprint
 from shoestring.processes.messages import Answer, PeerLostMessage, WorkerJoined
 from shoestring.processes.streams import prepare_streams
 from shoestring.processes.task import GroupSeat, JobTask, Task
-from shoestring.processes.worker import done, last_message
+from shoestring.processes.worker import last_message, perform_task
 
 if TYPE_CHECKING:
     from shoestring.core.link import Link
@@ -49,9 +49,9 @@ def main(private: Path) -> NoReturn:
     def work() -> Any:
         try:
             check_same(task, formed)
-            link = joined(task, formed, rank, world)
+            link = join_group(task, formed, rank, world)
             sender.send(WorkerJoined())
-            return done(task, sender.send, link)
+            return perform_task(task, sender.send, link)
         except Exception as error:
             from shoestring.core.link import DeadlinePassed
 
@@ -97,7 +97,7 @@ def check_same(task: Task[Any], formed: GroupRound) -> None:
             raise Mistake(f"{what} that the run was begun with: all workers need the same")
 
 
-def joined(task: Task[Any], formed: GroupRound, rank: int, world: int) -> Link:
+def join_group(task: Task[Any], formed: GroupRound, rank: int, world: int) -> Link:
     """The link to the others, once all are there."""
     import torch
     from torch import distributed

@@ -26,7 +26,7 @@ from shoestring.show.page.render import compile_all, render, said
 from shoestring.show.page.room_page import page_of, pages
 from shoestring.show.page.stale import staleness
 from shoestring.show.page.style import STYLE
-from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown
+from shoestring.show.page.telling import checkpoints, events, footer, plan, runners_up, shown_text
 from shoestring.show.page.top import title, top
 
 Section = Callable[[Report], str]
@@ -68,9 +68,9 @@ def content(report: Report, more: Iterable[Section] = ()) -> Markup:
         *of_room(report),
         wide(comparison(report)),
         wide(stages(report)),
-        *paired(rest),
+        *in_two_columns(rest),
         wide(events(report)),
-        wide(shown(report)),
+        wide(shown_text(report)),
         footer(report),
     ]
     return render("content.html", top=top(report), sections=sections)
@@ -85,7 +85,7 @@ def of_room(report: Report) -> list[str]:
         return [failed_section(type(room).__name__, failure_text(error))]
 
 
-def paired(sections: Iterable[str]) -> list[str]:
+def in_two_columns(sections: Iterable[str]) -> list[str]:
     """Sections in two columns; one without a neighbour takes both."""
     found = [body for body in sections if body]
     return found[:-1] + [wide(found[-1])] if len(found) % 2 else found
@@ -111,10 +111,10 @@ def from_packages() -> tuple[Section, ...]:
     """The sections of other packages; one that fails to import says so on the page."""
     from importlib.metadata import entry_points
 
-    return tuple(guarded(entry.value, entry.load) for entry in entry_points(group=GROUP))
+    return tuple(guarded_section(entry.value, entry.load) for entry in entry_points(group=GROUP))
 
 
-def guarded(name: str, load: Callable[[], Section]) -> Section:
+def guarded_section(name: str, load: Callable[[], Section]) -> Section:
     """A section of another package; if it fails, its place shows the error."""
 
     def drawn(report: Report) -> str:

@@ -47,7 +47,7 @@ def environment(package: str) -> Environment:
     )
     made.filters |= {
         "said": said,
-        "glued": glued,
+        "glued": with_unbreakable_spaces,
         "bytes": bytes_text,
         "seconds": seconds_text,
         "known_bytes": lambda size: NONE if size is None else bytes_text(size),
@@ -79,7 +79,7 @@ def said(text: object, most: int = 300) -> Markup:
     return Markup(cut if len(safe) <= most else re.sub(r"&[^;]*$", "", cut) + "…")
 
 
-def glued(text: object) -> Markup:
+def with_unbreakable_spaces(text: object) -> Markup:
     """Text with unbreakable spaces between numbers and units.
 
     >>> str(glued("at most 531 MiB, 2 layers"))

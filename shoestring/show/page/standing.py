@@ -44,7 +44,7 @@ def standing(report: Report) -> RunStatus:
     state, text = state_of(report), sentence_case(report.text.strip())
     if state in ("failed", "died"):
         return RunStatus(state, STATES[state], text)
-    if found := diverged(report):
+    if found := divergence_text(report):
         return RunStatus("diverged", "Diverged", f"{found} {text}".strip())
     ended = why_ended(report)
     if state == "finished" and ended == DATA_ENDED:
@@ -63,13 +63,13 @@ def standing(report: Report) -> RunStatus:
     return RunStatus(state, STATES.get(state, ""), text)
 
 
-def diverged(report: Report) -> str:
+def divergence_text(report: Report) -> str:
     """What was seen of a diverging loss; empty if it did not diverge.
 
     >>> from shoestring.runs.report import Curves
     >>> def seen(losses): return diverged(Report(curves=Curves(range(1, len(losses) + 1), losses)))
     >>> seen([2.0, 1.0, float("nan"), float("nan")])
-    'The loss has been NaN or infinite since step 3.'
+    'The loss has not been finite since step 3.'
     >>> seen([2.0] * 10 + [9.0] * 10), seen([2.0, 1.9, 2.1] * 10)
     ('The loss ended at 9.000, far above the 2.000 it began with.', '')
     """
@@ -77,7 +77,7 @@ def diverged(report: Report) -> str:
     known = numbers(losses)
     if losses and not isfinite(losses[-1]):
         place = next((place for place in range(len(losses) - 1, -1, -1) if isfinite(losses[place])), -1) + 1
-        return f"The loss has been NaN or infinite since {step_word(report)} {report.curves.numbers[place]:,}."
+        return f"The loss has not been finite since {step_word(report)} {report.curves.numbers[place]:,}."
     count = max(3, min(50, len(known) // 10))
     if len(known) < 2 * count:
         return ""
@@ -148,7 +148,7 @@ def verdict(report: Report) -> str:
     if not steps and used is None:
         return "Nothing was measured in this run."
     sentence = f"Trained {counted_steps(report)}" if steps else "Trained"
-    if diverged(report):
+    if divergence_text(report):
         return f"{sentence}, but the loss diverged."
     if ended == DATA_ENDED:
         return f"{sentence}: the data ended."

@@ -166,7 +166,7 @@ def sentences(event: Event, word: str) -> Iterator[Markup | str]:
             yield said(event.told.get("text") or "", 400)
 
 
-def shown(report: Report) -> Markup:
+def shown_text(report: Report) -> Markup:
     """The text of the job's `show`."""
     text = report.result.shown.strip("\n") if report.result is not None else ""
     note = f"The first of {len(text):,} characters." if len(text) > MOST_TEXT else ""

@@ -92,11 +92,11 @@ class FollowedRun:
         self.due = now + min(max(DRAW, seconds / SHARE), SELDOM)
 
     def seen(self) -> Signs:
-        lock = changed(self.path / "lock")
+        lock = modified_at(self.path / "lock")
         before = self.signs
         # Asking takes a free lock for an instant, so a free lock is only asked about after somebody took it.
         free = before is not None and before.holder is None and before.lock == lock
-        files = tuple(changed(self.path / name) for name in ("run.json", "plan.json", "report.json"))
+        files = tuple(modified_at(self.path / name) for name in ("run.json", "plan.json", "report.json"))
         try:
             found = os.stat(self.path / NAME)
             size = (found.st_ino, found.st_size)
@@ -194,7 +194,7 @@ def runs_in(path: Path) -> Iterator[Path]:
         found = [one for one in path.iterdir() if is_run(one)]
     except OSError:  # gone, or unreadable
         return
-    yield from sorted(found, key=lambda one: (-changed(one / "run.json"), one.name))
+    yield from sorted(found, key=lambda one: (-modified_at(one / "run.json"), one.name))
 
 
 def name_of(path: Path) -> str:
@@ -212,7 +212,7 @@ def unique(name: str, taken: set[str]) -> str:
     return next(one for one in names if one not in taken)
 
 
-def changed(path: Path) -> int:
+def modified_at(path: Path) -> int:
     """Modification time of a file in nanoseconds; 0 if it does not exist."""
     try:
         return os.stat(path).st_mtime_ns

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoestring.training.plan import TrainingOutcome, TrainingPlan
 
 
-def unplaced(chosen: TrainingPlan, world: int) -> str:
+def why_unplaced(chosen: TrainingPlan, world: int) -> str:
     """Why this number of workers can't execute a plan; empty if it can."""
     from shoestring.training.group_technique import axes_not_united, mesh_sizes
 
@@ -116,7 +116,7 @@ def require_means(chosen: TrainingPlan, workers: Team, folder: Path) -> None:
             f"{chosen} is a plan for one worker, with nothing that unites {workers.world}: they would train apart; plan for them "
             f"(--devices without --plan, --fresh in a folder that has a plan), or train with one"
         )
-    if reason := unplaced(chosen, workers.world):
+    if reason := why_unplaced(chosen, workers.world):
         raise Mistake(
             f'{reason}: they would train apart; add --use "DataParallel()", or give as many --devices as the plan has places'
         )

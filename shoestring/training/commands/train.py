@@ -55,7 +55,7 @@ def train_in_folder(asked: TrainCommand, call: Call, given: AskedJob) -> int:
         asked.plan.exact,
     )
     if workers.nodes is not None and workers.nodes.rank:
-        return followed(asked, call, given.path, wanted, workers)
+        return follow_leader(asked, call, given.path, wanted, workers)
     with rendezvous_of(workers) as rendezvous:
         loader = JobLoader(call, given, asked.run.run, silent=True)
         held = opened(
@@ -111,7 +111,7 @@ def check_invited(asked: TrainCommand, path: Path, task: TrainTask, given: Mappi
     check_paths(techniques_of(task.techniques), asked.plan.written or (), "node 0")
 
 
-def followed(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:
+def follow_leader(asked: TrainCommand, call: Call, path: Path, wanted: Request, workers: Team) -> int:
     """Train on a machine other than node 0: node 0 plans, stores the run and reports."""
     from dataclasses import replace
     from pathlib import Path

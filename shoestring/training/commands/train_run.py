@@ -37,7 +37,7 @@ from shoestring.training.commands.run_plan import (
     new_plan,
     request_without_workers,
     require_means,
-    unplaced,
+    why_unplaced,
 )
 from shoestring.training.evidence.tasks import Position, specs_of
 from shoestring.training.execution.batch_sizes import expected_batches
@@ -79,7 +79,7 @@ class TrainRun(Execution[TrainingPlan, TrainResult]):
     def accept(self, kept: TrainingPlan) -> TrainingPlan | None:
         if self.asked.replan:
             return self.following_plan()
-        if reason := unplaced(kept, self.workers.world):
+        if reason := why_unplaced(kept, self.workers.world):
             self.request = request_without_workers(self.session.folder, self.request, reason, self.workers.world)
             say(self.call, f"{reason}: planning again, for these workers")
             return None

@@ -50,7 +50,7 @@ class CastCodec:
         return torch.finfo(self.dtype).eps / 2
 
     def size(self, count: int) -> int:
-        return padded(2 * count)
+        return pad_size(2 * count)
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         limit, used = torch.finfo(self.dtype).max, 2 * numbers.numel()
@@ -83,7 +83,7 @@ class Int8Codec:
         >>> Int8Codec().size(1024), Int8Codec().size(1025)
         (1028, 1036)
         """
-        return 4 * ceil(count / self.block) + padded(count)
+        return 4 * ceil(count / self.block) + pad_size(count)
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         for scales, codes, rows in self.parts(into, numbers):
@@ -145,7 +145,7 @@ class TopKCodec:
         >>> TopKCodec().size(1_000_000)
         40124
         """
-        return 4 * ceil(count / PAGE) + VALUES.size(self.kept(count)) + padded(2 * self.kept(count))
+        return 4 * ceil(count / PAGE) + VALUES.size(self.kept(count)) + pad_size(2 * self.kept(count))
 
     def encode(self, numbers: Tensor, into: Tensor) -> None:
         ends, values, inside = self.split(into, numbers.numel())
@@ -172,7 +172,7 @@ class TopKCodec:
         return message[:first].view(torch.int32), message[first:second], message[second:].view(torch.int16)
 
 
-def padded(size: int) -> int:
+def pad_size(size: int) -> int:
     """The next multiple of 4 bytes."""
     return (size + 3) // 4 * 4
 

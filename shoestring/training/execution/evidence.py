@@ -13,7 +13,7 @@ from shoestring.measure.tracker import Log
 from shoestring.runs.initial_weights import fresh_model
 from shoestring.training.evidence.anchor import measure_anchor, why_not_again
 from shoestring.training.evidence.pieces import QUICK, try_in_pieces
-from shoestring.training.evidence.rehearse import tracked
+from shoestring.training.evidence.rehearse import track
 from shoestring.training.evidence.sample import sample_blocks
 from shoestring.training.evidence.stages import try_in_stages
 from shoestring.training.evidence.tasks import (
@@ -80,7 +80,7 @@ def sample(task: SampleTask) -> SampleResult:
 
 def rehearse(task: RehearseTask) -> Log:
     job = job_of(task)
-    return tracked(job, techniques_of(task.techniques), fresh_model(job))
+    return track(job, techniques_of(task.techniques), fresh_model(job))
 
 
 def link_speed(task: LinkSpeedTask) -> LinkSpeed:

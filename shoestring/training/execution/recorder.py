@@ -23,12 +23,12 @@ from shoestring.data.feed import Feed
 from shoestring.runs.cadence import Cadence
 from shoestring.runs.checkpoints import (
     RunCheckpoint,
-    believed,
     best_in,
     clear_drafts,
     forget_best,
     move_aside,
     newest_good,
+    reading_untrusted,
     whole_number,
 )
 from shoestring.runs.event import Begun, Event, Failed, Finished, Stepped, Stopped, Validated, Warned
@@ -131,7 +131,7 @@ class Recorder:
             self.tell(Warned(text))
         self.saver.by_loss = not feed.job.validates
         if self.checkpoint is not None:
-            with believed(self.checkpoint):
+            with reading_untrusted(self.checkpoint):
                 state = restore(self.checkpoint, run, feed)
                 self.step = self.saver.saved_step = whole_number(state["step"])
                 self.saver.best = best_in(state) if self.saver.by_loss else None
@@ -159,7 +159,7 @@ class Recorder:
             synchronised and self.saver.due(self.step),
         )
         if synchronised and self.link.world > 1 and not run.team.assignment.asynchronous:
-            stop, due, validates, event = self.agreed(stop, due, validates, event)
+            stop, due, validates, event = self.agree(stop, due, validates, event)
         self.saver.losses.append(event.loss)
         self.tell(event)
         if self.budget and not self.warned and event.most > max(NEAR * self.budget, self.predicted):
@@ -204,7 +204,7 @@ class Recorder:
             elif not run.team.assignment.asynchronous:
                 gather_only(take())
 
-    def agreed(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
+    def agree(self, stop: bool, due: bool, validates: bool, event: Stepped) -> tuple[bool, bool, bool, Stepped]:
         """Whether to stop (if any worker was asked to), to save and to validate (if the first worker wants to); and the
         step event with the largest process."""
         told = agreement(self.link.world)
@@ -251,7 +251,7 @@ class Recorder:
         ):  # the data ended early, or an earlier save was not possible
             self.save(run, feed)
         self.saver.close()
-        lost: str = run.team.objects(self.unsaved() if self.saver.saved_step != self.step else "")[
+        lost: str = run.team.objects(self.unsaved_text() if self.saver.saved_step != self.step else "")[
             0
         ]  # as decided by the first worker
         if not why:
@@ -276,7 +276,7 @@ class Recorder:
             self.events.close()
             self.events = None
 
-    def unsaved(self) -> str:
+    def unsaved_text(self) -> str:
         step = self.saver.saved_step
         there = f"the last checkpoint is of step {step}" if step else "there is no checkpoint"
         onward = "goes on from there, trains the missing steps again" if step else "trains again from the beginning"

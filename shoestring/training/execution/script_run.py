@@ -46,7 +46,7 @@ from shoestring.training.plan import TrainingOutcome, TrainingPlan, check_paths,
 SEEN = ("batch", "steps", "epochs", "seed", "clip", "every", "goal", "patience")  # numbers of a job
 
 
-def described(job: Job, model: nn.Module) -> str:
+def job_description(job: Job, model: nn.Module) -> str:
     """The visible properties of a job made by a script, as a file that says so."""
     state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     weights = "\n".join(f"{name} {tuple(value.shape)} {value.dtype}" for name, value in state.items())
@@ -60,7 +60,7 @@ def request_of(job: Job, model: nn.Module) -> tuple[Request, bytes]:
         path = Path(job.origin.file)
         asked = request_for(path, dict(job.origin.flags), None, None, False, None)
         return replace(asked, arguments=resolved_arguments(job)), path.read_bytes()
-    text = described(job, model).encode()
+    text = job_description(job, model).encode()
     name = f"{type(model).__name__}.py"  # named as its file would be
     return Request(job=name, source=hashlib.sha256(text).hexdigest(), environment=environment_now()), text
 
@@ -165,7 +165,7 @@ class ScriptRunHere(ScriptRun):
 
     def ended(self, made: Training) -> None:
         """Record the end in the folder, and leave the weights in the model."""
-        result = made.ended()
+        result = made.finish()
         self.session.end(self, self.plan, result)
         if result.unsaved:
             raise Mistake(result.unsaved)

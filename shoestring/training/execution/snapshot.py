@@ -37,7 +37,7 @@ def snapshot_of(run: Run, feed: Feed, step: int, best: tuple[float, int] | None)
         else:
             seen[place] = name
             weights[name] = value
-    for name, one in parted(run).items():
+    for name, one in divided_weights(run).items():
         if one.parameter in seen:
             aliases[name] = seen[one.parameter]
         else:
@@ -115,7 +115,7 @@ def restore(checkpoint: RunCheckpoint, run: Run, feed: Feed) -> dict[str, Any]:
             value.copy_(found)
     if state["model"]:
         run.model.load_state_dict(state["model"], strict=False)
-    for name, one in parted(run).items():
+    for name, one in divided_weights(run).items():
         one.take(weights[weights.metadata.get(f"alias {name}", name)])
     put_optimizer_state(run, state["optimizer"])
     for name, part in run.state.items():
@@ -167,7 +167,7 @@ def put_optimizer_state(run: Run, whole: dict[str, Any]) -> None:
     run.optimizer.param_groups = groups
 
 
-def parted(run: Run) -> dict[str, Any]:
+def divided_weights(run: Run) -> dict[str, Any]:
     """The weights of which every worker holds a part, by name."""
     return {
         name: one

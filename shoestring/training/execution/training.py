@@ -65,7 +65,7 @@ def train(task: TrainTask, tell: Tell, link: Link | None = None) -> TrainResult:
     """Train, alone or as a worker of a group."""
     training = Training(job_of(task, link), techniques_of(task.techniques), task.recording, tell, task.expected)
     training.do_steps()
-    return training.ended(task.weights)
+    return training.finish(task.weights)
 
 
 def trial(task: TrialTask, tell: Tell, link: Link | None = None) -> TrialResult:
@@ -141,7 +141,7 @@ class Training:
         self.untracked = ""  # why the tracker failed, once that was reported
         self.step_begun = time.perf_counter()
 
-    def ended(self, file: str = "") -> TrainResult:
+    def finish(self, file: str = "") -> TrainResult:
         """How training ended, with the results of the trained model; its weights are written to `file`, if given."""
         if self.recorder is None:
             self.validate_once()
@@ -208,7 +208,7 @@ class Training:
         ):  # it was over, only its end was missing
             return
         with suppress(GroupDone):  # the first worker has counted them
-            for loss in self.stepped():
+            for loss in self.tracked_losses():
                 go_on = self.note_step(loss)
                 yield self.number
                 if not go_on:
@@ -218,7 +218,7 @@ class Training:
         elif not self.number and self.run.team.assignment.counts_steps:
             raise Mistake("the job's data yields no batch: nothing to train on")
 
-    def stepped(self) -> Iterator[Any]:
+    def tracked_losses(self) -> Iterator[Any]:
         """The losses of all steps. Steps are tracked if `sizes` asks for their memory."""
         loss: Any = None
         for batch in self.batches:
@@ -265,7 +265,7 @@ class Training:
         )
         go_on = self.recorder.after(self.run, self.course, step) if self.recorder else True
         if self.course.validated_at == self.number and self.noted:
-            self.validated()
+            self.note_validation()
         if self.recorder and (told := told_after(self.run, self.meter.steps, self.tensors["peak_bytes"])) is not None:
             self.recorder.tell(replace(told, step=self.number))
         self.meter.begin()
@@ -276,7 +276,7 @@ class Training:
         self.step_begun = time.perf_counter()
         return go_on and not (self.run.team.assignment.counts_steps and self.course.over(self.number))
 
-    def validated(self) -> None:
+    def note_validation(self) -> None:
         """The first validation after the first steps is done: include its tensor memory."""
         if type(self.course.watch) is Watching:
             self.course.watch = SilentObserver()

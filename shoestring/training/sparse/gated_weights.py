@@ -26,7 +26,7 @@ from shoestring.core.masks import zero_masks
 from shoestring.core.run import Run
 from shoestring.training.sparse.masked_weights import MaskedWeights, masked_run
 from shoestring.training.sparse.schedule import SparsitySchedule
-from shoestring.training.sparse.steering import margin, steered
+from shoestring.training.sparse.steering import margin, steer
 from shoestring.training.sparse.weights import Units
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -113,7 +113,7 @@ class GatedWeights(MaskedWeights):
     def change(self, masks: Sequence[Tensor]) -> None:
         """Adjust the penalty; at the schedule's end, close the gates with the lowest scores and drop the gates."""
         share = self.schedule.share_at(self.step + 1)
-        self.pressure = steered(self.pressure, margin(self.scores(), share).cpu(), self.schedule.updates)
+        self.pressure = steer(self.pressure, margin(self.scores(), share).cpu(), self.schedule.updates)
         if self.step + 1 < self.schedule.end:
             return
         for name, gate in self.gates.items():
@@ -126,7 +126,7 @@ class GatedWeights(MaskedWeights):
             one.clear()
 
     @contextmanager
-    def settled(self, run: Run) -> Iterator[None]:
+    def with_final_gates(self, run: Run) -> Iterator[None]:
         """The model as it is used after training: each weight multiplied with its gate's factor."""
         with torch.no_grad():
             for name, gate in self.gates.items():
@@ -162,5 +162,5 @@ def gated_run(run: Run, gated: GatedWeights) -> Run:
     return replace(
         masked_run(run, gated),
         gradients=lambda now, batch: gated.gradients(run, now, batch),
-        outside=replace(run.outside, usable=lambda: gated.settled(run)),
+        outside=replace(run.outside, usable=lambda: gated.with_final_gates(run)),
     )

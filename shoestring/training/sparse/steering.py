@@ -31,7 +31,7 @@ def margin(scores: Sequence[Tensor], share: float) -> Tensor:
     return whole.kthvalue(max(zeros_of(len(whole), share), 1)).values
 
 
-def steered(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
+def steer(pressure: Tensor, margin: Tensor, looks: int) -> Tensor:
     """The penalty's new weight after one of `looks` looks at the margin.
 
     >>> [round(float(steered(torch.tensor(1.0), torch.tensor(m), looks=100)), 3) for m in (4.0, -0.5)]
